@@ -1,0 +1,55 @@
+# Everything a user or developer does, in one word each. `make study` needs nothing made before.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STUDY ?= configs/studies/quickstart.yaml
+RUNS ?= runs
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: study test check format report tiny-lm bench-pipeline bench-resume clean
+.DEFAULT_GOAL := study
+
+study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
+	$(BIN)/rankwise run $(STUDY) --runs $(RUNS)
+
+test: $(VENV)/.installed-dev  ## every test that this machine can run
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+format: $(VENV)/.installed-dev  ## rewrite the code in the one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+report: $(VENV)/.installed  ## render a report again: make report RUN=runs/quickstart
+	$(BIN)/rankwise report $(or $(RUN),$(RUNS)/quickstart)
+
+tiny-lm: $(VENV)/.installed  ## train the quickstart's model again, about half an hour on 2 cores
+	$(BIN)/python -m flows.tiny_lm
+
+bench-pipeline: $(VENV)/.installed  ## what the pipeline itself costs
+	$(BIN)/python -m flows.bench_pipeline
+
+bench-resume: $(VENV)/.installed  ## kill a run at ten random moments; nothing may be lost or measured twice
+	$(BIN)/python -m flows.bench_resume
+
+clean:  ## the virtual environment goes, runs stay
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older; say which: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3-venv is needed: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(PIP) --editable '.[dev]'
+	@touch $@

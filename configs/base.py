@@ -1,0 +1,58 @@
+"""What every noun of a study shares: frozen models, one hash, files that are whole or absent.
+
+The schema version is one integer for everything that is written to disk. Raise it when a reader
+of yesterday would misread a file of today, and add the step to `migrate` in `configs.record`.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+
+
+class Frozen(BaseModel):
+    """A value: immutable, no unknown keys, no infinities or NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def canonical_json(data: Any) -> str:
+    """One text for one value: sorted keys, no spaces, ASCII only."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def content_hash(data: Any, digits: int = 16) -> str:
+    """The first `digits` hexadecimal digits of SHA-256 over `canonical_json(data)`."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()[:digits]
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write under a temporary name in the same folder, flush to disk, then rename.
+
+    A reader sees the old file or the new one, never a part of it. Raises OSError (a full disk,
+    a folder that cannot be written) and leaves no temporary file behind.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,176 @@
+"""A cell: one point to measure, with a stable key.
+
+A cell says everything that fixes the measurement: model, workload, layout, precision, engine and
+the share of the machine that each rank gets. What changes from run to run (environment, prices,
+which experiment asked for it) is not in the key, so that two experiments that need the same point
+share one measurement.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from configs.base import SCHEMA_VERSION, Frozen, content_hash
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Engine = Literal["rankwise", "transformers"]
+Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+Fault = Literal["raise", "kill", "hang", "out_of_memory"]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class Layout(Frozen):
+    """How ranks share the work: data (`dp`), tensor (`tp`) and pipeline (`pp`) parallel degrees.
+
+    `strategy` says how data-parallel training keeps replicas equal; `none` where there is nothing
+    to keep equal (one rank, or inference).
+    """
+
+    dp: PositiveInt = 1
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    strategy: Strategy = "none"
+
+    @property
+    def ranks(self) -> int:
+        """Processes in the group."""
+        return self.dp * self.tp * self.pp
+
+    def __str__(self) -> str:
+        degrees = [f"{axis}={n}" for axis, n in (("dp", self.dp), ("tp", self.tp), ("pp", self.pp)) if n > 1]
+        return " x ".join(degrees) or "1 rank"
+
+
+class GenerateWorkload(Frozen):
+    """Greedy generation of exactly `new_tokens` tokens for each prompt, in batches of equal size.
+
+    The prompts are shared out over the data-parallel ranks; `num_prompts` counts all ranks'.
+    """
+
+    kind: Literal["generate"] = "generate"
+    prompts: str | None = Field(None, description="JSONL file with a `prompt` a line; none: random token ids")
+    variant: str | None = Field(None, description="only lines whose `variant` is this")
+    limit: PositiveInt | None = Field(None, description="only the first so many lines")
+    num_prompts: PositiveInt | None = Field(None, description="prompts over all ranks; the file is repeated")
+    prompt_tokens: PositiveInt | None = Field(None, description="cut or repeat each prompt to this length")
+    new_tokens: PositiveInt = 32
+    batch_size: PositiveInt = Field(1, description="sequences that one rank decodes at once")
+    answers: bool = Field(False, description="keep tokens, likelihoods and logits, to judge correctness")
+
+    def scaled(self, factor: int) -> "GenerateWorkload":
+        """The same work a rank for `factor` times as many ranks."""
+        return self.model_copy(update={"num_prompts": (self.num_prompts or 1) * factor})
+
+
+class TrainWorkload(Frozen):
+    """Causal language-model training: AdamW on packed token sequences."""
+
+    kind: Literal["train"] = "train"
+    data: str | None = Field(None, description="text file, or `stdlib`: Python's own source; none: random tokens")
+    tokenizer: str | None = Field(None, description="tokenizer.json, where the model brings none")
+    global_batch_size: PositiveInt = Field(8, description="sequences in an optimizer step, over all ranks")
+    sequence_length: PositiveInt = 128
+    steps: PositiveInt | None = Field(None, description="exactly so many steps; none: the measuring rules decide")
+    learning_rate: PositiveFloat = 3e-4
+    learning_rate_warmup_steps: NonNegative = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    gradient_clipping: PositiveFloat | None = 1.0
+    heldout_share: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of the data kept to evaluate on")
+    export: bool = Field(False, description="leave the trained model as a Hugging Face folder in the job folder")
+
+    def scaled(self, factor: int) -> "TrainWorkload":
+        """The same work a rank for `factor` times as many ranks."""
+        return self.model_copy(update={"global_batch_size": self.global_batch_size * factor})
+
+
+class NoopWorkload(Frozen):
+    """Sleep and allocate as told: it times and tests the pipeline, not a model.
+
+    `fault` makes `fault_rank` misbehave for real, on the first `fault_attempts` attempts.
+    """
+
+    kind: Literal["noop"] = "noop"
+    seconds: Annotated[float, Field(ge=0)] = 0.01
+    allocate_bytes: NonNegative = 0
+    items: PositiveInt = Field(1, description="work items over all ranks; each takes `seconds`")
+    label: str | None = Field(None, description="tells cells apart that do the same")
+    fault: Fault | None = None
+    fault_rank: NonNegative = 0
+    fault_attempts: PositiveInt = 1_000_000
+
+    def scaled(self, factor: int) -> "NoopWorkload":
+        """The same work a rank for `factor` times as many ranks."""
+        return self.model_copy(update={"items": self.items * factor})
+
+
+Workload = Annotated[GenerateWorkload | TrainWorkload | NoopWorkload, Field(discriminator="kind")]
+
+
+class Cell(Frozen):
+    """One point to measure."""
+
+    model: str | None = Field(None, description="model identity, resolved; none for noop")
+    workload: Workload
+    layout: Layout = Layout()
+    dtype: Dtype = "float32"
+    engine: Engine = "rankwise"
+    target: str = "local"
+    nodes: PositiveInt = 1
+    cores_per_rank: PositiveInt = 1
+    env: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _supported(self) -> "Cell":
+        layout, kind = self.layout, self.workload.kind
+        if layout.tp > 1 or layout.pp > 1:
+            raise ValueError("layout: tp and pp above 1 are not measured by this version; use dp")
+        if kind == "train" and layout.dp > 1 and layout.strategy == "none":
+            object.__setattr__(self, "layout", layout.model_copy(update={"strategy": "ddp"}))
+        elif kind == "train" and layout.strategy not in ("none", "ddp"):
+            raise ValueError(f"layout.strategy: {layout.strategy} is not measured by this version; use ddp")
+        elif kind != "train" and layout.strategy != "none":
+            raise ValueError(f"layout.strategy: {layout.strategy} is for training; a {kind} workload takes none")
+        if self.engine == "transformers" and (kind != "generate" or layout.ranks > 1):
+            raise ValueError("engine: transformers measures generate on one rank; use engine rankwise here")
+        if isinstance(self.workload, TrainWorkload) and self.workload.global_batch_size % layout.dp:
+            raise ValueError(
+                f"workload.global_batch_size: {self.workload.global_batch_size} cannot be shared equally "
+                f"by dp={layout.dp}; use a multiple of {layout.dp}"
+            )
+        if isinstance(self.workload, GenerateWorkload) and (self.workload.num_prompts or 1) < layout.dp:
+            raise ValueError(
+                f"workload.num_prompts: {self.workload.num_prompts or 1} leaves ranks of dp={layout.dp} without work; "
+                f"use at least {layout.dp}"
+            )
+        if isinstance(self.workload, NoopWorkload) and self.workload.fault_rank >= layout.ranks:
+            raise ValueError(f"workload.fault_rank: {self.workload.fault_rank} is not below {layout.ranks} ranks")
+        return self
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that name this measurement for ever.
+
+        Hash of canonical JSON of all fields, defaults left out (so that a new field with a default
+        leaves old keys as they are), plus the schema version.
+        """
+        fields = self.model_dump(mode="json", exclude_defaults=True)
+        fields["workload"]["kind"] = self.workload.kind
+        return content_hash({"schema_version": SCHEMA_VERSION, "cell": fields})
+
+    @property
+    def pack_key(self) -> str:
+        """What fixes weights or process state: cells that share it can share a launch."""
+        fixed = self.model_dump(mode="json", exclude={"workload"})
+        return content_hash({**fixed, "kind": self.workload.kind}, digits=8)
+
+    @property
+    def label(self) -> str:
+        """A short name for tables: what a person would call this cell."""
+        work = self.workload
+        if isinstance(work, GenerateWorkload):
+            size = f"batch {work.batch_size}, {work.new_tokens} tokens"
+        elif isinstance(work, TrainWorkload):
+            size = f"train batch {work.global_batch_size} x {work.sequence_length}"
+        else:
+            size = work.label or f"noop {work.seconds:g} s"
+        return f"{self.layout}, {self.dtype}, {size}"

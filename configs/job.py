@@ -1,0 +1,102 @@
+"""A job: one submission to a scheduler, which is one launch that visits cells.
+
+`job.json` in the job folder and the files that the ranks leave there are the only seam between the
+orchestrator and the engine. `Progress` is rewritten in place by each rank, in a block that was
+allocated when the job began, so that even a full disk cannot silence it.
+"""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from configs.base import SCHEMA_VERSION, Frozen
+from configs.cell import Cell
+from configs.record import MeasuringPass, Status
+
+PROGRESS_BYTES = 4096
+
+
+class Measuring(Frozen):
+    """The rules of measuring, the same for every cell of a study."""
+
+    repeats: PositiveInt = 10
+    warmup: int = Field(1, ge=0, description="passes (or training steps) before the measured ones")
+    least_seconds: float = Field(1.0, ge=0, description="measure at least this long")
+    least_passes: PositiveInt = Field(2, description="and at least so many passes (or training steps)")
+    cell_timeout_seconds: PositiveFloat = 300.0
+    group_timeout_seconds: PositiveFloat = Field(60.0, description="of one collective")
+    budget_minutes: PositiveFloat | None = Field(None, description="wall time after which no launch is begun")
+    memory: bool = Field(True, description="measure peak memory, in a pass of its own")
+    seed: int = Field(0, ge=0)
+
+
+class Visit(Frozen):
+    """One repeat of one cell in one launch."""
+
+    cell: Cell
+    repeat: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+
+    @property
+    def name(self) -> str:
+        """Unique in the run folder among visits of one measuring pass."""
+        return f"{self.cell.key}-r{self.repeat}-a{self.attempt}"
+
+
+class Job(Frozen):
+    """Everything that a launch needs to know. All visits share one pack key."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    study: str
+    measuring_pass: MeasuringPass
+    measuring: Measuring
+    visits: tuple[Visit, ...]
+    ranks_per_node: PositiveInt
+    timeout_seconds: PositiveFloat
+    manifest: str | None = Field(None, description="path of the model's manifest.json")
+    inputs: str = Field(description="folder of the prompts and texts, named by hash")
+    cache: str = Field(description="folder where nodes may keep what can be made again")
+
+    @property
+    def cell(self) -> Cell:
+        """The first cell: it stands for what all visits share."""
+        return self.visits[0].cell
+
+
+class Progress(Frozen):
+    """What a rank is doing now."""
+
+    rank: int
+    pid: int
+    pid_started: int = Field(description="start time of the process in clock ticks, /proc/<pid>/stat field 22")
+    phase: Literal["starting", "ready", "visit", "finished", "failed"]
+    visit: str | None = None
+    since: float = Field(description="seconds since the epoch when this phase began")
+    kind: str | None = Field(None, description="class of the exception, where phase is failed")
+    message: str | None = Field(None, max_length=1500)
+
+
+class Launcher(Frozen):
+    """Written by the launcher before it starts anything: whom to ask, and whom to end."""
+
+    pid: int
+    pid_started: int
+    host: str
+    started_at: str
+
+
+class JobEnd(Frozen):
+    """Written by the launcher when no process of the job is left.
+
+    `status` is completed when the ranks ended by themselves without error; parts, not this, say what
+    was measured.
+    """
+
+    status: Status
+    return_code: int | None
+    visit: str | None = Field(None, description="the visit that was going on")
+    rank: int | None = Field(None, description="the rank that failed first, where known")
+    kind: str | None = None
+    message: str | None = None
+    finished_at: str

@@ -1,0 +1,34 @@
+"""A model's manifest: what its files are, by hash, so that every rank loads the same bytes."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from configs.base import SCHEMA_VERSION, Frozen
+
+
+class ModelFile(Frozen):
+    """One file of a model."""
+
+    sha256: str
+    size_bytes: int = Field(ge=0)
+
+
+class Manifest(Frozen):
+    """What `tasks.fetch` leaves: enough for a node to find, check and load the model.
+
+    `identity` is `repository@commit`, `folder:<hash>` or `synthetic:<architecture>@<seed>`; a
+    synthetic model has no weight files: its random weights are made on the node.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    identity: str
+    source: Literal["hub", "folder", "synthetic"]
+    folder: str = Field(description="absolute path of the files")
+    files: dict[str, ModelFile]
+    config: dict[str, Any] = Field(description="the model's config.json")
+
+    @property
+    def synthetic_seed(self) -> int | None:
+        """Seed of the random weights; None for a real model."""
+        return int(self.identity.rsplit("@", 1)[1]) if self.source == "synthetic" else None

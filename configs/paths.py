@@ -1,0 +1,127 @@
+"""The one place that knows where things lie in a run folder.
+
+    <runs>/<study>/
+      study.yaml  plan.json  report.md  cells.csv  records.parquet  plots/
+      run.lock            who works here now
+      inputs/<sha256>.*   prompts and texts
+      environments/<hash>.json
+      jobs/<job>/         one launch: job.json, what its ranks left, logs
+      records/<key>/      one JSON and one .npz for each repeat and attempt
+      set_aside/          what could not be read
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.record import MeasuringPass
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """Files of one job folder."""
+
+    folder: Path
+
+    @property
+    def job(self) -> Path:
+        return self.folder / "job.json"
+
+    @property
+    def launcher(self) -> Path:
+        return self.folder / "launcher.json"
+
+    @property
+    def end(self) -> Path:
+        return self.folder / "end.json"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.folder / "launcher.log"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+    @property
+    def exports(self) -> Path:
+        return self.folder / "exports"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.folder / f"rank_{rank}.log"
+
+    def progress(self, rank: int) -> Path:
+        return self.folder / f"progress_{rank}.json"
+
+    def part(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.rank_{rank}.json"
+
+    def samples(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.rank_{rank}.npz"
+
+    def completions(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.completions_rank_{rank}.jsonl"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Files of one run folder."""
+
+    folder: Path
+
+    @property
+    def study(self) -> Path:
+        return self.folder / "study.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "run.lock"
+
+    @property
+    def inputs(self) -> Path:
+        return self.folder / "inputs"
+
+    @property
+    def environments(self) -> Path:
+        return self.folder / "environments"
+
+    @property
+    def jobs(self) -> Path:
+        return self.folder / "jobs"
+
+    @property
+    def records(self) -> Path:
+        return self.folder / "records"
+
+    @property
+    def set_aside(self) -> Path:
+        return self.folder / "set_aside"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.md"
+
+    @property
+    def plots(self) -> Path:
+        return self.folder / "plots"
+
+    @property
+    def cells_csv(self) -> Path:
+        return self.folder / "cells.csv"
+
+    @property
+    def records_parquet(self) -> Path:
+        return self.folder / "records.parquet"
+
+    def job(self, name: str) -> JobPaths:
+        return JobPaths(self.jobs / name)
+
+    def record(self, key: str, measuring_pass: MeasuringPass, repeat: int, attempt: int) -> Path:
+        kind = "" if measuring_pass == "timed" else f"{measuring_pass}-"
+        return self.records / key / f"{kind}r{repeat}-a{attempt}.json"
+
+    def environment(self, digest: str) -> Path:
+        return self.environments / f"{digest}.json"

@@ -1,0 +1,64 @@
+"""A plan: a study made concrete. Cells by key, and what each experiment asks of which of them.
+
+Written to `plan.json` before anything runs; the report needs nothing but it and the records.
+"""
+
+from typing import Any, Literal
+
+from configs.base import SCHEMA_VERSION, Frozen
+from configs.cell import Cell
+from configs.job import Measuring
+from configs.target import LocalTarget
+
+ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness"]
+
+
+class PlannedModel(Frozen):
+    """A model after its identity was resolved."""
+
+    name: str
+    identity: str
+    manifest: str
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the weights are random: such a model's answers mean nothing."""
+        return self.identity.startswith("synthetic:")
+
+
+class Point(Frozen):
+    """One cell's place in an experiment."""
+
+    cell: str
+    values: dict[str, Any]
+    label: str
+    baseline: bool = False
+
+
+class PlannedExperiment(Frozen):
+    """One question put to one model; `model` is None for noop workloads.
+
+    `values` of the points: `{"ranks": n}` for strong and weak scaling, `{dotted field: value}` for a
+    sweep, `{"variant": name}` for an optimization (its baseline is named `baseline`), and for
+    correctness `{"engine": ..., "dtype": ..., "ranks": ...}` with the reference as baseline.
+    """
+
+    name: str
+    kind: ExperimentKind
+    model: str | None
+    grow: str | None = None
+    points: tuple[Point, ...]
+
+
+class Plan(Frozen):
+    """What is to be measured: every cell, how often, and for which experiments."""
+
+    schema_version: int = SCHEMA_VERSION
+    study: str
+    models: tuple[PlannedModel, ...]
+    targets: tuple[LocalTarget, ...]
+    measuring: Measuring
+    pack: bool
+    experiments: tuple[PlannedExperiment, ...]
+    cells: dict[str, Cell]
+    repeats: dict[str, int]

@@ -1,0 +1,119 @@
+"""A record: what one (cell, repeat, attempt) left behind.
+
+Each rank writes its own part when a cell ends; `tasks.collect` merges the parts into a record. Raw
+samples lie beside in a NumPy archive of one-dimensional columns named `<rank>/<column>`. Nothing
+derived is stored: rates and statistics are computed from the samples on read.
+"""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from configs.base import SCHEMA_VERSION, Frozen
+from configs.cell import Cell
+
+MAX_RECORD_BYTES = 8192
+
+Figure = bool | int | float | str | None
+MeasuringPass = Literal["timed", "memory"]
+
+
+class Status(StrEnum):
+    """How a repeat ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    NODE_FAILED = "node_failed"
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    UNSUPPORTED = "unsupported"
+    DOES_NOT_FIT = "does_not_fit"
+    OVER_BUDGET = "over_budget"
+
+
+class Failure(Frozen):
+    """Why there is no figure: one line for a person, and where to read more."""
+
+    message: str
+    rank: int | None = None
+    kind: str | None = Field(None, description="class of the exception, or the signal")
+    log: str | None = Field(None, description="path relative to the run folder")
+
+
+class RankPart(Frozen):
+    """What one rank says of one visit. Figures are numbers with their unit in the name."""
+
+    schema_version: int = SCHEMA_VERSION
+    visit: str
+    rank: int
+    host: str
+    status: Status
+    started_at: str
+    finished_at: str
+    failure: Failure | None = None
+    environment: dict[str, Any] = Field({}, description="given by rank 0")
+    figures: dict[str, Figure] = {}
+
+
+class Record(Frozen):
+    """One repeat of one cell, merged over its ranks."""
+
+    schema_version: int = SCHEMA_VERSION
+    key: str
+    cell: Cell
+    measuring_pass: MeasuringPass = "timed"
+    repeat: int
+    attempt: int
+    status: Status
+    job: str
+    position: int = Field(description="place of the visit in its launch, from 0")
+    started_at: str | None
+    finished_at: str | None
+    failure: Failure | None = None
+    environment: str | None = Field(None, description="hash; the text is in environments/<hash>.json")
+    hosts: list[str] = []
+    figures: dict[str, Figure] = Field({}, description="of rank 0, and those that are of the whole job")
+    rank_figures: dict[str, list[Figure]] = Field({}, description="figure -> value by rank, where ranks differ")
+
+
+class NewerSchemaError(ValueError):
+    """The file was written by a newer version than this one."""
+
+
+def migrate(data: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Bring a file's content to today's schema, or raise NewerSchemaError / ValueError naming the file."""
+    version = data.get("schema_version")
+    if not isinstance(version, int) or version < 1:
+        raise ValueError(f"{source}: schema_version is {version!r}; expected 1 to {SCHEMA_VERSION}")
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{source}: written with schema version {version}, this program reads up to {SCHEMA_VERSION}; "
+            "upgrade Rankwise or choose another run folder"
+        )
+    return data
+
+
+def read_record(path: Path) -> Record:
+    """Load one record. Raises NewerSchemaError, or ValueError for a file that is not a record."""
+    return Record.model_validate(migrate(_json_object(path), path))
+
+
+def read_part(path: Path) -> RankPart:
+    """Load one rank's part. Raises as `read_record`."""
+    return RankPart.model_validate(migrate(_json_object(path), path))
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: holds {type(data).__name__}, not an object")
+    return data

@@ -1,0 +1,1 @@
+"""The DAGs, which read like the method section of a paper."""

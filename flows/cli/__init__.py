@@ -1,0 +1,1 @@
+"""The rankwise command line."""

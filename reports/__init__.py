@@ -1,0 +1,1 @@
+"""Records to numbers, numbers to text and plots: pure functions."""

@@ -1,0 +1,1 @@
+"""How a job is started, watched and ended."""

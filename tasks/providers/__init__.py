@@ -1,0 +1,1 @@
+"""Talks to the outside: model hubs and clouds. Imports no Prefect."""
