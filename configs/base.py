@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def utc_now() -> str:
+    """The time now, as `2026-01-31T12:00:00.000000+00:00`."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")

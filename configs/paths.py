@@ -1,13 +1,13 @@
 """The one place that knows where things lie in a run folder.
 
-    <runs>/<study>/
-      study.yaml  plan.json  report.md  cells.csv  records.parquet  plots/
-      run.lock            who works here now
-      inputs/<sha256>.*   prompts and texts
-      environments/<hash>.json
-      jobs/<job>/         one launch: job.json, what its ranks left, logs
-      records/<key>/      one JSON and one .npz for each repeat and attempt
-      set_aside/          what could not be read
+<runs>/<study>/
+  study.yaml  plan.json  report.md  cells.csv  records.parquet  plots/
+  run.lock            who works here now
+  inputs/<sha256>.*   prompts and texts
+  environments/<hash>.json
+  jobs/<job>/         one launch: job.json, what its ranks left, logs
+  records/<key>/      one JSON and one .npz for each repeat and attempt
+  set_aside/          what could not be read
 """
 
 from dataclasses import dataclass

@@ -80,6 +80,7 @@ class Record(Frozen):
     hosts: list[str] = []
     figures: dict[str, Figure] = Field({}, description="of rank 0, and those that are of the whole job")
     rank_figures: dict[str, list[Figure]] = Field({}, description="figure -> value by rank, where ranks differ")
+    num_columns: int = Field(0, description="columns of raw samples in the archive beside; 0: there is none")
 
 
 class NewerSchemaError(ValueError):

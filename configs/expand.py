@@ -1,0 +1,274 @@
+"""From a study to its plan: every cell of every experiment, each checked.
+
+    plan = expand(study, models, inputs, count_prompts)
+
+Cells that two experiments share appear once. Raises StudyError with every problem found.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.plan import Plan, PlannedExperiment, PlannedModel, Point
+from configs.study import (
+    Correctness,
+    Experiment,
+    Optimization,
+    Overrides,
+    StrongScaling,
+    StudyError,
+    StudySpec,
+    Sweep,
+    WeakScaling,
+    suggestion,
+)
+from configs.target import LocalTarget
+
+_WORKLOADS: dict[str, type[BaseModel]] = {"generate": GenerateWorkload, "train": TrainWorkload, "noop": NoopWorkload}
+_INPUT_FIELDS = ("prompts", "data", "tokenizer")
+
+CountPrompts = Callable[[GenerateWorkload], int]
+Draft = dict[str, Any]
+
+
+def expand(study: StudySpec, models: list[PlannedModel], inputs: dict[str, str], count_prompts: CountPrompts) -> Plan:
+    """Make the plan.
+
+    models: resolved, in the study's order. inputs: path as written in the study -> name in the inputs
+    folder. count_prompts: how many prompts a workload (its inputs already replaced) selects.
+    """
+    builder = _Builder(study, inputs, count_prompts)
+    planned = []
+    for name, experiment in study.experiments.items():
+        chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
+        for target in study.targets:
+            for model in builder.subjects(name, experiment, chosen):
+                points = builder.points(name, experiment, model, target)
+                suffix = f" on {target.name}" if len(study.targets) > 1 else ""
+                planned.append(
+                    PlannedExperiment(
+                        name=name + suffix,
+                        kind=experiment.kind,
+                        model=model.name if model else None,
+                        grow=getattr(experiment, "grow", None),
+                        points=tuple(points),
+                    )
+                )
+    if builder.problems:
+        raise StudyError(builder.problems)
+    return Plan(
+        study=study.study,
+        models=tuple(models),
+        targets=tuple(study.targets),
+        measuring=study.measuring,
+        pack=study.pack,
+        experiments=tuple(planned),
+        cells=builder.cells,
+        repeats={key: 1 if _answers(cell) else study.measuring.repeats for key, cell in builder.cells.items()},
+    )
+
+
+def _answers(cell: Cell) -> bool:
+    """Answers are deterministic: asking again adds nothing."""
+    return isinstance(cell.workload, GenerateWorkload) and cell.workload.answers
+
+
+class _Builder:
+    """Collects cells and problems while the experiments are walked."""
+
+    def __init__(self, study: StudySpec, inputs: dict[str, str], count_prompts: CountPrompts) -> None:
+        self.study = study
+        self.inputs = inputs
+        self.count_prompts = count_prompts
+        self.cells: dict[str, Cell] = {}
+        self.problems: list[str] = []
+
+    def subjects(self, name: str, experiment: Experiment, models: list[PlannedModel]) -> list[PlannedModel | None]:
+        workload = experiment.base.get("workload")
+        kind = workload.get("kind") if isinstance(workload, dict) else self.study.workload.kind
+        if kind == "noop":
+            return [None]
+        if not models:
+            self._problem(f"models: experiments.{name} measures {kind}, which needs a model; name at least one")
+        return list(models)
+
+    def points(self, name: str, experiment: Experiment, model: PlannedModel | None, target: LocalTarget) -> list[Point]:
+        where = f"experiments.{name}"
+        draft = self._draft(model, target)
+        if not self._override(draft, experiment.base, f"{where}.base"):
+            return []
+        if isinstance(experiment, StrongScaling | WeakScaling):
+            return self._scaling(where, experiment, draft)
+        if isinstance(experiment, Sweep):
+            return self._sweep(where, experiment, draft)
+        if isinstance(experiment, Optimization):
+            return self._optimization(where, experiment, draft)
+        return self._correctness(where, experiment, draft)
+
+    def _draft(self, model: PlannedModel | None, target: LocalTarget) -> Draft:
+        return {
+            "model": model.identity if model else None,
+            "workload": self.study.workload.model_dump(),
+            "layout": self.study.layout.model_dump(),
+            "dtype": self.study.dtype,
+            "engine": self.study.engine,
+            "target": target.name,
+            "cores_per_rank": target.cores_per_rank,
+            "env": dict(target.env),
+        }
+
+    def _scaling(self, where: str, experiment: StrongScaling | WeakScaling, draft: Draft) -> list[Point]:
+        if experiment.grow != "dp":
+            self._problem(f"{where}.grow: {experiment.grow} is not measured by this version\n  use one of: dp")
+            return []
+        points = []
+        degrees = experiment.degrees
+        for position, degree in enumerate(degrees):
+            cell_draft = _copy(draft)
+            cell_draft["layout"]["dp"] = degree
+            work = cell_draft["workload"]
+            if work["kind"] == "generate" and work.get("num_prompts") is None:
+                per_rank = self._prompts_in_file(cell_draft) or work.get("batch_size") or 1
+                from_file = work.get("prompts") is not None
+                work["num_prompts"] = per_rank * (1 if from_file or experiment.kind == "weak" else max(degrees))
+            if experiment.kind == "weak":
+                field = {"generate": "num_prompts", "train": "global_batch_size", "noop": "items"}[work["kind"]]
+                default = _WORKLOADS[work["kind"]].model_fields[field].default
+                work[field] = (work.get(field) or default) * degree
+            label = f"{degree} rank" + ("s" if degree > 1 else "")
+            point = self._point(f"{where} at {label}", cell_draft, {"ranks": degree}, label, baseline=position == 0)
+            points.extend(point)
+        return points
+
+    def _sweep(self, where: str, experiment: Sweep, draft: Draft) -> list[Point]:
+        points = []
+        for position, values in enumerate(itertools.product(*experiment.over.values())):
+            chosen = dict(zip(experiment.over, values, strict=True))
+            cell_draft = _copy(draft)
+            if not self._override(cell_draft, chosen, f"{where}.over"):
+                return []
+            label = ", ".join(f"{name.removeprefix('workload.')} {value}" for name, value in chosen.items())
+            points.extend(self._point(f"{where} at {label}", cell_draft, chosen, label, baseline=position == 0))
+        return points
+
+    def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[Point]:
+        if not self._override(draft, experiment.baseline, f"{where}.baseline"):
+            return []
+        points = self._point(f"{where}.baseline", draft, {"variant": "baseline"}, "baseline", baseline=True)
+        for variant, overrides in experiment.variants.items():
+            if variant == "baseline":
+                self._problem(f"{where}.variants.baseline: that name is taken; choose another")
+                continue
+            cell_draft = _copy(draft)
+            if self._override(cell_draft, overrides, f"{where}.variants.{variant}"):
+                points.extend(self._point(f"{where}.variants.{variant}", cell_draft, {"variant": variant}, variant))
+        return points
+
+    def _correctness(self, where: str, experiment: Correctness, draft: Draft) -> list[Point]:
+        work = draft["workload"]
+        if work["kind"] != "generate":
+            self._problem(f"{where}: correctness compares answers; its workload must be of kind generate")
+            return []
+        available = self._prompts_in_file(draft)
+        count = min(experiment.prompts, available) if available else experiment.prompts
+        work.update(answers=True, new_tokens=experiment.new_tokens, num_prompts=count)
+        work["batch_size"] = min(work.get("batch_size") or 1, count)
+        reference = _copy(draft) | {"engine": "transformers", "dtype": "float32"}
+        values = {"engine": "transformers", "dtype": "float32", "ranks": 1}
+        points = self._point(f"{where} reference", reference, values, "transformers, 1 rank, float32", baseline=True)
+        for dtype, ranks in itertools.product(experiment.dtypes, experiment.ranks):
+            candidate = _copy(draft) | {"engine": "rankwise", "dtype": dtype}
+            candidate["layout"]["dp"] = ranks
+            values = {"engine": "rankwise", "dtype": dtype, "ranks": ranks}
+            label = f"rankwise, {ranks} rank{'s' if ranks > 1 else ''}, {dtype}"
+            points.extend(self._point(f"{where} {label}", candidate, values, label))
+        return points
+
+    def _point(
+        self, where: str, draft: Draft, values: dict[str, Any], label: str, baseline: bool = False
+    ) -> list[Point]:
+        """One point, or none and a problem noted."""
+        work = draft["workload"] = {**draft["workload"]}
+        for field in _INPUT_FIELDS:
+            if work.get(field) is not None:
+                work[field] = self.inputs.get(work[field], work[field])
+        try:
+            cell = Cell.model_validate(draft)
+            if isinstance(cell.workload, GenerateWorkload) and cell.workload.num_prompts is None:
+                count = self.count_prompts(cell.workload) if cell.workload.prompts else None
+                work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
+                cell = Cell.model_validate(draft)
+        except ValidationError as error:
+            for detail in error.errors():
+                # The union's tag stands second in the location of a workload's field.
+                location = [str(item) for item in detail["loc"] if item not in _WORKLOADS]
+                text = str(detail.get("ctx", {}).get("error", detail["msg"]))
+                self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
+            return []
+        self.cells.setdefault(cell.key, cell)
+        return [Point(cell=cell.key, values=values, label=label, baseline=baseline)]
+
+    def _prompts_in_file(self, draft: Draft) -> int | None:
+        work = draft["workload"]
+        if work.get("prompts") is None:
+            return None
+        fields = {name: work.get(name) for name in ("variant", "limit")}
+        return self.count_prompts(GenerateWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
+
+    def _override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
+        """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
+        fine = True
+        for dotted, value in overrides.items():
+            path = _field_path(draft, dotted)
+            if path is None:
+                self._problem(f"{where}.{dotted}: no such field of a cell{suggestion(dotted, _field_names(draft))}")
+                fine = False
+            elif path == ("workload",) and not (isinstance(value, dict) and value.get("kind") in _WORKLOADS):
+                self._problem(
+                    f"{where}.workload: a whole workload needs its kind\n  use one of: {', '.join(_WORKLOADS)}"
+                )
+                fine = False
+            elif len(path) == 1:
+                draft[path[0]] = value
+            else:
+                draft[path[0]][path[1]] = value
+        return fine
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)
+
+
+def _copy(draft: Draft) -> Draft:
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in draft.items()}
+
+
+def _field_path(draft: Draft, dotted: str) -> tuple[str, ...] | None:
+    """Where a field lies: `batch_size` is short for `workload.batch_size`, `dp` for `layout.dp`."""
+    path = tuple(dotted.split("."))
+    inner = {"workload": _workload_fields(draft), "layout": list(Layout.model_fields)}
+    if len(path) == 2:
+        if path[0] == "env" or path[1] in inner.get(path[0], []):
+            return path
+        return None
+    if len(path) == 1:
+        if dotted in Cell.model_fields and dotted not in ("model", "target"):
+            return path
+        for part, names in inner.items():
+            if dotted in names:
+                return part, dotted
+    return None
+
+
+def _workload_fields(draft: Draft) -> list[str]:
+    model = _WORKLOADS.get(draft["workload"].get("kind", ""))
+    hidden = ("kind", "answers")  # set by the study and by the correctness experiment
+    return [name for name in model.model_fields if name not in hidden] if model else []
+
+
+def _field_names(draft: Draft) -> list[str]:
+    top = ["dtype", "engine", "cores_per_rank"]
+    return top + _workload_fields(draft) + list(Layout.model_fields)

@@ -1,0 +1,308 @@
+"""A study: one YAML file, checked here once; what passes is trusted everywhere else.
+
+    study = load_study(Path("study.yaml"), ["measuring.repeats=3"])
+
+Raises StudyError with every problem found, each with the dotted field and what would have worked.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
+
+from configs.base import Frozen
+from configs.cell import Dtype, Engine, GenerateWorkload, Layout, NoopWorkload, TrainWorkload, Workload
+from configs.job import Measuring
+from configs.target import LocalTarget
+
+Grow = Literal["dp", "tp", "pp", "nodes"]
+Overrides = dict[str, Any]
+
+
+class StudyError(ValueError):
+    """The study cannot be run as written. `problems` are lines of the form `field: what is wrong`."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class ModelSpec(Frozen):
+    """A model by `id`: `owner/name` with a revision, a local folder, or `synthetic:<architecture>@<seed>`."""
+
+    id: str
+    revision: str | None = None
+    name: str = Field("", description="short name for tables; by default the last part of the id")
+
+    @model_validator(mode="after")
+    def _named(self) -> "ModelSpec":
+        if not self.name:
+            short = self.id.removeprefix("synthetic:").split("@")[0].rstrip("/").rsplit("/", 1)[-1]
+            object.__setattr__(self, "name", short)
+        return self
+
+
+class _Experiment(Frozen):
+    """What every experiment may say: of which models, and how its base cell differs from the study's."""
+
+    models: list[str] | None = Field(None, description="names of models; none: all")
+    base: Overrides = Field({}, description="dotted field of the cell -> value, for this experiment only")
+
+
+class _Scaling(_Experiment):
+    grow: Grow = Field(description="the axis that grows")
+    to: PositiveInt | None = Field(None, description="largest degree; the points are 1, 2, 4 ... to")
+    points: list[PositiveInt] | None = Field(None, description="or the degrees themselves, the first is the baseline")
+
+    @model_validator(mode="after")
+    def _has_points(self) -> "_Scaling":
+        if (self.to is None) == (self.points is None):
+            raise ValueError("say either `to` (largest degree) or `points` (a list of degrees)")
+        if self.points is not None and (len(set(self.points)) != len(self.points) or not self.points):
+            raise ValueError("points: name each degree once, and at least one")
+        return self
+
+    @property
+    def degrees(self) -> list[int]:
+        """Degrees of the growing axis, the baseline first."""
+        if self.points is not None:
+            return list(self.points)
+        assert self.to is not None
+        powers = [1 << bit for bit in range(self.to.bit_length()) if 1 << bit < self.to]
+        return [*powers, self.to]
+
+
+class StrongScaling(_Scaling):
+    """The same total work on more and more ranks."""
+
+    kind: Literal["strong"]
+
+
+class WeakScaling(_Scaling):
+    """The same work for each rank, on more and more ranks."""
+
+    kind: Literal["weak"]
+
+
+class Sweep(_Experiment):
+    """Every combination of the values of one or more fields of the cell."""
+
+    kind: Literal["sweep"]
+    over: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
+
+
+class Optimization(_Experiment):
+    """Named changes, each measured interleaved with the baseline that it changes."""
+
+    kind: Literal["optimization"]
+    baseline: Overrides = {}
+    variants: dict[str, Overrides] = Field(min_length=1)
+
+
+class Correctness(_Experiment):
+    """Our answers against those of unmodified transformers, one rank, float32. Visited once."""
+
+    kind: Literal["correctness"]
+    prompts: PositiveInt = Field(20, description="so many prompts of the workload")
+    new_tokens: PositiveInt = 16
+    ranks: list[PositiveInt] = Field([1], description="data-parallel degrees to check")
+    dtypes: list[Dtype] = Field(["float32"], description="precisions to check")
+
+
+Experiment = Annotated[StrongScaling | WeakScaling | Sweep | Optimization | Correctness, Field(discriminator="kind")]
+
+
+class StudySpec(Frozen):
+    """One study file."""
+
+    study: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name; the run folder is called so")
+    models: list[ModelSpec] = []
+    workload: Workload
+    layout: Layout = Layout()
+    dtype: Dtype = "float32"
+    engine: Engine = "rankwise"
+    targets: list[LocalTarget] = Field([LocalTarget()], min_length=1)
+    experiments: dict[str, Experiment] = Field(min_length=1)
+    measuring: Measuring = Measuring()
+    pack: bool = Field(True, description="false: every cell gets a launch of its own")
+
+    @field_validator("models")
+    @classmethod
+    def _distinct_models(cls, models: list[ModelSpec]) -> list[ModelSpec]:
+        names = [model.name for model in models]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two models are called {', '.join(sorted(twice))}; give each a `name`")
+        return models
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "StudySpec":
+        known = [model.name for model in self.models]
+        for name, experiment in self.experiments.items():
+            unknown = [model for model in experiment.models or [] if model not in known]
+            if unknown:
+                raise ValueError(
+                    f"experiments.{name}.models: no model is called {unknown[0]!r}{suggestion(unknown[0], known)}"
+                )
+        if len({target.name for target in self.targets}) != len(self.targets):
+            raise ValueError("targets: two targets have the same name")
+        return self
+
+
+def suggestion(word: str, known: list[str]) -> str:
+    """How an error ends: what would have worked."""
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{hint}\n  use one of: {', '.join(known)}" if known else hint
+
+
+def load_study(path: Path, assignments: list[str] | None = None) -> StudySpec:
+    """Read a study file and apply `dotted.key=value` assignments (values are YAML).
+
+    Raises StudyError naming every problem.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise StudyError([f"{path}: {error.strerror or error}"]) from error
+    except UnicodeDecodeError as error:
+        raise StudyError([f"{path}: not UTF-8 text (byte {error.start})"]) from error
+    try:
+        data = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise StudyError([f"{path}: not YAML: {_yaml_message(error)}"]) from error
+    if not isinstance(data, dict):
+        raise StudyError([f"{path}: a study is a mapping of keys to values, this is {type(data).__name__}"])
+    for assignment in assignments or []:
+        _assign(data, assignment)
+    return parse_study(data)
+
+
+def parse_study(data: dict[str, Any]) -> StudySpec:
+    """Check a study given as plain data. Raises StudyError naming every problem."""
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        raise StudyError([_problem(data, dict(detail)) for detail in error.errors()]) from error
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice instead of keeping the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_message(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}{getattr(error, 'problem', None) or error}"
+
+
+def _assign(data: dict[str, Any], assignment: str) -> None:
+    dotted, equals, value = assignment.partition("=")
+    if not equals or not dotted:
+        raise StudyError([f"--set {assignment}: write it as dotted.key=value"])
+    try:
+        parsed = yaml.load(value, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise StudyError([f"--set {dotted}: value is not YAML: {_yaml_message(error)}"]) from error
+    *parents, last = dotted.split(".")
+    place: Any = data
+    for name in parents:
+        place = _step_into(place, name, dotted)
+    if isinstance(place, list):
+        place[_index(place, last, dotted)] = parsed
+    else:
+        place[last] = parsed
+
+
+def _step_into(place: Any, name: str, dotted: str) -> Any:
+    inner = place[_index(place, name, dotted)] if isinstance(place, list) else place.setdefault(name, {})
+    if not isinstance(inner, dict | list):
+        raise StudyError([f"--set {dotted}: {name} is a single value, nothing lies below it"])
+    return inner
+
+
+def _index(place: list[Any], name: str, dotted: str) -> int:
+    if not name.isdigit() or int(name) >= len(place):
+        raise StudyError([f"--set {dotted}: {name} is not a place in a list of {len(place)}"])
+    return int(name)
+
+
+_KINDS: dict[str, dict[str, type[BaseModel]]] = {
+    "workload": {"generate": GenerateWorkload, "train": TrainWorkload, "noop": NoopWorkload},
+    "experiments": {
+        "strong": StrongScaling,
+        "weak": WeakScaling,
+        "sweep": Sweep,
+        "optimization": Optimization,
+        "correctness": Correctness,
+    },
+}
+_PLAIN: dict[str, type[BaseModel]] = {
+    "models": ModelSpec,
+    "layout": Layout,
+    "targets": LocalTarget,
+    "measuring": Measuring,
+}
+
+
+def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
+    """One validation error of pydantic as `dotted.field: what is wrong`, unions' tags left out."""
+    location = list(detail["loc"])
+    tag_at = {"workload": 1, "experiments": 2}.get(str(location[0]) if location else "", len(location))
+    if len(location) > tag_at and location[tag_at] in _KINDS[str(location[0])]:
+        tag = str(location.pop(tag_at))
+    else:
+        tag = ""
+    dotted = ""
+    for item in location:
+        dotted += f"[{item}]" if isinstance(item, int) else f"{'.' if dotted else ''}{item}"
+    message = _message(detail, str(location[-1]) if location else "", _model_at(location, tag))
+    return f"{dotted}: {message}" if dotted else message
+
+
+def _model_at(location: list[Any], tag: str) -> type[BaseModel]:
+    top = str(location[0]) if len(location) > 1 else ""
+    if tag:
+        return _KINDS[top][tag]
+    return _PLAIN.get(top, StudySpec)
+
+
+def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
+    given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key{suggestion(name, list(model.model_fields))}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(context.get("error", detail["msg"]))
+    if kind in ("literal_error", "union_tag_invalid"):
+        expected = str(context.get("expected", context.get("expected_tags"))).replace("'", "").replace(" or ", ", ")
+        value = given.get("kind") if kind == "union_tag_invalid" and isinstance(given, dict) else given
+        what = "an axis that can grow" if name == "grow" else "known here"
+        where = "kind: " if kind == "union_tag_invalid" else ""
+        return f"{where}{value!r} is not {what}\n  use one of: {expected}"
+    if kind == "union_tag_not_found":
+        tags = ", ".join(_KINDS["workload" if name == "workload" else "experiments"])
+        return f"kind is missing\n  use one of: {tags}"
+    text = detail["msg"][:1].lower() + detail["msg"][1:]
+    return f"{text}, not {given!r}" if not isinstance(given, dict | list) else text
+
+
+def study_yaml(study: StudySpec) -> str:
+    """The study as a file that `load_study` reads, defaults left out."""
+    data = study.model_dump(mode="json", exclude_defaults=True)
+    data["workload"]["kind"] = study.workload.kind
+    for name, experiment in study.experiments.items():
+        data["experiments"][name]["kind"] = experiment.kind
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)

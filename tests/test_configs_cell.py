@@ -1,0 +1,95 @@
+"""Keys name a measurement for ever; launches hold what may share a process."""
+
+import pytest
+from pydantic import ValidationError
+
+from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.job import Visit
+from configs.packing import pack_launches
+
+
+def cell(**changes: object) -> Cell:
+    return Cell.model_validate({"model": "synthetic:llama-1m@0", "workload": GenerateWorkload(num_prompts=4)} | changes)
+
+
+def test_the_key_does_not_move() -> None:
+    # Written down on purpose: a change here orphans every record that users have.
+    assert cell().key == "9fbf46b8bfd7528f"
+    assert Cell(workload=NoopWorkload()).key == "0b6c9de6b772a76c"
+
+
+def test_a_default_that_is_spelt_out_has_the_same_key() -> None:
+    assert cell().key == cell(dtype="float32", layout=Layout(dp=1), engine="rankwise").key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "synthetic:llama-1m@1"},
+        {"dtype": "bfloat16"},
+        {"layout": Layout(dp=2)},
+        {"cores_per_rank": 2},
+        {"env": {"OMP_PROC_BIND": "true"}},
+        {"target": "other"},
+        {"workload": GenerateWorkload(num_prompts=5)},
+        {"workload": TrainWorkload()},
+    ],
+    ids=str,
+)
+def test_whatever_changes_the_measurement_changes_the_key(change: dict[str, object]) -> None:
+    assert cell(**change).key != cell().key
+
+
+def test_only_workload_fields_vary_inside_a_launch() -> None:
+    assert cell().pack_key == cell(workload=GenerateWorkload(num_prompts=9, batch_size=3)).pack_key
+    assert cell().pack_key != cell(dtype="bfloat16").pack_key
+    assert cell().pack_key != cell(workload=TrainWorkload()).pack_key
+
+
+def test_training_on_several_ranks_is_ddp() -> None:
+    assert cell(workload=TrainWorkload(), layout=Layout(dp=2)).layout.strategy == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layout": Layout(tp=2)}, "tp and pp"),
+        ({"layout": Layout(dp=2, strategy="ddp")}, "takes none"),
+        ({"engine": "transformers", "layout": Layout(dp=2)}, "one rank"),
+        ({"layout": Layout(dp=8)}, "leaves ranks of dp=8 without work"),
+        ({"workload": NoopWorkload(fault="kill", fault_rank=1)}, "fault_rank"),
+        ({"surprise": 1}, "Extra inputs"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_cell_that_cannot_be_measured_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        cell(**change)
+
+
+def visits(repeats: int) -> list[Visit]:
+    cells = [cell(workload=GenerateWorkload(num_prompts=n)) for n in (2, 4, 6, 8)]
+    cells += [cell(dtype="bfloat16", workload=GenerateWorkload(num_prompts=n)) for n in (2, 4)]
+    return [Visit(cell=each, repeat=repeat, attempt=1) for each in cells for repeat in range(repeats)]
+
+
+def test_every_visit_is_made_once_and_no_two_repeats_share_a_launch() -> None:
+    launches = pack_launches(visits(3), "timed", seed=0)
+    made = [visit.name for launch in launches for visit in launch.visits]
+    assert sorted(made) == sorted(visit.name for visit in visits(3))
+    for launch in launches:
+        assert len({visit.cell.key for visit in launch.visits}) == len(launch.visits)
+        assert len({visit.cell.pack_key for visit in launch.visits}) == 1
+    assert [launch.block for launch in launches] == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_order_is_random_but_the_same_for_a_seed() -> None:
+    assert pack_launches(visits(3), "timed", 0) == pack_launches(reversed(visits(3)), "timed", 0)
+    orders = {tuple(v.name[:16] for v in launch.visits) for launch in pack_launches(visits(9), "timed", 0)}
+    assert len(orders) > 4, "blocks differ in order"
+    assert pack_launches(visits(3), "timed", 1) != pack_launches(visits(3), "timed", 0)
+
+
+def test_unpacked_every_visit_is_alone() -> None:
+    launches = pack_launches(visits(2), "timed", 0, pack=False)
+    assert [len(launch.visits) for launch in launches] == [1] * 12

@@ -1,0 +1,89 @@
+"""Known samples give known rates."""
+
+import numpy as np
+import pytest
+
+from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.rates import Spread, by_rank, spread, time_per_output_token, visit_rates, wall_seconds
+
+GENERATE = Cell(model="m", workload=GenerateWorkload(num_prompts=4, new_tokens=5, batch_size=2), layout=Layout(dp=2))
+SAMPLES = {
+    "0/pass_seconds": np.array([1.0, 2.0]),
+    "1/pass_seconds": np.array([1.5, 0.5]),
+    "0/ttft_seconds": np.array([0.1, 0.3]),
+    "1/ttft_seconds": np.array([0.2, 0.2]),
+    "0/request_seconds": np.array([0.5, 0.7]),
+    "1/request_seconds": np.array([1.0, 0.6]),
+    "0/batch_sequences": np.array([2.0, 2.0]),
+    "1/batch_sequences": np.array([2.0, 2.0]),
+}
+
+
+def test_generate_counts_all_ranks_and_the_slowest_rank_ends_a_pass() -> None:
+    rates = visit_rates(GENERATE, {}, SAMPLES)
+    assert rates.wall_seconds == 1.5 + 2.0 and rates.passes == 2
+    assert rates.tokens_per_second == pytest.approx(2 * 4 * 5 / 3.5)
+    assert rates.prompts_per_second == pytest.approx(2 * 4 / 3.5)
+    assert rates.throughput == rates.tokens_per_second
+    assert rates.ttft_seconds == pytest.approx(0.2)
+    # (request - ttft) / 4 by batch: 0.1, 0.1, 0.2, 0.1
+    assert rates.time_per_output_token_seconds == pytest.approx(0.1)
+
+
+def test_sizes_given_for_one_pass_count_for_each() -> None:
+    once = SAMPLES | {"0/batch_sequences": np.array([2]), "1/batch_sequences": np.array([2])}
+    assert visit_rates(GENERATE, {}, once) == visit_rates(GENERATE, {}, SAMPLES)
+
+
+def test_one_new_token_has_no_time_per_output_token() -> None:
+    assert time_per_output_token(np.array([1.0]), np.array([1.0]), 1) is None
+    cell = GENERATE.model_copy(update={"workload": GenerateWorkload(num_prompts=4, new_tokens=1)})
+    assert visit_rates(cell, {}, SAMPLES).time_per_output_token_seconds is None
+
+
+def test_train_and_noop() -> None:
+    train = Cell(model="m", workload=TrainWorkload(), layout=Layout(dp=2))
+    steps = {"0/step_seconds": np.array([0.5, 1.0]), "1/step_seconds": np.array([1.0, 0.5])}
+    rates = visit_rates(train, {"tokens_per_step": 1024}, steps)
+    assert rates.tokens_per_second == pytest.approx(1024.0) and rates.step_seconds == 1.0
+    assert rates.time_per_output_token_seconds is None
+    noop = Cell(workload=NoopWorkload(items=6), layout=Layout(dp=2))
+    rates = visit_rates(noop, {}, {"0/pass_seconds": np.array([2.0]), "1/pass_seconds": np.array([3.0])})
+    assert rates.items_per_second == 2.0 == rates.throughput and rates.tokens_per_second is None
+
+
+def test_no_measured_time_has_no_rate() -> None:
+    noop = Cell(workload=NoopWorkload())
+    assert visit_rates(noop, {}, {"0/pass_seconds": np.array([])}).throughput is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"1/pass_seconds": np.array([1.0])}, r"pass_seconds has \[2, 1\] entries by rank"),
+        ({"1/ttft_seconds": np.array([1.0])}, "3 ttft_seconds but 4 request_seconds"),
+        ({"1/batch_sequences": np.array([1.0, 1.0, 1.0])}, "rank 1 has 2 request_seconds but 3 batch_sequences"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(change: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        visit_rates(GENERATE, {}, SAMPLES | change)
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match="no rank has a column pass_seconds; there are: 0/x"):
+        by_rank({"0/x": np.array([1.0])}, "pass_seconds")
+    train = Cell(model="m", workload=TrainWorkload())
+    with pytest.raises(ValueError, match="tokens_per_step: None"):
+        visit_rates(train, {}, {"0/step_seconds": np.array([1.0])})
+
+
+def test_ranks_are_ordered_as_numbers() -> None:
+    samples = {f"{rank}/x": np.array([float(rank)]) for rank in (10, 2, 0)}
+    assert [float(array[0]) for array in by_rank(samples, "x")] == [0, 2, 10]
+    assert wall_seconds(by_rank(samples, "x"), "x").tolist() == [10.0]
+
+
+def test_spread_is_median_and_range_of_what_is_known() -> None:
+    assert spread([3.0, None, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
+    assert spread([None]) is None and spread([]) is None
