@@ -1,0 +1,125 @@
+"""Processes of a launch as seen from outside the ranks: who they are, whether they live, how they end.
+
+A process is named by its pid and its start time, since pids are used again. A launch's processes are
+found in two ways: from inside, the launcher adopts every orphan below it (PR_SET_CHILD_SUBREAPER); from
+outside, each carries the absolute path of its job folder in its command line.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Every process of a launch runs one of these modules; `tail -f` on a log of the job must not be ended.
+_MODULES = (b"slurm.launch", b"submitit.local._local", b"submitit.core._submit", b"engine.processes", b"engine.worker")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    try:
+        # Field 2 is the name in parentheses and may hold anything; field 3 follows the last parenthesis.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (proc(5), /proc/<pid>/stat field 22); None: no such pid."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def is_alive(pid: int, pid_started: int) -> bool:
+    """Whether this very process runs; one that ended and was not reaped yet does not."""
+    fields = _stat_fields(pid)
+    return fields is not None and int(fields[19]) == pid_started and fields[0] not in ("Z", "X")
+
+
+def become_subreaper() -> None:
+    """Let orphans below this process become its children, so that none can slip away (prctl(2))."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def die_with(parent: int) -> None:
+    """In a child: ask the kernel for SIGKILL when `parent` ends; end now if it did already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def below_me(waited_for: int | None = None) -> list[psutil.Process]:
+    """All living descendants. Dead adopted children are reaped, except `waited_for`, which has a Popen."""
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+            elif process.pid != waited_for:
+                os.waitpid(process.pid, os.WNOHANG)
+        except (psutil.NoSuchProcess, ChildProcessError):
+            continue
+    return living
+
+
+def of_job(folder: Path) -> list[psutil.Process]:
+    """Living processes of one job, found by their command lines from anywhere on this machine.
+
+    In the midst of execve(2) a process has no command line, so nobody is believed only after some looks.
+    """
+    for pause_seconds in (0.05, 0.05, 0.0):
+        if found := _named(os.fsencode(folder) + b"/"):
+            return found
+        time.sleep(pause_seconds)
+    return []
+
+
+def _named(marker: bytes) -> list[psutil.Process]:
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = Path(entry.path, "cmdline").read_bytes()
+            if marker in command and any(module in command for module in _MODULES):
+                process = psutil.Process(int(entry.name))
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        except (OSError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def end_tree(
+    find: Callable[[], Iterable[psutil.Process]], grace_seconds: float = 2.0, limit_seconds: float = 6.0
+) -> list[int]:
+    """SIGTERM to all that `find` gives, SIGKILL to those that are left after the grace, until none is left.
+
+    `find` is asked again and again, so that children born meanwhile are seen. Returns the pids that
+    outlived the limit (a process in uninterruptible sleep can).
+    """
+    began = time.monotonic()
+    asked: set[int] = set()
+    while alive := list(find()):
+        elapsed = time.monotonic() - began
+        if elapsed > limit_seconds:
+            return [process.pid for process in alive]
+        for process in alive:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if elapsed >= grace_seconds:
+                    process.kill()
+                elif process.pid not in asked:
+                    process.terminate()
+        asked.update(process.pid for process in alive)
+        time.sleep(0.02)
+    return []

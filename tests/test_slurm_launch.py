@@ -1,0 +1,194 @@
+"""The launcher with real ranks: what it starts, how it notices every kind of end, that it leaves nothing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.job import Job, Launcher
+from configs.record import Status
+from launches import (
+    assert_nothing_left,
+    in_visit,
+    launch,
+    leftovers,
+    noop_visit,
+    part,
+    read_end,
+    read_progress,
+    wait_until,
+    write_job,
+)
+from slurm.launch import code_version, free_port, is_private, oom_kills, rank_environment, torchrun_argv
+from slurm.processes import is_alive, start_ticks
+
+
+def read_job(folder: Path) -> Job:
+    return Job.model_validate_json((folder / "job.json").read_bytes())
+
+
+def test_torchrun_argv(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_visit("a", ranks=2)])
+    argv = torchrun_argv(read_job(paths.folder), paths.job, node_rank=0, head_host="127.0.0.1", port=23456)
+    assert argv[:3] == [sys.executable, "-m", "engine.processes"]
+    assert argv[-3:] == ["-m", "engine.worker", str(paths.job)]
+    options = dict(zip(argv[4:-3:2], argv[5:-3:2], strict=True))
+    assert options == {
+        "--nnodes": "1",
+        "--nproc-per-node": "2",
+        "--node-rank": "0",
+        "--rdzv-backend": "static",
+        "--rdzv-id": "job",
+        "--master-addr": "127.0.0.1",
+        "--master-port": "23456",
+        "--local-addr": "127.0.0.1",
+        "--max-restarts": "0",
+        "--shutdown-timeout": "2",
+        "--log-dir": str(paths.folder / "torchrun"),
+    }
+
+
+def test_rank_environment(tmp_path: Path) -> None:
+    timed = read_job(write_job(tmp_path, [noop_visit("a", env={"OMP_NUM_THREADS": "3"})], name="timed").folder)
+    memory = read_job(write_job(tmp_path, [noop_visit("a")], name="memory", memory=True).folder)
+    inherited = {"PATH": "/bin", "HF_TOKEN": "x", "PREFECT_API_URL": "x", "AWS_PROFILE": "x", "MY_API_KEY": "x"}
+    environment = rank_environment(timed, inherited, launcher_pid=7)
+    assert environment["PATH"] == "/bin"
+    assert "x" not in environment.values()
+    assert environment["OMP_NUM_THREADS"] == "3", "the cell has the last word"
+    assert environment["MKL_NUM_THREADS"] == "1"
+    assert (environment["HF_HUB_OFFLINE"], environment["RANKWISE_LAUNCHER_PID"]) == ("1", "7")
+    assert "MALLOC_MMAP_THRESHOLD_" not in environment
+    assert rank_environment(memory, {}, launcher_pid=7)["MALLOC_MMAP_THRESHOLD_"] == "65536"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_REGION", "DB_PASSWORD", "OPENAI_API_KEY"])
+def test_private_names(name: str) -> None:
+    assert is_private(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PATH", "CUDA_VISIBLE_DEVICES", "KEYBOARD_LAYOUT"])
+def test_names_that_ranks_may_see(name: str) -> None:
+    assert not is_private(name)
+
+
+def test_free_port_can_be_bound_and_is_not_ephemeral() -> None:
+    port = free_port()
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert 20000 <= port < max(32000, lowest)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+
+
+def test_code_version_is_a_commit_or_unknown() -> None:
+    version = code_version()
+    assert version == {} or (len(version["RANKWISE_COMMIT"]) == 40 and version["RANKWISE_DIRTY"] in "01")
+
+
+def test_a_process_is_named_by_pid_and_start_time() -> None:
+    process = subprocess.Popen(["sleep", "30"])
+    ticks = start_ticks(process.pid)
+    assert ticks is not None
+    assert is_alive(process.pid, ticks)
+    assert not is_alive(process.pid, ticks + 1), "another process with the same pid"
+    process.kill()
+    wait_until(lambda: not is_alive(process.pid, ticks), "a zombie to count as dead")
+    process.wait()
+    assert start_ticks(process.pid) is None
+    assert oom_kills() >= 0
+
+
+def test_launcher_begins_without_torch() -> None:
+    check = "import sys, slurm.launch; print([name for name in ('torch', 'numpy', 'submitit') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_rank_killed_mid_cell(tmp_path: Path) -> None:
+    visits = [
+        noop_visit("before", ranks=2),
+        noop_visit("killed", ranks=2, fault="kill", fault_rank=1),
+        noop_visit("after", ranks=2),
+    ]
+    paths = write_job(tmp_path, visits)
+    end = launch(paths)
+    assert (end.status, end.visit, end.rank, end.kind) == (Status.FAILED, visits[1].name, 1, "SIGKILL")
+    assert end.message == "rank 1 was ended by SIGKILL"
+    for rank in (0, 1):
+        assert part(paths, visits[0], rank).status is Status.COMPLETED
+    assert not paths.part(visits[1].name, 1).exists()
+    assert not paths.part(visits[2].name, 0).exists()
+    if paths.part(visits[1].name, 0).exists():  # torchrun may end the peer before it notices
+        failure = part(paths, visits[1], 0).failure
+        assert failure is not None and failure.kind == "PeerLost"
+    assert leftovers(paths.folder) == []
+
+
+def test_exception_on_one_of_two_ranks_ends_the_launch(tmp_path: Path) -> None:
+    visits = [noop_visit("raises", ranks=2, fault="raise", fault_rank=1), noop_visit("after", ranks=2)]
+    paths = write_job(tmp_path, visits)
+    end = launch(paths)
+    assert (end.status, end.visit, end.rank, end.kind) == (Status.FAILED, visits[0].name, 1, "RuntimeError")
+    assert end.message == "rank 1: the noop workload was told to raise"
+    failure = part(paths, visits[0], 1).failure
+    assert failure is not None and (failure.kind, failure.rank) == ("RuntimeError", 1)
+    assert not paths.part(visits[1].name, 0).exists()
+    assert leftovers(paths.folder) == []
+
+
+def test_hanging_rank_is_ended_at_the_cells_limit_with_its_stack(tmp_path: Path) -> None:
+    visits = [noop_visit("fine", ranks=2), noop_visit("hangs", ranks=2, fault="hang", fault_rank=1)]
+    paths = write_job(tmp_path, visits, cell_timeout_seconds=1.5)
+    launcher = subprocess.Popen([sys.executable, "-m", "slurm.launch", str(paths.job)])
+    wait_until(in_visit(paths, visits[1], 1), "rank 1 to hang")
+    waited = wait_until(paths.end.exists, "the launcher to give up", limit_seconds=10)
+    assert 0.5 < waited < 1.5 + 0.5 + 6
+    launcher.wait(10)
+    end = read_end(paths)
+    assert (end.status, end.visit, end.kind) == (Status.TIMEOUT, visits[1].name, "CellTimeout")
+    assert "1.5 s" in (end.message or "")
+    assert "noop.py" in paths.rank_log(1).read_text(), "the stack says where the rank hung"
+    assert part(paths, visits[0], 1).status is Status.COMPLETED
+    assert leftovers(paths.folder) == []
+
+
+def test_silent_peer_is_noticed_at_the_groups_limit(tmp_path: Path) -> None:
+    visits = [noop_visit("hangs", ranks=2, fault="hang", fault_rank=1)]
+    paths = write_job(tmp_path, visits, group_timeout_seconds=2)
+    end = launch(paths)
+    assert (end.status, end.visit, end.rank, end.kind) == (Status.TIMEOUT, visits[0].name, 1, "PeerLost")
+    assert leftovers(paths.folder) == []
+
+
+def test_job_ends_at_its_own_limit_even_while_it_starts(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_visit("hangs", fault="hang")], timeout_seconds=0.3)
+    end = launch(paths)
+    assert (end.status, end.kind, end.visit) == (Status.TIMEOUT, "JobTimeout", None)
+    assert leftovers(paths.folder) == []
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    visit = noop_visit("hangs", ranks=2, fault="hang")
+    paths = write_job(tmp_path, [visit])
+    launcher = subprocess.Popen([sys.executable, "-m", "slurm.launch", str(paths.job)])
+    wait_until(in_visit(paths, visit, 0), "the ranks to be in their visit")
+    said = Launcher.model_validate_json(paths.launcher.read_bytes())
+    assert (said.pid, said.pid_started) == (launcher.pid, start_ticks(launcher.pid))
+    assert os.getsid(launcher.pid) == launcher.pid, "a terminal's Ctrl-C does not reach it"
+    assert len(leftovers(paths.folder)) == 4, "launcher, torchrun, two ranks"
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    assert_nothing_left(paths.folder)
+    assert not paths.end.exists()
+    assert read_progress(paths).phase == "visit"
+
+
+def test_job_that_cannot_be_read_ends_with_the_reason(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_visit("a")])
+    paths.job.write_text('{"name": 1}')
+    end = launch(paths)
+    assert (end.status, end.kind) == (Status.FAILED, "ValidationError")
+    assert "launcher failed" in (end.message or "")
