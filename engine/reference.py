@@ -1,0 +1,123 @@
+"""The `generate` workload on unmodified transformers: what our engine's answers are judged by.
+
+One rank, greedy, the same passes and columns as `engine.generate`, which calls `run` for cells whose
+engine is `transformers`. Only files on this machine are read; no code of a model's repository is run.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.cell import GenerateWorkload
+from configs.job import Visit
+from configs.record import Figure
+from engine.context import Context, Outcome
+from engine.generate import Decode, Decoded, first, measure, synchroniser
+from engine.llama import LlamaConfig
+from engine.tokens import Batch, batches, prompts_of_rank
+from engine.weights import DTYPES, build_model, save_model, size_figures, the_manifest, weight_files, weights_hash
+
+_KEPT = "reference"
+
+
+def run(visit: Visit, context: Context) -> Outcome:
+    """Measure one visit. Raises ValueError where model or prompts cannot be used."""
+    workload = visit.cell.workload
+    assert isinstance(workload, GenerateWorkload) and context.world_size == 1
+    config = LlamaConfig.parse(the_manifest(context).config)
+    model, figures = _load(context, DTYPES[visit.cell.dtype])
+    began = time.perf_counter()
+    prompts = prompts_of_rank(workload, context, config)
+    requests = batches(prompts.tokens, workload.batch_size, context.device)
+    figures["preprocess_seconds"] = time.perf_counter() - began
+    with torch.inference_mode():
+        decode = _decoder(model, workload.new_tokens, context.device)
+        outcome = measure(
+            visit, context, prompts, requests, decode, lambda tokens: first(model(input_ids=tokens[None]).logits)
+        )
+    outcome.figures |= figures
+    return outcome
+
+
+def _load(context: Context, dtype: torch.dtype) -> tuple[Any, dict[str, Figure]]:
+    """transformers' own model, loaded once per launch, and its figures."""
+    seconds = None
+    if _KEPT not in context.kept:
+        manifest = the_manifest(context)
+        if manifest.synthetic_seed is None:
+            weight_files(manifest)  # refuses what our engine refuses, in the same words
+            model, seconds = _from_folder(Path(manifest.folder), dtype, context.device)
+        else:
+            ours, _ = build_model(manifest, torch.float32, torch.device("cpu"))
+            with tempfile.TemporaryDirectory(prefix="rankwise-reference-") as folder:
+                save_model(ours, manifest.config, Path(folder), torch.float32)
+                del ours
+                model, seconds = _from_folder(Path(folder), dtype, context.device)
+        context.kept[_KEPT] = model, weights_hash(model)
+    model, digest = context.kept[_KEPT]
+    # How many bytes transformers reads is its own affair: unknown.
+    return model, {"load_seconds": seconds, "load_bytes": None, "weights_hash": digest, **size_figures(model)}
+
+
+def _from_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, float]:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    began = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+    )
+    model = model.to(device).eval()
+    seconds = time.perf_counter() - began
+    # Plain greedy decoding: a repository's sampling and penalty settings are no part of the model.
+    model.generation_config = GenerationConfig()
+    return model, seconds
+
+
+def _decoder(model: Any, new_tokens: int, device: torch.device) -> Decode:
+    """A function that decodes one batch with `generate`; a streamer notes when each token was there."""
+    from transformers.generation.streamers import BaseStreamer
+
+    synchronise = synchroniser(device)
+
+    class Clock(BaseStreamer):  # type: ignore[misc]
+        """Called with the prompt first, then with every token."""
+
+        def __init__(self) -> None:
+            self.stamps: list[float] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            synchronise()
+            self.stamps.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    def decode(batch: Batch) -> Decoded:
+        clock = Clock()
+        rows, length = batch.tokens.shape
+        padding = torch.zeros(rows, dtype=torch.int64, device=device) if batch.padding is None else batch.padding
+        seen = (torch.arange(length, device=device)[None] >= padding[:, None]).long()
+        synchronise()
+        began = time.perf_counter()
+        tokens = model.generate(
+            input_ids=batch.tokens,
+            attention_mask=seen,
+            do_sample=False,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            streamer=clock,
+        )
+        assert len(clock.stamps) == new_tokens + 1
+        return Decoded(began, np.array(clock.stamps[1:]), tokens[:, length:])
+
+    return decode

@@ -1,0 +1,281 @@
+"""Prompts and texts as token ids, and each rank's share of them.
+
+Prompts are shared out in contiguous blocks; a text becomes one long row of tokens, cut into windows in
+a seeded order, so that the global batch of a step is the same for every number of ranks.
+
+    prompts = prompts_of_rank(workload, context, model.config)
+    ids = text_tokens(workload, context, model.config.vocabulary)
+"""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+
+from configs.base import sha256_of_file
+from configs.cell import GenerateWorkload, TrainWorkload
+from configs.prompts import numbered_prompts
+from engine.context import Context
+from engine.llama import LlamaConfig
+from engine.weights import the_manifest
+
+RANDOM_PROMPT_TOKENS = 32
+_CHUNK_CHARACTERS = 1 << 20
+_RANDOM_TEXT_BATCHES = 32
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """This rank's prompts: token ids, and the texts they come from (None where they are random).
+
+    `first` is the place of the first one among all ranks' prompts.
+    """
+
+    first: int
+    tokens: list[list[int]]
+    texts: list[str | None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of one request: tokens [batch, length], filled at the left with `padding` [batch] positions.
+
+    `padding` is None where all prompts have the same length.
+    """
+
+    tokens: torch.Tensor
+    padding: torch.Tensor | None
+
+
+def shard(num: int, rank: int, ranks: int) -> range:
+    """Rank's share of `num` things: contiguous, sizes differ by one at most."""
+    base, extra = divmod(num, ranks)
+    start = rank * base + min(rank, extra)
+    return range(start, start + base + (rank < extra))
+
+
+def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[Batch]:
+    """Prompts in their order, `size` at a time; the last batch may be smaller."""
+    made = []
+    for start in range(0, len(prompts), size):
+        rows = prompts[start : start + size]
+        longest = max(len(row) for row in rows)
+        padding = [longest - len(row) for row in rows]
+        tokens = torch.tensor([[0] * fill + row for fill, row in zip(padding, rows, strict=True)], device=device)
+        made.append(Batch(tokens, torch.tensor(padding, device=device) if any(padding) else None))
+    return made
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """A tokenizer that neither cuts nor fills. Raises ValueError for a file that is none."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path}: not a tokenizer that can be read ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
+    """The model's own tokenizer.json, else the one named by hash in the inputs, else None."""
+    own = Path(the_manifest(context).folder) / "tokenizer.json"
+    if own.is_file():
+        return own
+    return context.inputs / f"{sha256}.json" if sha256 else None
+
+
+def prompts_of_rank(workload: GenerateWorkload, context: Context, config: LlamaConfig) -> Prompts:
+    """Tokenise this rank's prompts; the file is repeated up to `num_prompts`, without one tokens are random.
+
+    Raises ValueError naming the line for a prompt that the model cannot take.
+    """
+    if workload.prompts is None:
+        return _random_prompts(workload, context, config)
+    where = context.inputs / f"{workload.prompts}.jsonl"
+    lines = numbered_prompts(where, workload.variant, workload.limit)
+    path = tokenizer_path(context)
+    if path is None:
+        raise ValueError(
+            f"workload.prompts: {the_manifest(context).identity} brings no tokenizer.json; "
+            "leave prompts out to run random tokens"
+        )
+    tokenizer = load_tokenizer(path)
+    mine = _my_share(workload.num_prompts or len(lines), context)
+    known: dict[int, list[int]] = {}
+    for index in mine:
+        prompt = lines[index % len(lines)]
+        if prompt.line not in known:
+            ids = tokenizer.encode(prompt.text).ids
+            known[prompt.line] = _checked(ids, workload, config, f"workload.prompts: line {prompt.line}")
+    chosen = [lines[index % len(lines)] for index in mine]
+    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], [prompt.text for prompt in chosen])
+
+
+def _my_share(count: int, context: Context) -> range:
+    if count < context.world_size:
+        raise ValueError(f"workload.num_prompts: {count} leaves some of {context.world_size} ranks without work")
+    return shard(count, context.rank, context.world_size)
+
+
+def _random_prompts(workload: GenerateWorkload, context: Context, config: LlamaConfig) -> Prompts:
+    length, seed = workload.prompt_tokens or RANDOM_PROMPT_TOKENS, context.job.measuring.seed
+    count = workload.num_prompts or workload.batch_size * context.world_size
+    mine = _my_share(count, context)
+    tokens = [
+        np.random.default_rng([seed, index]).integers(0, config.vocabulary, length, dtype=np.int64).tolist()
+        for index in mine
+    ]
+    for ids in tokens[:1]:
+        _checked(ids, workload, config, "workload.prompt_tokens: a random prompt")
+    return Prompts(mine.start, tokens, [None] * len(tokens))
+
+
+def _checked(ids: list[int], workload: GenerateWorkload, config: LlamaConfig, where: str) -> list[int]:
+    """Ids cut or repeated to `prompt_tokens`, fit for the model."""
+    if not ids:
+        raise ValueError(f"{where} becomes no token at all; write a longer prompt")
+    if max(ids) >= config.vocabulary:
+        raise ValueError(
+            f"{where} becomes token {max(ids)}, but the model has {config.vocabulary}; "
+            "use the tokenizer that belongs to the model"
+        )
+    if workload.prompt_tokens is not None:
+        ids = (ids * -(-workload.prompt_tokens // len(ids)))[: workload.prompt_tokens]
+    limit = config.max_positions
+    if len(ids) + workload.new_tokens > limit:
+        fits = limit - workload.new_tokens
+        remedy = f"set workload.prompt_tokens to at most {fits}" if fits > 0 else f"lower new_tokens below {limit}"
+        raise ValueError(
+            f"{where} has {len(ids)} tokens, with {workload.new_tokens} new ones {len(ids) + workload.new_tokens}; "
+            f"the model takes {limit} (max_position_embeddings); {remedy}"
+        )
+    return ids
+
+
+def text_tokens(workload: TrainWorkload, context: Context, vocabulary: int) -> np.ndarray:
+    """The training text as one row of ids (uint16 or uint32); random ids where the workload has no data.
+
+    Tokenised once: kept for the launch, and in the job's cache for later ones.
+    """
+    if workload.data is None:
+        count = _RANDOM_TEXT_BATCHES * workload.global_batch_size * (workload.sequence_length + 1)
+        return np.random.default_rng(context.job.measuring.seed).integers(0, vocabulary, count, dtype=np.uint32)
+    path = tokenizer_path(context, workload.tokenizer)
+    if path is None:
+        raise ValueError(
+            f"workload.tokenizer: {the_manifest(context).identity} brings no tokenizer.json; "
+            "name one, or leave data out to train on random tokens"
+        )
+    kept = context.kept.setdefault("text_tokens", {})
+    name = hashlib.sha256(f"{workload.data}:{_hash_of(path)}".encode()).hexdigest()[:16]
+    if name not in kept:
+        kept[name] = _cached_text(context, workload.data, path, name)
+    ids: np.ndarray = kept[name]
+    if ids.size and int(ids.max()) >= vocabulary:
+        raise ValueError(
+            f"workload.tokenizer: it makes token {int(ids.max())}, but the model has {vocabulary}; "
+            "use a tokenizer of the model's vocabulary"
+        )
+    return ids
+
+
+def _hash_of(tokenizer: Path) -> str:
+    try:
+        return sha256_of_file(tokenizer)
+    except OSError as error:
+        raise ValueError(f"workload.tokenizer: {tokenizer} cannot be read ({error.strerror or error})") from error
+
+
+def _cached_text(context: Context, data: str, tokenizer: Path, name: str) -> np.ndarray:
+    folder = Path(context.job.cache) / "tokens"
+    cached = folder / f"{name}.npy"
+    if cached.is_file():
+        try:
+            loaded: np.ndarray = np.load(cached, mmap_mode="r")
+            return loaded
+        except (ValueError, OSError):
+            cached.unlink(missing_ok=True)  # not whole; it can be made again
+    ids = _tokenise_text(context.inputs / f"{data}.txt", load_tokenizer(tokenizer))
+    folder.mkdir(parents=True, exist_ok=True)
+    # A name of its own for every rank that makes the file; the last rename wins, all are the same.
+    handle, unfinished = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.save(file, ids)
+        os.replace(unfinished, cached)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+    return ids
+
+
+def _tokenise_text(path: Path, tokenizer: Tokenizer) -> np.ndarray:
+    """Ids of a text, without special tokens; cut at line ends into pieces of a mebibyte, to bound memory."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"workload.data: {path} cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"workload.data: {path} is not UTF-8 text (byte {error.start})") from error
+    dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    pieces, start = [], 0
+    while start < len(text):
+        end = text.find("\n", start + _CHUNK_CHARACTERS) + 1 or len(text)
+        pieces.append(np.array(tokenizer.encode(text[start:end], add_special_tokens=False).ids, dtype=dtype))
+        start = end
+    if not pieces:
+        raise ValueError(f"workload.data: {path} is empty")
+    return np.concatenate(pieces)
+
+
+def split_text(ids: np.ndarray, workload: TrainWorkload) -> tuple[np.ndarray, np.ndarray]:
+    """Training part and held-out part (the last share). Raises ValueError where one is below a sequence."""
+    heldout = int(len(ids) * workload.heldout_share)
+    training, rest = ids[: len(ids) - heldout], ids[len(ids) - heldout :]
+    needed = workload.sequence_length + 1
+    if len(training) < needed:
+        raise ValueError(
+            f"workload.data: {len(training)} tokens to train on are fewer than one sequence of {needed}; "
+            "use a longer text or a shorter workload.sequence_length"
+        )
+    if workload.heldout_share > 0 and len(rest) < needed:
+        raise ValueError(
+            f"workload.heldout_share: {len(rest)} tokens held out are fewer than one sequence of {needed}; "
+            "raise the share or use a longer text"
+        )
+    return training, rest
+
+
+class Windows:
+    """Sequences of `length` + 1 ids (input and target overlap by all but one), in a new order each epoch."""
+
+    def __init__(self, ids: np.ndarray, length: int, seed: int) -> None:
+        self.ids, self.length, self.seed = ids, length, seed
+        self.count = (len(ids) - 1) // length
+        assert self.count > 0
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def rows(self, places: range) -> Ids:
+        """[len(places), length + 1]: what stands at these places of the endless row of epochs."""
+        rows = [self.window(self._shuffled(place // self.count)[place % self.count]) for place in places]
+        return np.stack(rows)
+
+    def window(self, number: int) -> Ids:
+        """The window with this number in the text's order."""
+        start = int(number) * self.length
+        return self.ids[start : start + self.length + 1].astype(np.int64)
+
+    def _shuffled(self, epoch: int) -> Ids:
+        if epoch != self._epoch:
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(self.count)
+            self._epoch = epoch
+        return self._order

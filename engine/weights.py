@@ -1,0 +1,226 @@
+"""Weights: from safetensors files or from a seed into our model, and back into a Hugging Face folder.
+
+A checkpoint that does not fit is refused with the tensor and the file at fault. Only safetensors are
+read: unpickling a checkpoint can run any code (`engine.convert` is the way out). A synthetic model's
+tensors are each made from a generator of their own, so that they are the same on every rank.
+
+    model = load_model(context, torch.bfloat16)     # once per launch
+    figures = load_figures(context)                 # load_seconds only in the visit that loaded
+    save_model(model, config, Path("export"))
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.base import write_atomically
+from configs.model import Manifest
+from configs.record import Figure
+from engine.context import Context
+from engine.llama import Llama, LlamaConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INDEX = "model.safetensors.index.json"
+_KEPT = "model"
+
+
+@dataclass
+class Loaded:
+    """The model of a launch, and what loading it took; `reported` once a visit has told so."""
+
+    model: Llama
+    seconds: float
+    file_bytes: int | None
+    digest: str
+    reported: bool = False
+
+
+def load_model(context: Context, dtype: torch.dtype) -> Llama:
+    """The launch's model on its device; loaded by the first call, kept for the others.
+
+    Raises ValueError for a model that cannot be loaded.
+    """
+    loaded = context.kept.get(_KEPT)
+    if loaded is None:
+        manifest = the_manifest(context)
+        began = time.perf_counter()
+        model, file_bytes = build_model(manifest, dtype, context.device)
+        seconds = time.perf_counter() - began
+        loaded = context.kept[_KEPT] = Loaded(model, seconds, file_bytes, weights_hash(model))
+    assert isinstance(loaded, Loaded)
+    return loaded.model
+
+
+def load_figures(context: Context) -> dict[str, Figure]:
+    """Figures of the kept model. `load_seconds` and `load_bytes` are None but in the first call.
+
+    `load_bytes` counts tensors as they lie in the files; None for a synthetic model, which has none.
+    """
+    loaded = context.kept[_KEPT]
+    first, loaded.reported = not loaded.reported, True
+    return {
+        "load_seconds": loaded.seconds if first else None,
+        "load_bytes": loaded.file_bytes if first else None,
+        "weights_hash": loaded.digest,
+        **size_figures(loaded.model),
+    }
+
+
+def size_figures(model: torch.nn.Module) -> dict[str, Figure]:
+    """Parameters and their bytes; tied ones count once."""
+    return {
+        "model_parameters": sum(tensor.numel() for tensor in model.parameters()),
+        "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()),
+    }
+
+
+def the_manifest(context: Context) -> Manifest:
+    """The manifest, which a workload with a model has. Raises ValueError where the cell names no model."""
+    if context.manifest is None:
+        raise ValueError("models: this workload runs a model; name one")
+    return context.manifest
+
+
+def build_model(manifest: Manifest, dtype: torch.dtype, device: torch.device) -> tuple[Llama, int | None]:
+    """A model as the manifest says, and the bytes of its tensors in the files (None: synthetic)."""
+    with torch.device("meta"):
+        model = Llama(LlamaConfig.parse(manifest.config))
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    file_bytes = None
+    if manifest.synthetic_seed is not None:
+        spread = model.config.initializer_range
+        tensors = {
+            name: synthetic_tensor(name, shape, manifest.synthetic_seed, spread).to(device, dtype)
+            for name, shape in expected.items()
+        }
+    else:
+        tensors, file_bytes = _read_tensors(manifest, expected, dtype, device, model.config.tied)
+    model.load_state_dict(tensors, assign=True)
+    return model.requires_grad_(False).eval(), file_bytes
+
+
+def synthetic_tensor(name: str, shape: torch.Size, seed: int, spread: float) -> Tensor:
+    """Random weights in float32, fixed by seed and name: norms are one, biases zero, the rest normal(0, spread)."""
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+    number = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) >> 1
+    return torch.empty(shape).normal_(0.0, spread, generator=torch.Generator().manual_seed(number))
+
+
+def weights_hash(model: torch.nn.Module) -> str:
+    """16 hexadecimal digits over names, shapes and values, to compare ranks and records of one precision.
+
+    `torch.hash_tensor` (exclusive or of a row's values) keeps it below the time of reading; it does not
+    see two values exchanged within a row.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        rows = parameter.detach().reshape(-1, 1) if parameter.dim() < 2 else parameter.detach().flatten(1)
+        hashes = torch.hash_tensor(rows, dim=-1).cpu()
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(hashes.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def save_model(model: Llama, config: dict[str, Any], folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Leave a folder that transformers loads: config.json and model.safetensors in `dtype`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: parameter.detach().to("cpu", dtype).contiguous() for name, parameter in model.named_parameters()}
+    unfinished = folder / ".model.safetensors.tmp"
+    try:
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+        unfinished.chmod(0o644)
+        unfinished.replace(folder / "model.safetensors")
+    finally:
+        unfinished.unlink(missing_ok=True)
+    written = {name: value for name, value in config.items() if name != "torch_dtype"}
+    written["dtype"] = str(dtype).removeprefix("torch.")
+    write_atomically(folder / "config.json", json.dumps(written, indent=2) + "\n")
+
+
+def weight_files(manifest: Manifest) -> list[Path]:
+    """The safetensors files of a model. Raises ValueError where there are none, or one is short or missing."""
+    folder = Path(manifest.folder)
+    if (folder / INDEX).is_file():
+        files = _indexed_files(folder)
+    elif (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+        if pickled:
+            raise ValueError(
+                f"{pickled[0]}: a pickled checkpoint can run any code when it is loaded, so it is refused; "
+                f"convert it once: rankwise convert {folder} DESTINATION, and name DESTINATION as the model"
+            )
+        raise ValueError(f"{folder}: holds no *.safetensors file; fetch the model again or name another folder")
+    for path in files:
+        if not path.is_file():
+            raise ValueError(f"{path}: is missing; fetch the model again")
+        size, listed = path.stat().st_size, manifest.files.get(path.name)
+        if listed is not None and listed.size_bytes != size:
+            raise ValueError(
+                f"{path}: has {size} bytes instead of {listed.size_bytes}, so it is truncated or was changed; "
+                "fetch the model again"
+            )
+    return files
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / INDEX}: has no readable weight_map ({error}); fetch the model again") from error
+    if outside:
+        raise ValueError(f"{folder / INDEX}: names {outside[0]!r}, which is not a file beside it")
+    return [folder / name for name in names]
+
+
+def _read_tensors(
+    manifest: Manifest, expected: dict[str, torch.Size], dtype: torch.dtype, device: torch.device, tied: bool
+) -> tuple[dict[str, Tensor], int]:
+    files = weight_files(manifest)
+    tensors: dict[str, Tensor] = {}
+    file_bytes = 0
+    for path in files:
+        for name, tensor in _tensors_of(path):
+            # A tied head may be stored all the same; rotary tables are computed (old checkpoints hold them).
+            if (tied and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq"):
+                continue
+            if name not in expected:
+                raise ValueError(f"{path}: tensor {name} is not part of the model that config.json describes")
+            if tensor.shape != expected[name]:
+                raise ValueError(
+                    f"{path}: tensor {name} has the shape {tuple(tensor.shape)}; "
+                    f"config.json asks for {tuple(expected[name])}"
+                )
+            if not tensor.is_floating_point() or tensor.element_size() < 2:
+                raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; use a checkpoint of 16 or 32 bits")
+            file_bytes += tensor.numel() * tensor.element_size()
+            # A copy in any case: what safetensors returns is a view of the file, read when first touched.
+            tensors[name] = tensor.to(device, dtype, copy=True)
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        places = ", ".join(str(path) for path in files)
+        raise ValueError(f"{places}: tensor {missing[0]} is missing, which config.json asks for")
+    return tensors, file_bytes
+
+
+def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (no iterator of its own)
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error}); fetch the model again") from error

@@ -1,0 +1,160 @@
+"""Our decoder against transformers' and against itself: cache, padding, configurations."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig as ReferenceConfig
+from transformers import LlamaForCausalLM
+
+from configs.architectures import ARCHITECTURES
+from engine.llama import KeyValueCache, Llama, LlamaConfig
+
+TINY: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    # Wide weights: a random model that always says the same would hide mistakes.
+    "initializer_range": 0.3,
+}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    # Tiny models gain nothing from a second thread, and on a busy machine threads that spin lose much.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def reference(**changes: Any) -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(ReferenceConfig(**(TINY | changes))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def ours(peer: LlamaForCausalLM) -> Llama:
+    model = Llama(LlamaConfig.parse(peer.config.to_dict()))
+    state = {
+        name: tensor
+        for name, tensor in peer.state_dict().items()
+        if not (peer.config.tie_word_embeddings and name == "lm_head.weight")
+    }
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def some_tokens(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 97, (rows, length), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False, "num_key_value_heads": 4},
+        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+        {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ],
+)
+@torch.inference_mode()
+def test_logits_equal_those_of_transformers(changes: dict[str, Any]) -> None:
+    peer = reference(**changes)
+    tokens = some_tokens(3, 17)
+    expected = peer(input_ids=tokens).logits
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours(peer)(tokens), expected, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_bfloat16_rounds_as_transformers_does() -> None:
+    peer = reference().to(torch.bfloat16)
+    # The cast took the rotary frequencies along, which loading in bfloat16 does not.
+    peer.model.rotary_emb.inv_freq = reference().model.rotary_emb.inv_freq
+    model = ours(peer).to(torch.bfloat16)
+    tokens = some_tokens(2, 17)
+    error = (model(tokens).float() - peer(input_ids=tokens).logits.float()).abs().max()
+    exact = (reference()(input_ids=tokens).logits - peer(input_ids=tokens).logits.float()).abs().max()
+    assert error <= 0.1 * exact
+
+
+def test_gradients_equal_those_of_transformers() -> None:
+    peer = reference()
+    model = ours(peer)
+    tokens = some_tokens(2, 9)
+    peer(input_ids=tokens).logits.logsumexp(-1).sum().backward()
+    model(tokens).logsumexp(-1).sum().backward()
+    expected = {name: parameter.grad for name, parameter in peer.named_parameters()}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_decoding_with_the_cache_equals_the_whole_forward() -> None:
+    model = ours(reference())
+    tokens = some_tokens(2, 12)
+    cache = KeyValueCache(model.config, 3, 12, torch.float32, CPU)
+    model(some_tokens(3, 5), cache)
+    cache.clear()  # what an earlier, larger batch left must not be seen
+    # A prompt, a piece of several tokens, then single tokens.
+    pieces = [model(tokens[:, start:end], cache) for start, end in [(0, 4), (4, 9), (9, 10), (10, 11), (11, 12)]]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens), rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_padding_at_the_left_changes_nothing() -> None:
+    model = ours(reference())
+    lengths = [3, 8, 1]
+    rows = [some_tokens(1, 8)[0, :length] for length in lengths]
+    padding = torch.tensor([8 - length for length in lengths])
+    tokens = torch.stack([torch.nn.functional.pad(row, (8 - len(row), 0)) for row in rows])
+    following = some_tokens(3, 2)
+    cache = KeyValueCache(model.config, 3, 10, torch.float32, CPU)
+    got = [model(tokens, cache, padding, last_only=True)]
+    got += [model(following[:, step : step + 1], cache, padding) for step in range(2)]
+    for place, row in enumerate(rows):
+        alone = model(torch.cat([row, following[place]])[None])[0, -3:]
+        torch.testing.assert_close(torch.cat([part[place] for part in got]), alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not implemented; use one of: llama"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type 'linear' is not implemented"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_type 'llama3' is not implemented"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LlamaConfig.parse(TINY | changes)
+
+
+def test_rope_theta_is_read_in_both_spellings() -> None:
+    plain = {name: value for name, value in TINY.items() if name != "rope_theta"}
+    assert LlamaConfig.parse(plain | {"rope_theta": 7.0}).rope_theta == 7.0
+    new = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_scaling": None}
+    assert LlamaConfig.parse(plain | new).rope_theta == 7.0
+    assert LlamaConfig.parse(plain).rope_theta == 10000.0
+
+
+def test_our_engine_imports_no_transformers() -> None:
+    code = "import sys, engine.generate, engine.train; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
