@@ -1,0 +1,170 @@
+"""The opening of the report: what to run, whether the answers are right, and what has no figure.
+
+    sentences = answer(study, verdicts)
+
+Each sentence has a lead that can stand alone and a body with the numbers behind it. They are plain text:
+the report makes the lead bold, a terminal prints both.
+"""
+
+from dataclasses import dataclass
+
+from configs.rates import Spread
+from reports.correctness import Judged
+from reports.load import CellResult, StudyResult
+from reports.text import joined, mebibytes, number, plural, shortened, spread_text
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One statement of the answer, as plain text."""
+
+    lead: str
+    body: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.lead} {self.body}"
+
+
+def answer(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentence]:
+    """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
+    sentences = [best for group in _groups(study) if (best := _best(group)) is not None]
+    if judged:
+        sentences.append(_correctness(judged))
+    sentences.append(_lost(study))
+    return sentences
+
+
+def _groups(study: StudyResult) -> list[list[CellResult]]:
+    """Cells whose speed may be compared: by model and kind of workload, in the order of the plan."""
+    groups: dict[tuple[str, str], list[CellResult]] = {}
+    for result in study.cells.values():
+        if result.compared:
+            groups.setdefault((result.model, result.cell.workload.kind), []).append(result)
+    return list(groups.values())
+
+
+def _best(group: list[CellResult]) -> Sentence | None:
+    """The best cells of a group for throughput, latency and memory; None where nothing was measured."""
+    values = [(value, result) for result in group if (value := result.spread("throughput")) is not None]
+    if not values:
+        return None
+    values.sort(key=lambda pair: -pair[0].median)
+    value, best = values[0]
+    parts = [f"It gives {spread_text(value, best.unit)}{_advantage(best, value, values)}."]
+    latency = _least(group, "time_per_output_token_seconds") or _least(group, "step_seconds")
+    if latency is not None:
+        unit = "ms a step" if latency[1].cell.workload.kind == "train" else "ms a token"
+        where = "the same cell" if latency[1] is best else latency[1].name
+        parts.append(f"Lowest latency: {where}, {spread_text(latency[0], unit, 1000)}.")
+    peaks = [(peak, result) for result in group if (peak := result.peak_bytes) is not None]
+    if peaks:
+        peak, smallest = min(peaks, key=lambda pair: pair[0])
+        where = "the same cell" if smallest is best else smallest.name
+        parts.append(f"Least memory: {where}, {mebibytes(peak)} MiB at the peak over all its ranks.")
+    what = best.name if best.cell.model is None else f"{best.model} as {best.name}"
+    verb = "Train" if best.cell.workload.kind == "train" else "Run"
+    return Sentence(f"{verb} {what}.", " ".join(parts))
+
+
+def _advantage(best: CellResult, value: Spread, values: list[tuple[Spread, CellResult]]) -> str:
+    """How much better than one rank on the same work, and than the next best cell."""
+    texts = []
+    single = next((pair for pair in values if _is_single_rank_of(pair[1], best)), None)
+    if single is not None:
+        texts.append(f"{number(value.median / single[0].median)} times one rank")
+    if len(values) == 1:
+        texts.append("the only cell with a figure")
+    elif values[1][1] is not (single[1] if single else None):
+        following, other = values[1]
+        texts.append(f"{number(value.median / following.median)} times the next best ({other.name})")
+    if len(values) > 1 and values[1][0].high >= value.low:
+        texts[-1] += ", though the ranges of these two overlap"
+    return f": {joined(texts)}"
+
+
+def _is_single_rank_of(result: CellResult, best: CellResult) -> bool:
+    """Whether a cell is `best` on one rank, with the same total work or the same work a rank."""
+    ranks = best.cell.layout.ranks
+    if ranks == 1 or result.cell.layout.ranks != 1:
+        return False
+    same = best.cell.model_copy(update={"layout": result.cell.layout, "workload": result.cell.workload})
+    if same != result.cell:
+        return False
+    return best.cell.workload in (result.cell.workload, result.cell.workload.scaled(ranks))
+
+
+def _least(group: list[CellResult], figure: str) -> tuple[Spread, CellResult] | None:
+    values = [(value, result) for result in group if (value := result.spread(figure)) is not None]
+    return min(values, key=lambda pair: pair[0].median) if values else None
+
+
+def _correctness(judged: list[tuple[str, Judged]]) -> Sentence:
+    """One sentence over all verdicts, the worst first."""
+    by_word = {word: [pair for pair in judged if pair[1].verdict.word == word] for word in WORST_FIRST}
+    bodies = []
+    for word in ("differs", "not judged"):
+        for model, item in by_word[word]:
+            verb = "differs from the reference" if word == "differs" else "could not be judged"
+            bodies.append(f"{model}, {item.label}, {verb}: {item.verdict.reason}.")
+    right = by_word["equal"] + by_word["agrees"]
+    if by_word["equal"]:
+        prompts = min(item.verdict.prompts for _, item in by_word["equal"])
+        text = f"{_cells(by_word['equal'])} every token equal to the reference's on {plural(prompts, 'prompt')}"
+        bodies.append(f"{text}{_largest_difference(by_word['equal'])}.")
+    for model, item in by_word["agrees"]:
+        verdict = item.verdict
+        text = f"{model}, {item.label}, has all tokens equal on {verdict.prompts_equal} of {verdict.prompts} prompts"
+        bodies.append(f"{text} and agrees within the noise of {item.result.cell.dtype}{_perplexity(item)}.")
+    if by_word["differs"]:
+        lead = "Some answers are wrong." if right else "The answers are wrong."
+    elif not right:
+        lead = "Whether the answers are right is not known."
+    else:
+        lead = "The answers that could be judged are right." if by_word["not judged"] else "The answers are right."
+    return Sentence(lead, " ".join(bodies))
+
+
+WORST_FIRST = ("differs", "not judged", "agrees", "equal")
+
+
+def _cells(pairs: list[tuple[str, Judged]]) -> str:
+    if len(pairs) == 1:
+        return f"{pairs[0][0]}, {pairs[0][1].label}, has"
+    return f"{plural(len(pairs), 'cell')} ({'; '.join(f'{model}, {item.label}' for model, item in pairs)}) have"
+
+
+def _largest_difference(pairs: list[tuple[str, Judged]]) -> str:
+    known = [item.verdict.logit_difference for _, item in pairs if item.verdict.logit_difference is not None]
+    return f" (largest logit difference {number(max(known), 2)})" if known else ""
+
+
+def _perplexity(item: Judged) -> str:
+    change = item.verdict.perplexity_change
+    return "" if change is None else f" (perplexity {number(change * 100, 2)} % off)"
+
+
+def _lost(study: StudyResult) -> Sentence:
+    """How many cells have no figure, and why; else how many repeats were lost on the way."""
+    lost = [result for result in study.cells.values() if not result.completed]
+    total = len(study.cells)
+    if not lost:
+        failed = sum(len(result.visits) - len(result.completed) for result in study.cells.values())
+        missing = sum(result.planned - len(result.visits) for result in study.cells.values())
+        if not failed and not missing:
+            return Sentence("Nothing is missing.", f"Each of {plural(total, 'cell')} was measured as often as planned.")
+        parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
+        parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
+        return Sentence("Every cell has a figure,", f"but {joined(parts)}.")
+    reasons = [f"{result.title}: {_why(result)}" for result in lost[:3]]
+    more = f"; and {len(lost) - 3:,} more, listed under failures" if len(lost) > 3 else ""
+    verb = "has" if len(lost) == 1 else "have"
+    return Sentence(f"{len(lost):,} of {plural(total, 'cell')} {verb} no figure:", f"{'; '.join(reasons)}{more}.")
+
+
+def _why(result: CellResult) -> str:
+    if not result.visits:
+        return "not measured yet"
+    record = result.visits[max(result.visits)].record
+    state = record.status.value.replace("_", " ")
+    return f"{state} ({shortened(record.failure.message, 120).rstrip('.')})" if record.failure else state

@@ -1,0 +1,146 @@
+"""The numbers for other programs: one CSV line for each cell, one Parquet row for each record.
+
+Values are whole, not rounded. Units are in the names of the columns. An empty field is unknown.
+"""
+
+import csv
+import io
+import json
+from typing import Any
+
+from configs.cell import GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.record import Figure
+from reports.load import Reading, StudyResult
+from reports.tables import cpu_use, others_share
+
+RATES = (
+    "tokens_per_second",
+    "time_per_output_token_seconds",
+    "ttft_seconds",
+    "step_seconds",
+    "prompts_per_second",
+    "items_per_second",
+)
+
+
+def cells_csv(study: StudyResult) -> str:
+    """One line for each cell of the plan, in the plan's order, with the same columns in every study."""
+    experiments: dict[str, list[str]] = {key: [] for key in study.cells}
+    for experiment in study.plan.experiments:
+        for point in experiment.points:
+            if experiment.name not in experiments[point.cell]:
+                experiments[point.cell].append(experiment.name)
+    lines = [_cell_line(study, key, names) for key, names in experiments.items()]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=_cell_columns(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _workload_fields() -> list[str]:
+    fields: dict[str, None] = {}
+    for workload in (GenerateWorkload, TrainWorkload, NoopWorkload):
+        fields |= dict.fromkeys(workload.model_fields)
+    return list(fields)
+
+
+def _cell_columns() -> list[str]:
+    """What a person looks for first, then the other figures, then what the cell is."""
+    columns = ["key", "experiments", "model", "name", "status", "repeats_planned", "repeats_completed"]
+    columns += [f"{rate}_{what}" for rate in RATES for what in ("median", "min", "max")]
+    columns += ["peak_memory_bytes_all_ranks", "peak_memory_bytes_largest_rank", "cpu_share_of_own_cores"]
+    columns += ["others_cpu_share_max", "repeats_failed", "repeats_missing", "model_identity", "random_weights"]
+    columns += ["layout", "ranks", "strategy", "dtype", "engine", "target", "nodes", "cores_per_rank", "env"]
+    return [*columns, *(f"workload_{field}" for field in _workload_fields()), "records"]
+
+
+def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str, Any]:
+    result = study.cells[key]
+    cell, peaks = result.cell, result.peak_by_rank()
+    line: dict[str, Any] = {
+        "key": key,
+        "experiments": "; ".join(experiments),
+        "name": result.name,
+        "model": result.model,
+        "model_identity": cell.model,
+        "random_weights": cell.model is not None and cell.model.startswith("synthetic:"),
+        "layout": str(cell.layout),
+        "ranks": cell.layout.ranks,
+        "strategy": cell.layout.strategy,
+        "dtype": cell.dtype,
+        "engine": cell.engine,
+        "target": cell.target,
+        "nodes": cell.nodes,
+        "cores_per_rank": cell.cores_per_rank,
+        "env": json.dumps(cell.env, sort_keys=True) if cell.env else None,
+        "status": result.status,
+        "repeats_planned": result.planned,
+        "repeats_completed": len(result.completed),
+        "repeats_failed": len(result.visits) - len(result.completed),
+        "repeats_missing": result.planned - len(result.visits),
+        "peak_memory_bytes_largest_rank": int(max(peaks)) if peaks else None,
+        "peak_memory_bytes_all_ranks": int(sum(peaks)) if peaks else None,
+        "cpu_share_of_own_cores": cpu_use(result),
+        "others_cpu_share_max": others_share(result),
+        "records": f"records/{key}/",
+    }
+    line |= {f"workload_{field}": value for field, value in cell.workload.model_dump(mode="json").items()}
+    for rate in RATES:
+        value = result.spread(rate)
+        line[f"{rate}_median"] = value.median if value else None
+        line[f"{rate}_min"] = value.low if value else None
+        line[f"{rate}_max"] = value.high if value else None
+    return line
+
+
+def records_parquet(study: StudyResult) -> bytes:
+    """One row for each record of the folder, earlier attempts included: `used` tells which ones count."""
+    import pyarrow
+    from pyarrow import parquet
+
+    readings = study.readings
+    columns: dict[str, Any] = {
+        "path": pyarrow.array([reading.path for reading in readings], pyarrow.string()),
+        "used": pyarrow.array([reading.used for reading in readings], pyarrow.bool_()),
+    }
+    for name in ("key", "measuring_pass", "status", "job", "started_at", "finished_at", "environment"):
+        columns[name] = pyarrow.array([_text(getattr(reading.record, name)) for reading in readings], pyarrow.string())
+    for name in ("repeat", "attempt", "position", "schema_version"):
+        columns[name] = pyarrow.array([getattr(reading.record, name) for reading in readings], pyarrow.int64())
+    for name in ("message", "rank", "kind", "log"):
+        kind = pyarrow.int64() if name == "rank" else pyarrow.string()
+        values = [getattr(reading.record.failure, name, None) for reading in readings]
+        columns[f"failure_{name}"] = pyarrow.array(values, kind)
+    columns["hosts"] = pyarrow.array([reading.record.hosts for reading in readings], pyarrow.list_(pyarrow.string()))
+    columns["cell"] = pyarrow.array([reading.record.cell.model_dump_json() for reading in readings], pyarrow.string())
+    for name in ("wall_seconds", "passes", *RATES):
+        kind = pyarrow.int64() if name == "passes" else pyarrow.float64()
+        columns[name] = pyarrow.array([getattr(reading.rates, name, None) for reading in readings], kind)
+    for name in sorted({name for reading in readings for name in reading.record.figures}):
+        columns[f"figure_{name}"] = _figures(readings, name, pyarrow)
+    texts = [_json(reading.record.rank_figures) for reading in readings]
+    columns["rank_figures"] = pyarrow.array(texts, pyarrow.string())
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), content, compression="zstd", version="2.6", store_schema=False)
+    return content.getvalue()
+
+
+def _figures(readings: tuple[Reading, ...], name: str, pyarrow: Any) -> Any:
+    """A column of one figure: numbers as float64, truth values as bool, anything else as text."""
+    values: list[Figure] = [reading.record.figures.get(name) for reading in readings]
+    known = [value for value in values if value is not None]
+    if all(isinstance(value, bool) for value in known):
+        return pyarrow.array(values, pyarrow.bool_())
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+        numbers = [None if value is None else float(value) for value in values]
+        return pyarrow.array(numbers, pyarrow.float64())
+    return pyarrow.array([_text(value) for value in values], pyarrow.string())
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _json(data: dict[str, list[Figure]]) -> str | None:
+    return json.dumps(data, sort_keys=True) if data else None

@@ -1,0 +1,127 @@
+"""Numbers and tables as a person reads them: three significant digits, units, Markdown that is safe.
+
+Everything here is a pure function of its arguments; nothing knows of records or plans.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from configs.rates import Spread
+
+UNKNOWN = "–"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text. The first `text_columns` columns are aligned left, the others (numbers) right."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: int = 1
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown, without a newline at its end."""
+        rules = ["---" if index < self.text_columns else "---:" for index in range(len(self.columns))]
+        return "\n".join("| " + " | ".join(line) + " |" for line in (self.columns, rules, *self.rows))
+
+    def without_empty_columns(self) -> "Table":
+        """Without the columns in which no row knows anything."""
+        kept = [
+            index
+            for index in range(len(self.columns))
+            if index < self.text_columns or any(row[index] != UNKNOWN for row in self.rows)
+        ]
+        return Table(
+            tuple(self.columns[index] for index in kept),
+            tuple(tuple(row[index] for index in kept) for row in self.rows),
+            self.text_columns,
+        )
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A value rounded to so many significant digits: `6,120`, `20.8`, `0.00210`, `2.1e-6`."""
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    rounded = float(f"{value:.{digits - 1}e}")
+    size = abs(rounded)
+    if size == 0:
+        return "0"
+    if size < 1e-3:
+        mantissa, _, exponent = f"{rounded:.{digits - 1}e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(size)))
+    return f"{rounded:,.{decimals}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number, every digit of it."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def percent(share: float | None, digits: int = 3) -> str:
+    """A share as per cent: 0.937 gives `93.7 %`."""
+    return UNKNOWN if share is None else f"{number(share * 100, digits)} %"
+
+
+def repeats(count: int) -> str:
+    """`1 repeat`, `3 repeats`."""
+    return plural(count, "repeat")
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 cell`, `1,200 cells`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def spread_cell(value: Spread | None, scale: float = 1.0) -> str:
+    """Median and range for a table: `412 (405 to 418)`; the range is left out of a single repeat."""
+    if value is None:
+        return UNKNOWN
+    median = number(value.median * scale)
+    if value.count == 1:
+        return median
+    return f"{median} ({number(value.low * scale)} to {number(value.high * scale)})"
+
+
+def spread_text(value: Spread, unit: str, scale: float = 1.0) -> str:
+    """Median and range for a sentence: `412 tokens/s (405 to 418, range of 3 repeats)`."""
+    text = f"{number(value.median * scale)} {unit}"
+    if value.count == 1:
+        return f"{text} (1 repeat)"
+    low, high = number(value.low * scale), number(value.high * scale)
+    return f"{text} ({low} to {high}, range of {repeats(value.count)})"
+
+
+def mebibytes(value: float | None) -> str:
+    """Bytes as MiB, without the unit."""
+    return number(None if value is None else value / MIB)
+
+
+def escaped(text: str) -> str:
+    """Text from elsewhere (a message, a prompt) on one line, with no meaning to Markdown or HTML."""
+    flat = " ".join(text.split())
+    for character, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        flat = flat.replace(character, instead)
+    for character in "\\`*_[]|~":
+        flat = flat.replace(character, "\\" + character)
+    return flat
+
+
+def code(text: str) -> str:
+    """A path or a name in a table, as code."""
+    return f"`{text.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def joined(items: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    texts = list(items)
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else ""
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most so many characters, with an ellipsis where something was cut."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"

@@ -1,0 +1,52 @@
+"""Numbers as they are printed."""
+
+import math
+
+import pytest
+
+from configs.rates import Spread
+from reports.text import Table, code, count, escaped, joined, number, percent, shortened, spread_cell, spread_text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (6123.4, "6,120"),
+        (5_347_328, "5,350,000"),
+        (999.6, "1,000"),
+        (412.3, "412"),
+        (20.84, "20.8"),
+        (0.99951, "1.00"),
+        (-1.867, "-1.87"),
+        (0.0021, "0.00210"),
+        (0.00021, "2.10e-4"),
+        (math.nan, "not a number"),
+        (math.inf, "infinite"),
+    ],
+)
+def test_three_significant_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_shares_counts_and_spreads() -> None:
+    assert (percent(0.937), percent(None), percent(0.1, 2), number(1e-4, 1)) == ("93.7 %", "–", "10 %", "1e-4")
+    assert (count(5_347_328), count(None)) == ("5,347,328", "–")
+    value = Spread(0.0208, 0.0201, 0.0213, 3)
+    assert spread_cell(value, 1000) == "20.8 (20.1 to 21.3)"
+    assert spread_text(value, "ms", 1000) == "20.8 ms (20.1 to 21.3, range of 3 repeats)"
+    assert spread_cell(Spread(2.0, 2.0, 2.0, 1)) == "2.00" and spread_cell(None) == "–"
+    assert spread_text(Spread(2.0, 2.0, 2.0, 1), "s") == "2.00 s (1 repeat)"
+
+
+def test_text_from_elsewhere_cannot_break_a_table() -> None:
+    assert escaped("a | b\n<script> *x* [y](z)") == "a \\| b &lt;script&gt; \\*x\\* \\[y\\](z)"
+    assert code("a|b`c") == "`a\\|b'c`"
+    assert shortened("abcdef", 4) == "abc…" and shortened("abc", 4) == "abc"
+    assert (joined([]), joined(["a"]), joined(["a", "b", "c"])) == ("", "a", "a, b and c")
+
+
+def test_a_table_drops_what_nobody_knows() -> None:
+    table = Table(("cell", "speed", "memory"), (("a", "1", "–"), ("b", "–", "–")))
+    assert table.without_empty_columns().markdown() == "| cell | speed |\n| --- | ---: |\n| a | 1 |\n| b | – |"
