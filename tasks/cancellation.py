@@ -1,0 +1,87 @@
+"""Hears that the run was cancelled, and tells the API how far it is; never on the measured path.
+
+A script that is cancelled through Prefect's API hears of it in no other way than by reading its own
+flow run's state. A thread does that, and updates the progress artifact; when the API does not answer,
+the measurement goes on and the thread tries again.
+"""
+
+import logging
+import threading
+from types import TracebackType
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+
+from tasks.board import Board
+
+_POLL_SECONDS = 1.5
+_ARTIFACT_SECONDS = 5.0
+
+
+class RunCancelled(Exception):
+    """The flow run was cancelled through the API."""
+
+
+class ApiWatcher:
+    """A context: polls the flow run's state, keeps the progress artifact up to date."""
+
+    def __init__(self, flow_run_id: UUID | None, board: Board, progress_artifact: UUID | None) -> None:
+        self._flow_run_id = flow_run_id
+        self._board = board
+        self._artifact = progress_artifact
+        self._cancelled = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="api-watcher", daemon=True)
+
+    def __enter__(self) -> "ApiWatcher":
+        if self._flow_run_id is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def check(self) -> None:
+        """Raise RunCancelled if somebody cancelled the run."""
+        if self.cancelled:
+            raise RunCancelled
+
+    def _watch(self) -> None:
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        while not self._stop.is_set():
+            try:
+                with get_client(sync_client=True) as client:
+                    self._watch_with(client)
+            except Exception as error:
+                # An API that is away must not end a measurement; the next look may reach it.
+                logging.getLogger(__name__).debug("Prefect API did not answer: %s", error)
+                self._stop.wait(_POLL_SECONDS)
+
+    def _watch_with(self, client: SyncPrefectClient) -> None:
+        """Look until the end, or until the API does not answer. One client: to make one costs more than a look."""
+        shown, waited = -1.0, 0.0
+        while not self._stop.wait(_POLL_SECONDS):
+            waited += _POLL_SECONDS
+            self._look(client)
+            if waited >= _ARTIFACT_SECONDS and self._board.percent != shown:
+                shown, waited = self._board.percent, 0.0
+                self._show(client, shown)
+
+    def _look(self, client: SyncPrefectClient) -> None:
+        assert self._flow_run_id is not None
+        state = client.read_flow_run(self._flow_run_id).state
+        if state is not None and (state.is_cancelling() or state.is_cancelled()):
+            self._cancelled.set()
+
+    def _show(self, client: SyncPrefectClient, percent: float) -> None:
+        if self._artifact is not None:
+            client.update_artifact(self._artifact, ArtifactUpdate(data=round(percent, 1)))

@@ -1,0 +1,133 @@
+"""A study's models and files, found and copied; the plan made of them. No Prefect here.
+
+Used before anything is started (`flows.precheck`) and again by the stages of a run.
+"""
+
+import os
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.base import sha256_of_file
+from configs.cell import GenerateWorkload
+from configs.expand import expand
+from configs.paths import RunPaths
+from configs.plan import Plan, PlannedModel
+from configs.prompts import read_prompts
+from configs.study import ModelSpec, Optimization, StudyError, StudySpec, Sweep
+from tasks.providers.models import manifest_path, resolve_model
+
+_SUFFIXES = {"prompts": ".jsonl", "data": ".txt", "tokenizer": ".json"}
+
+
+def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
+    """Resolve one model and bring its files.
+
+    Raises StudyError for what no retry can mend, `TransientFetchError` for what one may.
+    """
+    try:
+        manifest = resolve_model(spec.id, spec.revision, cache, base)
+    except ValueError as error:
+        raise StudyError([f"models[{position}].id: {error}"]) from error
+    return PlannedModel(
+        name=spec.name, identity=manifest.identity, manifest=str(manifest_path(manifest.identity, cache))
+    )
+
+
+def make_plan(study: StudySpec, models: list[PlannedModel], inputs: dict[str, str], folder: Path) -> Plan:
+    """Expand a study whose inputs lie in `folder`."""
+
+    def count_prompts(workload: GenerateWorkload) -> int:
+        return len(read_prompts(folder / f"{workload.prompts}.jsonl", workload.variant, workload.limit))
+
+    return expand(study, models, inputs, count_prompts)
+
+
+def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
+    """Copy each file that the study names to `inputs/<sha256>.*`; returns path as written -> sha256.
+
+    Relative paths are relative to the study file's folder. Raises StudyError for one that is missing,
+    empty or malformed.
+    """
+    run.inputs.mkdir(parents=True, exist_ok=True)
+    names: dict[str, str] = {}
+    problems = []
+    for dotted, field, written in _named_inputs(study):
+        if written in names:
+            continue
+        try:
+            names[written] = _copy_input(field, written, base, run.inputs)
+        except ValueError as error:
+            problems.append(f"{dotted}: {error}")
+    if problems:
+        raise StudyError(problems)
+    return names
+
+
+def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
+    """(dotted field, kind of input, path as written) wherever a study can name a file."""
+    yield from _inputs_of(study.workload.model_dump(), "workload")
+    for name, experiment in study.experiments.items():
+        where = f"experiments.{name}"
+        yield from _inputs_of(experiment.base, f"{where}.base")
+        if isinstance(experiment, Optimization):
+            yield from _inputs_of(experiment.baseline, f"{where}.baseline")
+            for variant, overrides in experiment.variants.items():
+                yield from _inputs_of(overrides, f"{where}.variants.{variant}")
+        if isinstance(experiment, Sweep):
+            for field, values in experiment.over.items():
+                for value in values:
+                    yield from _inputs_of({field: value}, f"{where}.over")
+
+
+def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
+    for dotted, value in fields.items():
+        field = dotted.rpartition(".")[2]
+        if dotted == "workload" and isinstance(value, dict):
+            yield from _inputs_of(value, f"{where}.workload")
+        elif field in _SUFFIXES and isinstance(value, str):
+            yield f"{where}.{dotted}", field, value
+
+
+def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
+    if field == "data" and written == "stdlib":
+        return write_stdlib_text(folder)
+    source = base / written
+    if not source.is_file():
+        raise ValueError(f"no such file: {written} (looked for {source})")
+    if source.stat().st_size == 0:
+        raise ValueError(f"{written} is empty")
+    if field == "prompts":
+        read_prompts(source, None, None)
+    digest = sha256_of_file(source)
+    _place(source, folder / f"{digest}{_SUFFIXES[field]}")
+    return digest
+
+
+def _place(source: Path, destination: Path) -> None:
+    if destination.exists() and destination.stat().st_size == source.stat().st_size:
+        return
+    handle, name = tempfile.mkstemp(dir=destination.parent)
+    os.close(handle)
+    shutil.copyfile(source, name)
+    os.chmod(name, 0o644)
+    os.replace(name, destination)
+
+
+def write_stdlib_text(folder: Path) -> str:
+    """All source of Python's standard library as installed, in order of path, tests left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"test", "tests", "site-packages", "__pycache__", "idle_test", "lib2to3"}
+    texts = []
+    for path in sorted(root.rglob("*.py")):
+        if not skipped.intersection(path.relative_to(root).parts):
+            texts.append(path.read_text(encoding="utf-8", errors="replace"))
+    handle, name = tempfile.mkstemp(dir=folder)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write("\n".join(texts))
+    digest = sha256_of_file(Path(name))
+    os.replace(name, folder / f"{digest}.txt")
+    return digest

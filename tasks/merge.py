@@ -1,0 +1,240 @@
+"""Parts that ranks left, merged into records. No Prefect here.
+
+The parts are believed, not exit codes. A visit that began and left no whole set of parts gets a record
+made from how the job ended; a visit that never began is given back to be visited in another launch.
+"""
+
+import io
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from configs.base import canonical_json, content_hash, utc_now, write_atomically
+from configs.job import Job, JobEnd, Progress, Visit
+from configs.paths import JobPaths, RunPaths
+from configs.record import MAX_RECORD_BYTES, Failure, NewerSchemaError, RankPart, Record, Status, read_part
+from tasks.ledger import set_aside
+
+_SHARED_CAUSE = "PeerLost"
+"""Kind of failure of a rank that only saw another rank go: never the first cause."""
+
+
+@dataclass
+class Collected:
+    """What became of one job's visits."""
+
+    records: list[Record] = field(default_factory=list)
+    unvisited: list[Visit] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+    start_failure: str | None = None
+
+
+def collect_job(run: RunPaths, name: str) -> Collected:
+    """Merge what a job left behind that has ended. Merging again what was merged changes nothing."""
+    paths = run.job(name)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    end = JobEnd.model_validate_json(paths.end.read_bytes())
+    ranks = _ranks(job)
+    begun = {progress.visit for progress in _progresses(paths, ranks) if progress.visit} | {end.visit}
+    result = Collected()
+    for position, visit in enumerate(job.visits):
+        if run.record(visit.cell.key, job.measuring_pass, visit.repeat, visit.attempt).exists():
+            continue
+        parts, damaged = _parts(run, paths, visit, ranks)
+        result.set_aside += damaged
+        if len(parts) < ranks and not parts and visit.name not in begun and not damaged:
+            result.unvisited.append(visit)
+            continue
+        samples, torn = _samples(run, paths, visit, parts)
+        record = _merged(run, job, position, [] if torn else parts, end, damaged + torn)
+        result.set_aside += torn
+        _write(run, record, samples, _environment(parts))
+        _keep_completions(run, paths, record, visit, ranks)
+        _remove_parts(paths, visit, ranks)
+        result.records.append(record)
+    if len(result.unvisited) == len(job.visits) and end.status is not Status.CANCELLED:
+        result.start_failure = end.message or f"the launch ended ({end.status}) before any cell began"
+    return result
+
+
+def failed_records(run: RunPaths, job_name: str, visits: list[Visit], status: Status, message: str) -> list[Record]:
+    """Records for visits that could not be made at all: no cell of the grid disappears."""
+    records = []
+    measuring_pass = Job.model_validate_json(run.job(job_name).job.read_bytes()).measuring_pass
+    for position, visit in enumerate(visits):
+        record = Record(
+            key=visit.cell.key,
+            cell=visit.cell,
+            measuring_pass=measuring_pass,
+            repeat=visit.repeat,
+            attempt=visit.attempt,
+            status=status,
+            job=job_name,
+            position=position,
+            started_at=None,
+            finished_at=utc_now(),
+            failure=Failure(message=message[:600], log=_log(run, run.job(job_name), None)),
+        )
+        _write(run, record, {}, {})
+        records.append(record)
+    return records
+
+
+def _ranks(job: Job) -> int:
+    return job.ranks_per_node * job.cell.nodes
+
+
+def _progresses(paths: JobPaths, ranks: int) -> list[Progress]:
+    found = []
+    for rank in range(ranks):
+        try:
+            found.append(Progress.model_validate_json(paths.progress(rank).read_bytes().rstrip(b" \0")))
+        except (OSError, ValueError):
+            continue  # the rank never came so far
+    return found
+
+
+def _parts(run: RunPaths, paths: JobPaths, visit: Visit, ranks: int) -> tuple[list[RankPart], list[str]]:
+    """The readable parts of one visit, by rank, and a line for each that had to be set aside."""
+    parts, damaged = [], []
+    for rank in range(ranks):
+        path = paths.part(visit.name, rank)
+        if not path.exists():
+            continue
+        try:
+            parts.append(read_part(path))
+        except NewerSchemaError:
+            raise
+        except ValueError as error:
+            damaged.append(set_aside(run, path, str(error)))
+    return parts, damaged
+
+
+def _samples(
+    run: RunPaths, paths: JobPaths, visit: Visit, parts: list[RankPart]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Columns of all ranks as `<rank>/<column>`; none, and why, if one archive is damaged."""
+    columns: dict[str, np.ndarray] = {}
+    for part in parts:
+        path = paths.samples(visit.name, part.rank)
+        if not path.exists():
+            continue
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                columns |= {f"{part.rank}/{name}": archive[name] for name in archive.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            return {}, [set_aside(run, path.with_suffix(".json"), f"{path.name}: {error}")]
+    return columns, []
+
+
+def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: JobEnd, damaged: list[str]) -> Record:
+    visit, paths = job.visits[position], run.job(job.name)
+    status, failure = _verdict(parts, end, _ranks(job), damaged)
+    return Record(
+        key=visit.cell.key,
+        cell=visit.cell,
+        measuring_pass=job.measuring_pass,
+        repeat=visit.repeat,
+        attempt=visit.attempt,
+        status=status,
+        job=job.name,
+        position=position,
+        started_at=min((part.started_at for part in parts), default=None),
+        finished_at=max((part.finished_at for part in parts), default=end.finished_at),
+        failure=failure and failure.model_copy(update={"log": _log(run, paths, failure.rank)}),
+        hosts=[part.host for part in parts],
+        **_figures(parts),
+    )
+
+
+def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str]) -> tuple[Status, Failure | None]:
+    """How the visit ended: the ranks' own word first, then the launcher's."""
+    failures = [part for part in parts if part.status is not Status.COMPLETED]
+    if not failures and len(parts) == ranks:
+        return Status.COMPLETED, None
+    primary = [part for part in failures if part.failure is None or part.failure.kind != _SHARED_CAUSE]
+    if primary:
+        first = min(primary, key=lambda part: part.finished_at)
+        return first.status, first.failure
+    if damaged:
+        return Status.LOST, Failure(message=damaged[0][:600])
+    if end.status is Status.COMPLETED:
+        return Status.LOST, Failure(message="the ranks ended without an error and left no part")
+    message = end.message or f"the launch ended: {end.status}"
+    return end.status, Failure(message=message[:600], rank=end.rank, kind=end.kind)
+
+
+def _environment(parts: list[RankPart]) -> dict[str, Any]:
+    return next((part.environment for part in parts if part.environment), {})
+
+
+def _log(run: RunPaths, paths: JobPaths, rank: int | None) -> str:
+    """Where to read more, relative to the run folder."""
+    path = paths.launcher_log if rank is None else paths.rank_log(rank)
+    return str(path.relative_to(run.folder))
+
+
+def _figures(parts: list[RankPart]) -> dict[str, Any]:
+    """Figures of rank 0; by rank where they differ; and the share of the CPUs that others took."""
+    if not parts:
+        return {}
+    figures = dict(parts[0].figures)
+    by_rank = {
+        name: [part.figures.get(name) for part in parts]
+        for name in figures
+        if len({repr(part.figures.get(name)) for part in parts}) > 1
+    }
+    figures["others_cpu_share"] = _others_cpu_share(parts)
+    return {"figures": figures, "rank_figures": by_rank}
+
+
+def _others_cpu_share(parts: list[RankPart]) -> float | None:
+    """CPU seconds of processes that are not ours over those that the machine had, 0 to 1."""
+    first = parts[0].figures
+    busy, wall, cores = (first.get(name) for name in ("cpu_busy_seconds", "visit_seconds", "machine_cores"))
+    own = [part.figures.get("cpu_seconds") for part in parts]
+    numbers = [value for value in (busy, wall, cores, *own) if isinstance(value, int | float)]
+    if len(numbers) < 3 + len(own) or not wall or not cores:
+        return None
+    assert isinstance(busy, int | float) and isinstance(wall, int | float) and isinstance(cores, int | float)
+    ours = sum(value for value in own if isinstance(value, int | float))
+    return round(min(1.0, max(0.0, busy - ours) / (wall * cores)), 4)
+
+
+def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], environment: dict[str, Any]) -> None:
+    """Samples first, the record last: a record's existence means that it is whole."""
+    path = run.record(record.key, record.measuring_pass, record.repeat, record.attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    updates: dict[str, Any] = {"num_columns": len(samples)}
+    if environment:
+        updates["environment"] = content_hash(environment)
+        run.environments.mkdir(exist_ok=True)
+        if not run.environment(updates["environment"]).exists():
+            write_atomically(run.environment(updates["environment"]), canonical_json(environment))
+    if samples:
+        archive = io.BytesIO()
+        np.savez(archive, allow_pickle=False, **samples)
+        write_atomically(path.with_suffix(".npz"), archive.getvalue())
+    text = record.model_copy(update=updates).model_dump_json()
+    assert len(text) <= MAX_RECORD_BYTES, f"record of {record.key} has {len(text)} bytes"
+    write_atomically(path, text)
+
+
+def _keep_completions(run: RunPaths, paths: JobPaths, record: Record, visit: Visit, ranks: int) -> None:
+    """Move the texts that ranks generated beside the record."""
+    path = run.record(record.key, record.measuring_pass, record.repeat, record.attempt)
+    for rank in range(ranks):
+        completions = paths.completions(visit.name, rank)
+        if completions.exists():
+            os.replace(completions, path.with_name(f"{path.stem}.completions_rank_{rank}.jsonl"))
+
+
+def _remove_parts(paths: JobPaths, visit: Visit, ranks: int) -> None:
+    """The record holds all that the parts held."""
+    for rank in range(ranks):
+        paths.part(visit.name, rank).unlink(missing_ok=True)
+        paths.samples(visit.name, rank).unlink(missing_ok=True)

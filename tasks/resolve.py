@@ -1,0 +1,22 @@
+"""Stage 1: a study file becomes a plan, with every input copied into the run folder."""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from configs.base import write_atomically
+from configs.paths import RunPaths
+from configs.plan import Plan, PlannedModel
+from configs.study import StudySpec, study_yaml
+from tasks.inputs import copy_inputs, make_plan
+
+
+@task(name="resolve study", task_run_name="resolve {study.study}", cache_policy=NO_CACHE)
+def resolve_study(study: StudySpec, models: list[PlannedModel], run: RunPaths, base: Path) -> Plan:
+    """Copy inputs, expand the grid, write `study.yaml` and `plan.json`. Raises StudyError naming every problem."""
+    inputs = copy_inputs(study, run, base)
+    plan = make_plan(study, models, inputs, run.inputs)
+    write_atomically(run.study, study_yaml(study))
+    write_atomically(run.plan, plan.model_dump_json(indent=1))
+    return plan

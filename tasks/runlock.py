@@ -1,0 +1,52 @@
+"""One run in a folder at a time: a lock that the kernel releases when its holder is gone. No Prefect here."""
+
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from configs.base import utc_now
+from configs.paths import RunPaths
+
+
+class FolderInUse(ValueError):
+    """Another run works in this folder."""
+
+
+@contextmanager
+def run_lock(run: RunPaths) -> Iterator[None]:
+    """Hold the folder, or raise FolderInUse naming who does."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with run.lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise FolderInUse(f"{run.folder}: {_holder(file.read())}") from error
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": utc_now()}))
+        file.flush()
+        yield
+
+
+def _holder(text: str) -> str:
+    try:
+        holder = json.loads(text)
+        who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+    except (ValueError, KeyError):
+        who = "another process"
+    return f"a run works here already ({who}); wait for it or choose another folder with --runs"
+
+
+def is_locked(run: RunPaths) -> bool:
+    """Whether a run works in the folder now."""
+    if not run.lock.exists():
+        return False
+    with run.lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,232 @@
+"""Parts become records; what is damaged is set aside; what was not visited is given back."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.base import SCHEMA_VERSION
+from configs.cell import Cell, Layout, NoopWorkload
+from configs.job import Job, JobEnd, Measuring, Progress, Visit
+from configs.paths import JobPaths, RunPaths
+from configs.plan import Plan, PlannedExperiment, Point
+from configs.record import Failure, NewerSchemaError, RankPart, Status
+from configs.target import LocalTarget
+from tasks.ledger import missing_visits, read_ledger
+from tasks.merge import collect_job
+
+CELLS = [Cell(workload=NoopWorkload(items=2, label=label), layout=Layout(dp=2)) for label in "abc"]
+VISITS = tuple(Visit(cell=cell, repeat=0, attempt=1) for cell in CELLS)
+NAME = "0001-timed-x"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    run = RunPaths(tmp_path / "run")
+    run.job(NAME).parts.mkdir(parents=True)
+    job = Job(
+        name=NAME,
+        study="s",
+        measuring_pass="timed",
+        measuring=Measuring(),
+        visits=VISITS,
+        ranks_per_node=2,
+        timeout_seconds=60,
+        inputs="",
+        cache="",
+    )
+    run.job(NAME).job.write_text(job.model_dump_json())
+    return run
+
+
+def plan() -> Plan:
+    points = tuple(Point(cell=cell.key, values={"label": "x"}, label="x") for cell in CELLS)
+    return Plan(
+        study="s",
+        models=(),
+        targets=(LocalTarget(),),
+        measuring=Measuring(repeats=1, memory=False),
+        pack=True,
+        experiments=(PlannedExperiment(name="e", kind="sweep", model=None, points=points),),
+        cells={cell.key: cell for cell in CELLS},
+        repeats={cell.key: 1 for cell in CELLS},
+    )
+
+
+def leave_part(paths: JobPaths, visit: Visit, rank: int, failure: Failure | None = None, finished: str = "2") -> None:
+    part = RankPart(
+        visit=visit.name,
+        rank=rank,
+        host="h",
+        status=Status.FAILED if failure else Status.COMPLETED,
+        started_at="1",
+        finished_at=finished,
+        failure=failure,
+        environment={"torch": "x"} if rank == 0 else {},
+        figures={
+            "visit_seconds": 2.0,
+            "cpu_seconds": 1.0 + rank,
+            "cpu_busy_seconds": 3.4,
+            "machine_cores": 2,
+            "backend": "gloo",
+        },
+    )
+    archive = io.BytesIO()
+    np.savez(archive, pass_seconds=np.array([1.0, 2.0 + rank]))
+    paths.samples(visit.name, rank).write_bytes(archive.getvalue())
+    paths.part(visit.name, rank).write_text(part.model_dump_json())
+
+
+def leave_end(paths: JobPaths, status: Status = Status.COMPLETED, visit: Visit | None = None) -> None:
+    end = JobEnd(
+        status=status,
+        return_code=0,
+        visit=visit.name if visit else None,
+        rank=1 if visit else None,
+        kind="SIGKILL" if visit else None,
+        message="rank 1 was killed" if visit else None,
+        finished_at="9",
+    )
+    paths.end.write_text(end.model_dump_json())
+
+
+def test_parts_of_all_ranks_become_one_record(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    for visit in VISITS:
+        for rank in range(2):
+            leave_part(paths, visit, rank)
+    leave_end(paths)
+    collected = collect_job(run, NAME)
+    assert [record.status for record in collected.records] == [Status.COMPLETED] * 3
+    record = next(iter(read_ledger(run).entries.values()))[0].record
+    assert record.rank_figures == {"cpu_seconds": [1.0, 2.0]}
+    assert record.figures["backend"] == "gloo"
+    # 3.4 busy seconds, of which 3.0 ours, over 2 cores times 2 seconds.
+    assert record.figures["others_cpu_share"] == pytest.approx(0.1)
+    with np.load(run.record(record.key, "timed", 0, 1).with_suffix(".npz")) as samples:
+        assert samples["1/pass_seconds"].tolist() == [1.0, 3.0]
+    assert record.environment is not None
+    assert json.loads(run.environment(record.environment).read_bytes()) == {"torch": "x"}
+    assert not list(paths.parts.iterdir()), "the parts are in the record now"
+
+
+def test_merging_again_changes_nothing(run: RunPaths) -> None:
+    for rank in range(2):
+        leave_part(run.job(NAME), VISITS[0], rank)
+    leave_end(run.job(NAME))
+    first = collect_job(run, NAME)
+    before = {path: path.read_bytes() for path in run.records.rglob("*") if path.is_file()}
+    again = collect_job(run, NAME)
+    assert len(first.records) == 1 and not again.records
+    assert {path: path.read_bytes() for path in run.records.rglob("*") if path.is_file()} == before
+
+
+def test_whoever_ended_the_launch_has_a_record_and_the_others_are_given_back(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, VISITS[0], rank)
+    leave_part(paths, VISITS[1], 0)
+    leave_end(paths, Status.FAILED, VISITS[1])
+    collected = collect_job(run, NAME)
+    assert [(record.status, record.key) for record in collected.records] == [
+        (Status.COMPLETED, CELLS[0].key),
+        (Status.FAILED, CELLS[1].key),
+    ]
+    failure = collected.records[1].failure
+    assert failure is not None
+    assert (failure.rank, failure.kind, failure.log) == (1, "SIGKILL", f"jobs/{NAME}/rank_1.log")
+    assert [visit.cell for visit in collected.unvisited] == [CELLS[2]]
+    assert collected.start_failure is None
+
+
+def test_progress_tells_which_visit_had_begun(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    progress = Progress(rank=1, pid=1, pid_started=1, phase="visit", visit=VISITS[0].name, since=0.0)
+    paths.progress(1).write_text(progress.model_dump_json().ljust(4096))
+    leave_end(paths, Status.LOST)
+    collected = collect_job(run, NAME)
+    assert [record.status for record in collected.records] == [Status.LOST]
+    assert len(collected.unvisited) == 2
+
+
+def test_the_first_cause_counts_not_the_peers_that_saw_it(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    leave_part(paths, VISITS[0], 0, Failure(message="connection closed", rank=0, kind="PeerLost"), finished="2")
+    leave_part(paths, VISITS[0], 1, Failure(message="bad input", rank=1, kind="ValueError"), finished="3")
+    leave_end(paths, Status.FAILED, VISITS[0])
+    failure = collect_job(run, NAME).records[0].failure
+    assert failure is not None and failure.message == "bad input"
+
+
+def test_a_launch_that_never_began_says_so(run: RunPaths) -> None:
+    leave_end(run.job(NAME), Status.FAILED)
+    collected = collect_job(run, NAME)
+    assert len(collected.unvisited) == 3
+    assert collected.start_failure == "the launch ended (failed) before any cell began"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"schema_version": 1}'], ids=repr)
+def test_a_damaged_part_is_set_aside_and_its_repeat_measured_again(run: RunPaths, damage: bytes) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, VISITS[0], rank)
+    paths.part(VISITS[0].name, 1).write_bytes(damage)
+    leave_end(paths)
+    collected = collect_job(run, NAME)
+    assert "could not be read" in collected.set_aside[0]
+    assert list(run.set_aside.iterdir())
+    missing = missing_visits(plan(), read_ledger(run), "timed", only_failed=False)
+    assert {(visit.cell.key, visit.attempt) for visit in missing} >= {(CELLS[0].key, 2)}
+
+
+def test_samples_cut_short_in_a_part_are_noticed(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, VISITS[0], rank)
+    samples = paths.samples(VISITS[0].name, 1)
+    samples.write_bytes(samples.read_bytes()[:-30])
+    leave_end(paths)
+    assert collect_job(run, NAME).records[0].status is Status.LOST
+
+
+def completed_run(run: RunPaths) -> Path:
+    for visit in VISITS:
+        for rank in range(2):
+            leave_part(run.job(NAME), visit, rank)
+    leave_end(run.job(NAME))
+    collect_job(run, NAME)
+    return run.record(CELLS[0].key, "timed", 0, 1)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["emptied", "overwritten", "cut"])
+def test_a_damaged_record_is_set_aside_and_measured_again(run: RunPaths, suffix: str, damage: bytes | None) -> None:
+    path = completed_run(run).with_suffix(suffix)
+    path.write_bytes(path.read_bytes()[:-10] if damage is None else damage)
+    ledger = read_ledger(run)
+    assert len(ledger.set_aside) == 1
+    missing = missing_visits(plan(), ledger, "timed", only_failed=False)
+    assert [(visit.cell.key, visit.attempt) for visit in missing] == [(CELLS[0].key, 2)]
+    again = missing_visits(plan(), read_ledger(run), "timed", only_failed=False)
+    assert again == missing, "the attempt's number is remembered"
+
+
+def test_a_newer_schema_stops_the_run(run: RunPaths) -> None:
+    path = completed_run(run)
+    data = json.loads(path.read_bytes())
+    path.write_text(json.dumps(data | {"schema_version": SCHEMA_VERSION + 1}))
+    with pytest.raises(NewerSchemaError, match=f"schema version {SCHEMA_VERSION + 1}.*upgrade"):
+        read_ledger(run)
+
+
+def test_only_what_failed_is_asked_for(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    leave_part(paths, VISITS[0], 0, Failure(message="x", rank=0))
+    leave_end(paths, Status.FAILED, VISITS[0])
+    collect_job(run, NAME)
+    every = missing_visits(plan(), read_ledger(run), "timed", only_failed=False)
+    failed = missing_visits(plan(), read_ledger(run), "timed", only_failed=True)
+    assert len(every) == 3
+    assert [(visit.cell.key, visit.attempt) for visit in failed] == [(CELLS[0].key, 2)]
