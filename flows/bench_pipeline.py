@@ -1,0 +1,105 @@
+"""What the pipeline itself costs, on this machine, now: python -m flows.bench_pipeline
+
+Runs the shipped 24-cell study packed and with a launch for each cell, then a thousand noop cells in
+one launch, each as `rankwise run` in a process of its own, and prints wall seconds, seconds inside
+measured cells, and the resident memory of the process that holds Prefect while cells are measured and collected.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from configs.paths import RunPaths
+from configs.record import Status
+from tasks.ledger import read_ledger
+
+STUDIES = Path(__file__).parents[1] / "configs" / "studies"
+_SAMPLE_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One `rankwise run`."""
+
+    name: str
+    cells: int
+    launches: int
+    wall_seconds: float
+    inside_seconds: float
+    measuring_memory_bytes: list[int]
+
+    @property
+    def outside_seconds(self) -> float:
+        return self.wall_seconds - self.inside_seconds
+
+
+def time_run(name: str, study: Path, runs: Path, assignments: list[str]) -> Timing:
+    """Run a study to its end in a fresh folder. Raises RuntimeError if a cell has no figure."""
+    command = [str(Path(sys.executable).with_name("rankwise")), "run", str(study), "--runs", str(runs / name)]
+    for assignment in assignments:
+        command += ["--set", assignment]
+    run = RunPaths(runs / name / study.stem.replace("_", "-"))
+    began = time.monotonic()
+    memory: list[int] = []
+    with (runs / f"{name}.log").open("w") as log:
+        process = psutil.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            if len(list(run.jobs.glob("*/launcher.json"))) > len(list(run.jobs.glob("*/collected"))):
+                memory.append(_resident_bytes(process))
+            time.sleep(_SAMPLE_SECONDS)
+    wall = time.monotonic() - began
+    entries = [entry for found in read_ledger(run).entries.values() for entry in found]
+    if process.returncode != 0 or any(entry.status is not Status.COMPLETED for entry in entries):
+        raise RuntimeError(f"{name}: exit code {process.returncode}\n{(runs / f'{name}.log').read_text()}")
+    inside = sum(float(entry.record.figures["visit_seconds"] or 0.0) for entry in entries)
+    return Timing(name, len(entries), len(list(run.jobs.iterdir())), wall, inside, [size for size in memory if size])
+
+
+def _resident_bytes(process: psutil.Popen) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def print_timings(packed: Timing, unpacked: Timing, noop: Timing) -> None:
+    """The figures, and beside them what they are held against."""
+    row = "{:<10} {:>6} {:>9} {:>9.1f} {:>9.1f} {:>9.1f}"
+    print(f"{'':<10} {'cells':>6} {'launches':>9} {'wall s':>9} {'inside s':>9} {'outside s':>9}")
+    for timing in (packed, unpacked, noop):
+        values = (timing.wall_seconds, timing.inside_seconds, timing.outside_seconds)
+        print(row.format(timing.name, timing.cells, timing.launches, *values))
+    allowed = 0.1 * packed.wall_seconds + 10.0
+    print(f"packed, outside cells: {packed.outside_seconds:.1f} s (at most 10 % of wall + 10 s = {allowed:.1f} s)")
+    ratio = unpacked.wall_seconds / packed.wall_seconds
+    print(f"packed is {ratio:.2f} times as fast as a launch for each cell (at least 4)")
+    print(f"noop: {1000 * noop.outside_seconds / noop.cells:.1f} ms of pipeline for each of {noop.cells} cells")
+    memory = noop.measuring_memory_bytes
+    if memory:
+        first, last, peak = memory[0] / 2**20, memory[-1] / 2**20, max(memory) / 2**20
+        print(f"noop: the Prefect process held {first:.0f} MiB at first, {last:.0f} at last, {peak:.0f} at most")
+
+
+def main() -> None:
+    """Run all three and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="keep the run folders here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rankwise-bench-") as scratch:
+        runs = arguments.runs or Path(scratch)
+        runs.mkdir(parents=True, exist_ok=True)
+        study = STUDIES / "bench_pipeline.yaml"
+        packed = time_run("packed", study, runs, [])
+        unpacked = time_run("unpacked", study, runs, ["pack=false"])
+        noop = time_run("noop", STUDIES / "bench_noop.yaml", runs, [])
+        print_timings(packed, unpacked, noop)
+
+
+if __name__ == "__main__":
+    main()

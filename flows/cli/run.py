@@ -1,0 +1,194 @@
+"""`rankwise run`, `validate` and `--dry-run`: from the command line to the flow, errors made readable."""
+
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from configs.packing import Launch, pack_launches
+from configs.paths import RunPaths
+from configs.plan import Plan
+from configs.study import StudyError, StudySpec, load_study
+from flows.local_server import LocalServerError
+
+ALL_COMPLETED, OTHER_ERROR, WRONG_STUDY, SOME_UNMEASURED = 0, 1, 2, 3
+
+
+def guarded(work: Callable[[], int], subject: Path, debug: bool) -> int:
+    """Run a command; an error that a user can mend becomes a message, never a traceback."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        return work()
+    except StudyError as error:
+        caught: BaseException = error
+        for problem in error.problems:
+            console.print(problem if problem.startswith(str(subject)) else f"{subject}: {problem}")
+        count = len(error.problems)
+        console.print(f"{count} problem{'s' if count != 1 else ''}; nothing was started")
+        code = WRONG_STUDY
+    except KeyboardInterrupt as error:
+        caught = error
+        console.print("interrupted; every launch was ended, what was measured is kept")
+        code = OTHER_ERROR
+    except (ValueError, OSError, LocalServerError) as error:
+        caught = error
+        console.print(_readable(error))
+        code = OTHER_ERROR
+    if debug:
+        traceback.print_exception(caught)
+    return code
+
+
+def _readable(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}; what was measured before is kept, run again when this is mended"
+    return str(error)
+
+
+def run_study(path: Path, assignments: list[str], runs: Path, only_failed: bool, accept_environment: bool) -> int:
+    """`rankwise run`. Returns the exit code."""
+    from flows.local_server import begin
+    from flows.prefect_settings import apply_environment
+
+    study, plan = _checked(path, assignments, runs)
+    with begin() as api:
+        apply_environment(api.environment)
+        # Prefect is imported while the server comes up.
+        from flows.scaling_study import scaling_study
+
+        api.wait_until_healthy()
+        console = Console(soft_wrap=True, highlight=False)
+        _print_header(console, plan, api.ui)
+        accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study))
+        from flows.cli.live import show_progress
+
+        with show_progress(console):
+            result = scaling_study(study, runs, only_failed, accept, path.parent.absolute(), return_state=True)
+        return _print_result(console, result, runs / study.study)
+
+
+def _asked_to_accept(run: RunPaths) -> bool:
+    """On a terminal, ask before measurements of two environments are mixed."""
+    from tasks.machine import EnvironmentChanged, check_environment
+
+    if not (run.folder / "environment.json").exists() or not sys.stdin.isatty():
+        return False
+    try:
+        check_environment(run, accept=False)
+    except EnvironmentChanged as error:
+        print(error)
+        return input("measure the rest here all the same? [y/N] ").strip().lower() in ("y", "yes")
+    return False
+
+
+def _print_header(console: Console, plan: Plan, ui: str) -> None:
+    from importlib.metadata import version
+
+    from tasks.machine import fingerprint
+
+    visits, memory = sum(plan.repeats.values()), _memory_visits(plan)
+    here = fingerprint()
+    extra = f" + {memory} for memory" if memory else ""
+    console.print(
+        f"Rankwise {version('rankwise')}  study {plan.study}  {len(plan.cells)} cells, {visits} visits{extra}, "
+        f"{len(_launches(plan))} launches"
+    )
+    models = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
+    if models:
+        console.print(f"  models   {'   '.join(models)}", markup=False)
+    names = ", ".join(target.name for target in plan.targets)
+    console.print(f"  target   {names}  {here['cores']} cores, {here['memory_gib']} GiB")
+    console.print(f"  UI       {ui}")
+    console.print()
+
+
+def _print_result(console: Console, state: object, folder: Path) -> int:
+    from prefect.client.schemas.objects import State
+
+    from tasks.board import current_board
+
+    assert isinstance(state, State)
+    for note in current_board().notes:
+        console.print(f"  note: {note}", markup=False)
+    if state.is_cancelled():
+        console.print("cancelled; every launch was ended, what was measured is kept")
+        return OTHER_ERROR
+    result = state.result(raise_on_failure=True)
+    console.print()
+    for sentence in result.sentences:
+        console.print(sentence, markup=False)
+    if result.already_measured:
+        console.print(f"{result.already_measured} of {result.visits} visits were already measured")
+    failures = {name: count for name, count in result.statuses.items() if name != "completed"}
+    if failures:
+        listed = ", ".join(f"{count} {name}" for name, count in failures.items())
+        console.print(f"Without a figure: {listed}; see {folder}/report.md")
+    console.print(f"Report     {_short(Path(result.report))}", markup=False)
+    return SOME_UNMEASURED if result.unmeasured_cells else ALL_COMPLETED
+
+
+def _short(path: Path) -> str:
+    """Relative to where the user stands, if it lies below."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def validate_study(path: Path, assignments: list[str]) -> int:
+    """`rankwise validate`. Returns the exit code."""
+    _, plan = _checked(path, assignments, Path("runs"))
+    visits = sum(plan.repeats.values()) + _memory_visits(plan)
+    print(f"{path}: fine. {len(plan.cells)} cells, {visits} visits in {len(_launches(plan))} launches")
+    return ALL_COMPLETED
+
+
+def dry_run_study(path: Path, assignments: list[str], runs: Path) -> int:
+    """`rankwise run --dry-run`: every cell and launch, and which of them are measured already."""
+    study, plan = _checked(path, assignments, runs)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    asked: dict[str, list[str]] = {}
+    for experiment in plan.experiments:
+        for point in experiment.points:
+            asked.setdefault(point.cell, []).append(f"{experiment.name} ({point.label})")
+    names = {model.identity: model.name for model in plan.models}
+    console.print(f"{len(plan.cells)} cells")
+    for key, cell in plan.cells.items():
+        engine = "" if cell.engine == "rankwise" else f", {cell.engine}"
+        name = names.get(cell.model or "", "")
+        title = f"{name}  {cell.label}{engine}" if name else cell.label
+        console.print(f"  {key}  {title}  x{plan.repeats[key]}  for {', '.join(asked[key])}")
+    launches = _launches(plan, RunPaths(runs / study.study))
+    console.print(f"{len(launches)} launches to go")
+    for number, launch in enumerate(launches, 1):
+        counts = Counter(visit.cell.key for visit in launch.visits)
+        kind = "memory" if launch.measuring_pass == "memory" else f"block {launch.block + 1}"
+        console.print(f"  {number:3}  {kind:<9} {launch.pack_key}  {' '.join(counts)}")
+    return ALL_COMPLETED
+
+
+def _checked(path: Path, assignments: list[str], runs: Path) -> tuple[StudySpec, Plan]:
+    from flows.folders import cache_folder
+    from flows.precheck import check_study
+
+    study = load_study(path, assignments)
+    return study, check_study(study, path.parent, cache_folder(), runs / study.study)
+
+
+def _memory_visits(plan: Plan) -> int:
+    from tasks.ledger import places
+
+    return sum(1 for _, measuring_pass, _ in places(plan) if measuring_pass == "memory")
+
+
+def _launches(plan: Plan, run: RunPaths | None = None) -> list[Launch]:
+    """The launches that a run would make, after what `run` holds already."""
+    from tasks.ledger import Ledger, missing_visits, read_ledger
+
+    ledger = read_ledger(run) if run is not None else Ledger()
+    timed = missing_visits(plan, ledger, "timed", False)
+    memory = missing_visits(plan, ledger, "memory", False)
+    seed, pack = plan.measuring.seed, plan.pack
+    return pack_launches(timed, "timed", seed, pack) + pack_launches(memory, "memory", seed, pack)

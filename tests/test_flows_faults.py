@@ -1,0 +1,198 @@
+"""Faults, provoked for real: nothing is lost, nothing is left, and what happened is said."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.local_server import Lease, begin
+from studies import job_count, processes_of, rankwise, start, status, visiting, wait_until, write_study
+
+END_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def api() -> Iterator[Lease]:
+    """One local server for all runs of this file."""
+    with begin() as lease:
+        lease.wait_until_healthy()
+        yield lease
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study on two ranks whose cells fail in every way, among cells that do not."""
+    folder = tmp_path_factory.mktemp("troubled")
+    variants = {fault: {"label": fault, "fault": fault} for fault in ("raise", "kill", "hang", "out_of_memory")}
+    experiments = {
+        "faults": {
+            "kind": "optimization",
+            "baseline": {"label": "sound", "dp": 2, "items": 2, "fault_rank": 1, "fault_attempts": 1},
+            "variants": variants | {"also_sound": {"label": "also"}},
+        }
+    }
+    study = write_study(folder, experiments=experiments, measuring={"cell_timeout_seconds": 4})
+    done = rankwise("run", study, cwd=folder)
+    (folder / "out.txt").write_text(done.stdout + done.stderr)
+    assert done.returncode == 3, done.stdout + done.stderr
+    return folder
+
+
+def test_a_cell_that_kills_its_group_does_not_take_the_others_along(troubled: Path) -> None:
+    found = {row["status"] for row in status(troubled / "runs" / "s")}
+    assert found == {"completed", "failed", "timeout", "out_of_memory"}
+    assert [row["status"] for row in status(troubled / "runs" / "s")].count("completed") == 2
+    assert not processes_of(troubled)
+
+
+def test_failures_are_told_with_cause_and_log(troubled: Path) -> None:
+    rows = {row["failure"]: row for row in status(troubled / "runs" / "s") if row["failure"]}
+    messages = " ".join(rows)
+    assert "SIGKILL" in messages and "limit of 4 s" in messages and len(rows) == 4
+    report = (troubled / "runs" / "s" / "report.md").read_text()
+    assert all(message.split(":")[0][:20] in report for message in rows)
+    assert "rank_1.log" in report
+    assert "Traceback" not in (troubled / "out.txt").read_text()
+
+
+def test_only_failed_measures_what_failed(troubled: Path, tmp_path: Path) -> None:
+    shutil.copytree(troubled, tmp_path / "copy")
+    again = rankwise("run", "s.yaml", "--only-failed", cwd=tmp_path / "copy")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert sorted(row["attempts"] for row in status(tmp_path / "copy" / "runs" / "s")) == [1, 1, 2, 2, 2, 2]
+
+
+def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path) -> None:
+    study = write_study(tmp_path, workload={"kind": "noop", "seconds": 1.5}, measuring={"repeats": 2})
+    run = tmp_path / "runs" / "s"
+    first = start("run", study, cwd=tmp_path)
+    wait_until(lambda: visiting(run), what="a visit")
+    first.kill()
+    first.wait()
+    second = rankwise("run", study, cwd=tmp_path)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "adopted 0001-timed" in second.stdout
+    assert [(row["status"], row["attempts"]) for row in status(run)] == [("completed", 1)] * 4
+    assert job_count(run) == 2
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupted_run_ends_its_launches_and_keeps_its_records(tmp_path: Path, number: signal.Signals) -> None:
+    experiments = {"grid": {"kind": "sweep", "over": {"seconds": [0.01, 30.0, 31.0]}}}
+    study = write_study(tmp_path, experiments=experiments, pack=False)
+    run = tmp_path / "runs" / "s"
+    first = start("run", study, cwd=tmp_path)
+    wait_until(lambda: visiting(run) and _inside_long_visit(run), what="a long visit")
+    os.killpg(first.pid, number)
+    began = time.monotonic()
+    assert first.wait(timeout=30) != 0
+    wait_until(lambda: not processes_of(tmp_path), what="the end of all processes", seconds=END_SECONDS)
+    assert time.monotonic() - began < END_SECONDS
+    rows = status(run)
+    assert {row["status"] for row in rows} <= {"completed", "cancelled", "waiting"}
+    assert any(row["status"] == "cancelled" for row in rows)
+
+
+def _inside_long_visit(run: Path) -> bool:
+    for path in run.glob("jobs/*/progress_0.json"):
+        text = path.read_bytes()
+        if b'"phase":"visit"' in text and b'"seconds":3' in (path.parent / "job.json").read_bytes():
+            return True
+    return False
+
+
+def test_a_run_cancelled_through_the_api_ends(tmp_path: Path, api: Lease) -> None:
+    study = write_study(tmp_path, name="cancelled-by-api", workload={"kind": "noop", "seconds": 60.0})
+    run = tmp_path / "runs" / "cancelled-by-api"
+    first = start("run", study, cwd=tmp_path)
+    wait_until(lambda: visiting(run), what="a visit")
+    began = time.monotonic()
+    state = _cancel_through_api(api, "cancelled-by-api")
+    assert first.wait(timeout=30) == 1
+    wait_until(lambda: not processes_of(tmp_path), what="the end of all processes", seconds=END_SECONDS)
+    assert time.monotonic() - began < END_SECONDS
+    assert "cancelled" in (tmp_path / "out.log").read_text()
+    assert state() == "CANCELLED"
+    assert status(run)[0]["status"] in ("cancelled", "waiting")
+
+
+def _cancel_through_api(api: Lease, name: str):  # type: ignore[no-untyped-def]
+    """Ask for cancellation as the UI does; returns a function that reads the flow run's state."""
+    import json
+    import urllib.request
+
+    def call(path: str, body: dict[str, object] | None = None) -> object:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{api.url}{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+    runs = call("/flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
+    assert isinstance(runs, list) and len(runs) == 1
+    identifier = runs[0]["id"]
+    call(f"/flow_runs/{identifier}/set_state", {"state": {"type": "CANCELLING"}, "force": False})
+
+    def state() -> str:
+        found = call(f"/flow_runs/{identifier}")
+        assert isinstance(found, dict)
+        return str(found["state"]["type"])
+
+    return state
+
+
+def mounted_tmpfs(folder: Path, size: str) -> bool:
+    """Mount a small file system; False where this user may not."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    return subprocess.run(mount, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted, which needs root")
+def test_a_full_disk_is_named_and_nothing_that_was_measured_is_lost(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    if not mounted_tmpfs(disk, "80m"):
+        pytest.skip("this root may not mount")
+    try:
+        study = write_study(tmp_path, workload={"kind": "noop", "seconds": 1.0}, pack=False)
+        first = start("run", study, "--runs", disk, cwd=tmp_path)
+        wait_until(lambda: list(disk.glob("s/records/*/*.json")), what="the first record")
+        kept = next(disk.glob("s/records/*/*.json"))
+        before = kept.read_bytes()
+        filler = disk / "filler"
+        with filler.open("wb") as file:
+            try:
+                while True:
+                    file.write(b"x" * 65536)
+                    file.flush()
+            except OSError as error:
+                assert error.errno == 28
+        assert first.wait(timeout=90) in (1, 3)
+        said = (tmp_path / "out.log").read_text()
+        assert "No space left" in said, said
+        assert kept.read_bytes() == before
+        filler.unlink()
+        again = rankwise("run", study, "--runs", disk, cwd=tmp_path)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert [row["status"] for row in status(disk / "s")] == ["completed"] * 2
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """Root may write anywhere, so for root the folder lies below a file; else its mode forbids it."""
+    study = write_study(tmp_path)
+    if os.geteuid() == 0:
+        (tmp_path / "closed").write_text("")
+        runs = tmp_path / "closed" / "runs"
+    else:
+        runs = tmp_path / "closed"
+        runs.mkdir(mode=0o500)
+    refused = rankwise("run", study, "--runs", runs, cwd=tmp_path)
+    assert refused.returncode in (1, 2)
+    assert "closed" in refused.stderr and "Traceback" not in refused.stderr
