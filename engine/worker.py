@@ -251,6 +251,8 @@ def make_visit(
         if status is Status.OUT_OF_MEMORY:
             context.kept.clear()
     write_part(part, outcome.samples if outcome and not failure else {}, context.paths)
+    if not failure:
+        log_line(f"visit {visit.name} ({visit.cell.label}): completed in {part.figures['visit_seconds']:.2f} s")
     return failure
 
 
@@ -280,12 +282,17 @@ def run_workload(visit: "Visit", context: "Context", workload: "Workload") -> "t
     return outcome, figures
 
 
-def report(headline: str) -> None:
-    """Headline and traceback of what is being handled, to the log; a full disk must not stop us here."""
+def log_line(line: str) -> None:
+    """A line for whoever reads the log, never read as data; a full disk must not stop us here."""
     from configs.base import utc_now
 
     with suppress(OSError):
-        print(f"{utc_now()} {headline}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        print(f"{utc_now()} {line}", file=sys.stderr, flush=True)
+
+
+def report(headline: str) -> None:
+    """Headline and traceback of what is being handled, to the log."""
+    log_line(f"{headline}\n{traceback.format_exc()}")
 
 
 def visit_and_tell(

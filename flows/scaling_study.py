@@ -58,7 +58,6 @@ class StudyResult(Frozen):
     sentences: list[str]
     visits: int
     already_measured: int
-    unmeasured_cells: int
     statuses: dict[str, int]
 
 
@@ -131,7 +130,6 @@ def _run(
         sentences=list(summary.sentences),
         visits=board.total,
         already_measured=already,
-        unmeasured_cells=summary.cells_without_measurement,
         statuses=dict(summary.statuses),
     )
 
@@ -193,11 +191,19 @@ def _visit(session: Session, launch: Launch, row: Row) -> Collected:
     submit_launch(job.name, session)
     try:
         wait_for_launch(job.name, row, session)
-    finally:
-        # Also when the run is being cancelled: what was measured is kept.
-        collected = collect_launch.fn(job.name, session)
-        mark_collected(session.run, job.name)
-        _account(session.board, row, collected)
+    except BaseException:
+        # Whatever ends the run: what was measured is kept, and the cause is told, not what follows from it.
+        with contextlib.suppress(OSError):
+            _collect(session, job.name, row)
+        raise
+    return _collect(session, job.name, row)
+
+
+def _collect(session: Session, name: str, row: Row) -> Collected:
+    """Records from what a launch left, and its row on the board."""
+    collected = collect_launch(name, session)
+    mark_collected(session.run, name)
+    _account(session.board, row, collected)
     return collected
 
 

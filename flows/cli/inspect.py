@@ -31,14 +31,21 @@ def print_status(folder: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
+    names = {model.identity: model.name for model in plan.models}
     table = Table(box=None, pad_edge=False)
-    for column in ("key", "cell", "repeat", "status", "attempts", "started_at"):
-        table.add_column(column)
+    for column in ("key", "cell", "repeat", "status", "attempts", "started", "why"):
+        table.add_column(
+            column, no_wrap=column != "why", justify="right" if column in ("repeat", "attempts") else "left"
+        )
     for row in rows:
-        label = plan.cells[row["key"]].label
-        values = [row["key"], label, str(row["repeat"]), row["status"], str(row["attempts"]), row["started_at"] or ""]
-        table.add_row(*values)
+        cell = plan.cells[row["key"]]
+        label = f"{names.get(cell.model or '', '')}  {cell.label}".strip()
+        started = (row["started_at"] or "")[:19].replace("T", " ")
+        why = row["failure"] or ""
+        table.add_row(row["key"], label, str(row["repeat"]), row["status"], str(row["attempts"]), started, why)
     console.print(table)
     done = sum(1 for row in rows if row["status"] == Status.COMPLETED)
     console.print(f"{done} of {len(rows)} repeats completed")
@@ -129,7 +136,7 @@ def render_again(folder: Path) -> int:
     for sentence in summary.sentences:
         print(sentence)
     print(f"Report     {folder / 'report.md'}")
-    return 3 if summary.cells_without_measurement else 0
+    return 0 if set(summary.statuses) <= {"completed"} else 3
 
 
 def convert_checkpoint(source: Path, destination: Path) -> int:

@@ -1,7 +1,7 @@
 """The `rankwise` command line: one line of help for each thing that a user can want.
 
 Commands import what they need when they are called, so that `rankwise --help` answers at once.
-Exit codes: 0 all cells completed, 3 a report was written but some cells have no measurement, 2 the
+Exit codes: 0 all cells completed, 3 a report was written but some repeats have no measurement, 2 the
 study file is wrong, 1 anything else.
 """
 

@@ -129,7 +129,7 @@ def _print_result(console: Console, state: object, folder: Path) -> int:
         listed = ", ".join(f"{count} {name}" for name, count in failures.items())
         console.print(f"Without a figure: {listed}; see {folder}/report.md")
     console.print(f"Report     {_short(Path(result.report))}", markup=False)
-    return SOME_UNMEASURED if result.unmeasured_cells else ALL_COMPLETED
+    return SOME_UNMEASURED if failures else ALL_COMPLETED
 
 
 def _short(path: Path) -> str:
