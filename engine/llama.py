@@ -204,7 +204,8 @@ class Decoder(nn.Module):
         super().__init__()
         # `nn.Embedding(...)` would draw weights, on the meta device too, where that imports the whole of
         # torch._dynamo: 1.2 s of every launch. Weights are always assigned after the model is built.
-        self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocabulary, config.hidden), freeze=False)
+        unset = torch.empty(config.vocabulary, config.hidden)
+        self.embed_tokens = nn.Embedding.from_pretrained(unset, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList([Layer(config, layer) for layer in range(config.layers)])
         self.norm = RmsNorm(config.hidden, config.norm_epsilon)
 

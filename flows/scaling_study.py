@@ -30,6 +30,7 @@ from configs.plan import Plan
 from configs.record import MeasuringPass, Status
 from configs.study import StudySpec, load_study
 from flows.folders import cache_folder
+from reports.render import preload
 from tasks.adopt import adopt_jobs, mark_collected
 from tasks.board import Board, Row, new_board
 from tasks.cancellation import ApiWatcher, RunCancelled
@@ -163,6 +164,9 @@ def _measure(session: Session, only_failed: bool) -> int:
     board.rows += waiting.values()
     deadline = time.monotonic() + (plan.measuring.budget_minutes or float("inf")) * 60
     start_attempts = 0
+    if queue:
+        # While the first launch imports torch, and long over when its first cell begins.
+        threading.Thread(target=preload, name="preload", daemon=True).start()
     while queue:
         launch = queue.popleft()
         row = waiting.pop(id(launch), None)

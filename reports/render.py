@@ -79,6 +79,13 @@ class _Drawing:
         return name
 
 
+def preload() -> None:
+    """Import what rendering will need: a caller that waits for something else can have it done meanwhile."""
+    import pyarrow.parquet  # noqa: F401
+
+    template_environment().get_template("report.md.j2")
+
+
 def render_report(run: RunPaths) -> ReportSummary:
     """Write the report of a run folder. Raises the errors of `configs.record` for files that cannot be read."""
     study = load_study(run)

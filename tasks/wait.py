@@ -12,7 +12,7 @@ from tasks.board import Row
 from tasks.session import Session
 
 _FASTEST_POLL_SECONDS = 0.05
-_SLOWEST_POLL_SECONDS = 0.5
+_SLOWEST_POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30.0
 """The launcher keeps the job's time limit itself; this much later it is taken for lost."""
 

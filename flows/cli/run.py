@@ -1,5 +1,6 @@
 """`rankwise run`, `validate` and `--dry-run`: from the command line to the flow, errors made readable."""
 
+import gc
 import os
 import sys
 import traceback
@@ -69,7 +70,10 @@ def run_study(path: Path, assignments: list[str], runs: Path, only_failed: bool,
 
         with show_progress(console):
             result = scaling_study(study, runs, only_failed, accept, path.parent.absolute(), return_state=True)
-        return _print_result(console, result, runs / study.study)
+        code = _print_result(console, result, runs / study.study)
+    # The process ends now: to collect Prefect's half a million objects first would take a second.
+    gc.freeze()
+    return code
 
 
 def _asked_to_accept(run: RunPaths) -> bool:
