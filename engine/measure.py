@@ -12,7 +12,10 @@ import resource
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 RECORDED_PREFIXES = ("NCCL_", "CUDA_", "OMP_", "MKL_", "GLOO_", "TORCH_", "PYTORCH_", "MALLOC_", "KMP_")
 HIDDEN = "(hidden)"
@@ -68,6 +71,19 @@ def peak_memory_bytes() -> int | None:
 def reset_peak_memory() -> None:
     """Let the peak begin anew at what is resident now (writing 5 to /proc/self/clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def take_peak(device: "torch.device") -> int | None:
+    """The peak so far, in bytes: of the device's memory on a GPU, else of this process. It begins anew."""
+    if device.type == "cuda":
+        import torch
+
+        peak = int(torch.cuda.max_memory_allocated(device))
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    host_peak = peak_memory_bytes()
+    reset_peak_memory()
+    return host_peak
 
 
 def _status_bytes(name: str) -> int | None:

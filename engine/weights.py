@@ -27,6 +27,7 @@ from configs.model import Manifest
 from configs.record import Figure
 from engine.context import Context
 from engine.llama import Llama, LlamaConfig
+from engine.measure import take_peak
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX = "model.safetensors.index.json"
@@ -41,6 +42,7 @@ class Loaded:
     seconds: float
     file_bytes: int | None
     digest: str
+    peak_bytes: int | None = None
     reported: bool = False
 
 
@@ -56,6 +58,9 @@ def load_model(context: Context, dtype: torch.dtype) -> Llama:
         model, file_bytes = build_model(manifest, dtype, context.device)
         seconds = time.perf_counter() - began
         loaded = context.kept[_KEPT] = Loaded(model, seconds, file_bytes, weights_hash(model))
+        if context.memory_pass:
+            # Loading may need more for a moment than the work: told apart, or it would hide the work's peak.
+            loaded.peak_bytes = take_peak(context.device)
     assert isinstance(loaded, Loaded)
     return loaded.model
 
@@ -70,6 +75,7 @@ def load_figures(context: Context) -> dict[str, Figure]:
     return {
         "load_seconds": loaded.seconds if first else None,
         "load_bytes": loaded.file_bytes if first else None,
+        **({"load_peak_memory_bytes": loaded.peak_bytes} if context.memory_pass else {}),
         "weights_hash": loaded.digest,
         **size_figures(loaded.model),
     }

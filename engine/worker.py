@@ -257,7 +257,10 @@ def make_visit(
 
 
 def run_workload(visit: "Visit", context: "Context", workload: "Workload") -> "tuple[Outcome, dict[str, Figure]]":
-    """The workload's outcome; in the memory pass also what it took of memory at most."""
+    """The workload's outcome; in the memory pass also what it took of memory at most.
+
+    A workload that loads a model begins the peak anew after that, and gives the loading's own as a figure.
+    """
     if not context.memory_pass:
         return workload(visit, context), {}
     import torch

@@ -6,6 +6,7 @@ Everything is derived from the plan, the records and the environments in the fol
 rendering again gives the same bytes. The template is made of parts; Jinja refuses unknown names.
 """
 
+import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,8 +82,8 @@ class _Drawing:
 
 def preload() -> None:
     """Import what rendering will need: a caller that waits for something else can have it done meanwhile."""
-    import pyarrow.parquet  # noqa: F401
-
+    for name in ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "pyarrow.parquet"):
+        importlib.import_module(name)
     template_environment().get_template("report.md.j2")
 
 

@@ -41,6 +41,7 @@ def resources_table(study: StudyResult) -> Table | None:
         "peak memory, MiB, largest rank",
         "peak, all ranks",
         "growth over imports, all ranks",
+        "peak while loading, largest rank",
         "weights, MiB a rank",
         "own cores in use",
         "CPU taken by others, most",
@@ -54,6 +55,7 @@ def _resources(result: CellResult) -> tuple[str, ...]:
     visits = list(result.completed.values())
     peaks = result.peak_by_rank()
     growth = result.memory.numbers_by_rank("memory_growth_bytes") if result.memory and peaks else []
+    loading = result.memory.numbers_by_rank("load_peak_memory_bytes") if result.memory and peaks else []
     weights, preprocessing = _slowest(visits, "weights_bytes"), _slowest(visits, "preprocess_seconds")
     return (
         escaped(result.model),
@@ -61,6 +63,7 @@ def _resources(result: CellResult) -> tuple[str, ...]:
         mebibytes(max(peaks) if peaks else None),
         mebibytes(result.peak_bytes),
         mebibytes(sum(growth) if growth else None),
+        mebibytes(max(loading) if loading else None),
         mebibytes(weights),
         percent(cpu_use(result)),
         percent(others_share(result)),

@@ -1,6 +1,8 @@
 """Readers of /proc against what this process really does."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -102,3 +104,14 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = measure.environment([], cores=2)
     assert (unknown["commit"], unknown["dirty"]) == (None, None)
     assert measure.version_of("no-such-distribution") is None
+
+
+def test_a_peak_that_was_taken_does_not_hide_the_next() -> None:
+    code = (
+        "import numpy as np, torch; from engine.measure import peak_memory_bytes, take_peak;"
+        "cpu = torch.device('cpu'); big = np.ones(50_000_000); del big;"
+        "first = take_peak(cpu); small = np.ones(10_000_000); print(first, peak_memory_bytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = map(int, done.stdout.split())
+    assert 200e6 < first - second < 420e6
