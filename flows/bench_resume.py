@@ -8,7 +8,6 @@ of the run is left.
 import argparse
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ def kill_and_resume(runs: Path, kills: int, seed: int) -> RunPaths:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
             time.sleep(moment)
             ended = process.poll()
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
         how = "killed" if ended is None else f"had ended with {ended}"
         print(f"run {number}: {how} after {moment:4.1f} s, {len(list(run.records.glob('*/*.json')))} records")
@@ -62,6 +61,8 @@ def findings(run: RunPaths) -> list[str]:
         for entry in entries:
             visited[f"{entry.record.job}/{entry.record.position}"] += 1
     wrong += [f"{name} gave two records" for name, count in visited.items() if count > 1]
+    # A visit made twice leaves parts that no record took up.
+    wrong += [f"{path} was measured a second time" for path in sorted(run.jobs.glob("*/parts/*.json"))]
     wrong += [f"process {process.pid} is left: {' '.join(process.cmdline())[:100]}" for process in processes_of(run)]
     return wrong
 
