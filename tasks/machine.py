@@ -77,7 +77,7 @@ def _memory_problems(plan: Plan) -> list[str]:
 
 
 def _parameters(manifest: Path) -> int | None:
-    """Parameters by the sizes of the weight files; None where there are none (synthetic: made on the node)."""
+    """At least so many parameters, by the sizes of the weight files were they float32; None without files."""
     files = Manifest.model_validate_json(manifest.read_bytes()).files
     total = sum(file.size_bytes for name, file in files.items() if name.endswith(".safetensors"))
     return total // 4 or None

@@ -9,6 +9,7 @@ import os
 import zipfile
 import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from configs.base import canonical_json, content_hash, utc_now, write_atomically
 from configs.job import Job, JobEnd, Progress, Visit
 from configs.paths import JobPaths, RunPaths
-from configs.record import MAX_RECORD_BYTES, Failure, NewerSchemaError, RankPart, Record, Status, read_part
+from configs.record import MAX_RECORD_BYTES, Failure, NewerSchemaError, RankPart, Record, Status, read_part, read_record
 from tasks.ledger import set_aside
 
 _SHARED_CAUSE = "PeerLost"
@@ -42,7 +43,9 @@ def collect_job(run: RunPaths, name: str) -> Collected:
     begun = {progress.visit for progress in _progresses(paths, ranks) if progress.visit} | {end.visit}
     result = Collected()
     for position, visit in enumerate(job.visits):
-        if run.record(visit.cell.key, job.measuring_pass, visit.repeat, visit.attempt).exists():
+        recorded = run.record(visit.cell.key, job.measuring_pass, visit.repeat, visit.attempt)
+        if recorded.exists():
+            _finish_merging(paths, recorded, visit, ranks)
             continue
         parts, damaged = _parts(run, paths, visit, ranks)
         result.set_aside += damaged
@@ -53,7 +56,7 @@ def collect_job(run: RunPaths, name: str) -> Collected:
         record = _merged(run, job, position, [] if torn else parts, end, damaged + torn)
         result.set_aside += torn
         _write(run, record, samples, _environment(parts))
-        _keep_completions(run, paths, record, visit, ranks)
+        _keep_completions(paths, recorded, visit, ranks)
         _remove_parts(paths, visit, ranks)
         result.records.append(record)
     if len(result.unvisited) == len(job.visits) and end.status is not Status.CANCELLED:
@@ -224,13 +227,28 @@ def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], enviro
     write_atomically(path, text)
 
 
-def _keep_completions(run: RunPaths, paths: JobPaths, record: Record, visit: Visit, ranks: int) -> None:
+def _finish_merging(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -> None:
+    """Do what is left where a run was killed between writing a record and clearing its parts away.
+
+    Parts beside a record of another job are left: they are work done twice, which must not be hidden.
+    """
+    try:
+        mine = read_record(recorded).job == paths.folder.name
+    except NewerSchemaError:
+        raise
+    except ValueError:
+        return  # the ledger sets it aside
+    if mine:
+        _keep_completions(paths, recorded, visit, ranks)
+        _remove_parts(paths, visit, ranks)
+
+
+def _keep_completions(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -> None:
     """Move the texts that ranks generated beside the record."""
-    path = run.record(record.key, record.measuring_pass, record.repeat, record.attempt)
     for rank in range(ranks):
         completions = paths.completions(visit.name, rank)
         if completions.exists():
-            os.replace(completions, path.with_name(f"{path.stem}.completions_rank_{rank}.jsonl"))
+            os.replace(completions, recorded.with_name(f"{recorded.stem}.completions_rank_{rank}.jsonl"))
 
 
 def _remove_parts(paths: JobPaths, visit: Visit, ranks: int) -> None:

@@ -13,7 +13,7 @@ import psutil
 import yaml
 
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 240
 
 
 def write_study(folder: Path, name: str = "s", **changes: Any) -> Path:

@@ -123,6 +123,16 @@ def test_merging_again_changes_nothing(run: RunPaths) -> None:
     assert {path: path.read_bytes() for path in run.records.rglob("*") if path.is_file()} == before
 
 
+def test_a_merge_that_was_interrupted_is_finished(run: RunPaths) -> None:
+    for rank in range(2):
+        leave_part(run.job(NAME), VISITS[0], rank)
+    leave_end(run.job(NAME))
+    collect_job(run, NAME)
+    leave_part(run.job(NAME), VISITS[0], 1)
+    collect_job(run, NAME)
+    assert not list(run.job(NAME).parts.iterdir())
+
+
 def test_whoever_ended_the_launch_has_a_record_and_the_others_are_given_back(run: RunPaths) -> None:
     paths = run.job(NAME)
     for rank in range(2):
