@@ -1,6 +1,7 @@
 """No test touches the user's folders, talks to a Prefect server of theirs, or inherits their settings."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ _FOREIGN = ("PREFECT_", "RANKWISE_", "HF_", "HUGGING", "XDG_", "SLURM_", "MASTER
 for _name in list(os.environ):
     if _name.startswith(_FOREIGN):
         del os.environ[_name]
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
