@@ -68,7 +68,9 @@ def test_only_failed_measures_what_failed(troubled: Path, tmp_path: Path) -> Non
 
 
 def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path) -> None:
-    study = write_study(tmp_path, workload={"kind": "noop", "seconds": 1.5}, measuring={"repeats": 2})
+    # Long enough that the launch still goes on when the second run looks, also on a slow machine.
+    experiments = {"grid": {"kind": "sweep", "over": {"seconds": [10.0]}}}
+    study = write_study(tmp_path, experiments=experiments, measuring={"repeats": 2})
     run = tmp_path / "runs" / "s"
     first = start("run", study, cwd=tmp_path)
     wait_until(lambda: visiting(run), what="a visit")
@@ -77,7 +79,7 @@ def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path) -> None
     second = rankwise("run", study, cwd=tmp_path)
     assert second.returncode == 0, second.stdout + second.stderr
     assert "adopted 0001-timed" in second.stdout
-    assert [(row["status"], row["attempts"]) for row in status(run)] == [("completed", 1)] * 4
+    assert [(row["status"], row["attempts"]) for row in status(run)] == [("completed", 1)] * 2
     assert job_count(run) == 2
     assert not processes_of(tmp_path)
 
