@@ -16,6 +16,7 @@ from configs.base import SCHEMA_VERSION, Frozen
 from configs.cell import Cell
 
 MAX_RECORD_BYTES = 8192
+"""Without what is listed by rank, which grows with the job."""
 
 Figure = bool | int | float | str | None
 MeasuringPass = Literal["timed", "memory"]
@@ -102,15 +103,16 @@ def migrate(data: dict[str, Any], source: Path) -> dict[str, Any]:
 
 def read_record(path: Path) -> Record:
     """Load one record. Raises NewerSchemaError, or ValueError for a file that is not a record."""
-    return Record.model_validate(migrate(_json_object(path), path))
+    return Record.model_validate(migrate(read_json_object(path), path))
 
 
 def read_part(path: Path) -> RankPart:
     """Load one rank's part. Raises as `read_record`."""
-    return RankPart.model_validate(migrate(_json_object(path), path))
+    return RankPart.model_validate(migrate(read_json_object(path), path))
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ValueError naming the file where it holds anything else."""
     try:
         data = json.loads(path.read_bytes())
     except ValueError as error:

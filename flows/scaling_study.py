@@ -31,6 +31,7 @@ from configs.record import MeasuringPass, Status
 from configs.study import StudySpec, load_study
 from flows.folders import cache_folder
 from reports.render import preload
+from slurm.local import cancel
 from tasks.adopt import adopt_jobs, mark_collected
 from tasks.board import Board, Row, new_board
 from tasks.cancellation import ApiWatcher, RunCancelled
@@ -192,12 +193,14 @@ def _visit(session: Session, launch: Launch, row: Row) -> Collected:
     """One launch from submission to records."""
     job = write_job(launch, session)
     row.state = "starting"
-    submit_launch(job.name, session)
     try:
+        submit_launch(job.name, session)
         wait_for_launch(job.name, row, session)
     except BaseException:
-        # Whatever ends the run: what was measured is kept, and the cause is told, not what follows from it.
+        # Whatever ends the run, be it in the midst of submitting: nothing of the launch goes on, what was
+        # measured is kept, and the cause is told, not what follows from it.
         with contextlib.suppress(OSError):
+            cancel(session.run.job(job.name).folder)
             _collect(session, job.name, row)
         raise
     return _collect(session, job.name, row)

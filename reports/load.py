@@ -20,7 +20,7 @@ from configs.cell import Cell, GenerateWorkload
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedExperiment, PlannedModel
 from configs.rates import RATE_COLUMNS, Column, Rates, Spread, spread, visit_rates
-from configs.record import Figure, Record, Status, migrate, read_record
+from configs.record import Figure, Record, Status, migrate, read_json_object, read_record
 
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
@@ -157,13 +157,7 @@ def load_study(run: RunPaths) -> StudyResult:
 
 def read_plan(path: Path) -> Plan:
     """Load `plan.json`. Raises as `configs.record.read_record`."""
-    try:
-        data = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: holds {type(data).__name__}, not an object")
-    return Plan.model_validate(migrate(data, path))
+    return Plan.model_validate(migrate(read_json_object(path), path))
 
 
 def read_samples(path: Path, columns: tuple[str, ...]) -> dict[str, Column]:

@@ -59,7 +59,7 @@ def collect_job(run: RunPaths, name: str) -> Collected:
         _keep_completions(paths, recorded, visit, ranks)
         _remove_parts(paths, visit, ranks)
         result.records.append(record)
-    if len(result.unvisited) == len(job.visits) and end.status is not Status.CANCELLED:
+    if len(result.unvisited) == len(job.visits):
         result.start_failure = end.message or f"the launch ended ({end.status}) before any cell began"
     return result
 
@@ -222,9 +222,10 @@ def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], enviro
         archive = io.BytesIO()
         np.savez(archive, allow_pickle=False, **samples)
         write_atomically(path.with_suffix(".npz"), archive.getvalue())
-    text = record.model_copy(update=updates).model_dump_json()
-    assert len(text) <= MAX_RECORD_BYTES, f"record of {record.key} has {len(text)} bytes"
-    write_atomically(path, text)
+    record = record.model_copy(update=updates)
+    size = len(record.model_dump_json(exclude={"rank_figures", "hosts"}))
+    assert size <= MAX_RECORD_BYTES, f"record of {record.key} has {size} bytes"
+    write_atomically(path, record.model_dump_json())
 
 
 def _finish_merging(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -> None:

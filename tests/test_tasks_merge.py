@@ -240,3 +240,22 @@ def test_only_what_failed_is_asked_for(run: RunPaths) -> None:
     failed = missing_visits(plan(), read_ledger(run), "timed", only_failed=True)
     assert len(every) == 3
     assert [(visit.cell.key, visit.attempt) for visit in failed] == [(CELLS[0].key, 2)]
+
+
+def test_a_record_of_many_ranks_is_no_error(run: RunPaths) -> None:
+    ranks = 256
+    cell = Cell(workload=NoopWorkload(items=ranks), layout=Layout(dp=ranks))
+    visit = Visit(cell=cell, repeat=0, attempt=1)
+    paths = run.job(NAME)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    paths.job.write_text(job.model_copy(update={"visits": (visit,), "ranks_per_node": ranks}).model_dump_json())
+    for rank in range(ranks):
+        leave_part(paths, visit, rank)
+    leave_end(paths)
+    record = collect_job(run, NAME).records[0]
+    assert record.status is Status.COMPLETED and len(record.rank_figures["cpu_seconds"]) == ranks
+
+
+def test_a_launch_that_somebody_cancels_before_it_begins_counts_as_a_failed_start(run: RunPaths) -> None:
+    leave_end(run.job(NAME), Status.CANCELLED)
+    assert collect_job(run, NAME).start_failure is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.base import sha256_of_file, write_atomically
+from configs.record import read_json_object
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -207,9 +208,6 @@ def _damaged(path: Path, what: str) -> ValueError:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_bytes())
+        return read_json_object(path)
     except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); fetch or copy it again") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: holds {type(data).__name__}, not an object; fetch or copy it again")
-    return data
+        raise ValueError(f"{error}; fetch or copy it again") from error
