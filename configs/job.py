@@ -84,6 +84,7 @@ class Launcher(Frozen):
     pid_started: int
     host: str
     started_at: str
+    turn_at: str | None = Field(None, description="since when it has the machine for itself; none: it waits")
 
 
 class JobEnd(Frozen):

@@ -5,6 +5,8 @@ Written to `plan.json` before anything runs; the report needs nothing but it and
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from configs.base import SCHEMA_VERSION, Frozen
 from configs.cell import Cell
 from configs.job import Measuring
@@ -18,7 +20,7 @@ class PlannedModel(Frozen):
 
     name: str
     identity: str
-    manifest: str
+    manifest: str = Field(description="path of the manifest.json; empty: on a hub, not fetched yet")
 
     @property
     def synthetic(self) -> bool:

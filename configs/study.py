@@ -19,6 +19,7 @@ from configs.target import LocalTarget
 
 Grow = Literal["dp", "tp", "pp", "nodes"]
 Overrides = dict[str, Any]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class StudyError(ValueError):
@@ -77,26 +78,26 @@ class _Scaling(_Experiment):
 class StrongScaling(_Scaling):
     """The same total work on more and more ranks."""
 
-    kind: Literal["strong"]
+    kind: Literal["strong"] = "strong"
 
 
 class WeakScaling(_Scaling):
     """The same work for each rank, on more and more ranks."""
 
-    kind: Literal["weak"]
+    kind: Literal["weak"] = "weak"
 
 
 class Sweep(_Experiment):
     """Every combination of the values of one or more fields of the cell."""
 
-    kind: Literal["sweep"]
+    kind: Literal["sweep"] = "sweep"
     over: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
 
 
 class Optimization(_Experiment):
     """Named changes, each measured interleaved with the baseline that it changes."""
 
-    kind: Literal["optimization"]
+    kind: Literal["optimization"] = "optimization"
     baseline: Overrides = {}
     variants: dict[str, Overrides] = Field(min_length=1)
 
@@ -104,7 +105,7 @@ class Optimization(_Experiment):
 class Correctness(_Experiment):
     """Our answers against those of unmodified transformers, one rank, float32. Visited once."""
 
-    kind: Literal["correctness"]
+    kind: Literal["correctness"] = "correctness"
     prompts: PositiveInt = Field(20, description="so many prompts of the workload")
     new_tokens: PositiveInt = 16
     ranks: list[PositiveInt] = Field([1], description="data-parallel degrees to check")
@@ -117,7 +118,7 @@ Experiment = Annotated[StrongScaling | WeakScaling | Sweep | Optimization | Corr
 class StudySpec(Frozen):
     """One study file."""
 
-    study: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name; the run folder is called so")
+    study: str = Field(pattern=NAME_PATTERN, description="name; the run folder is called so")
     models: list[ModelSpec] = []
     workload: Workload
     layout: Layout = Layout()

@@ -1,0 +1,65 @@
+"""The form draws what a study file says, and means the same study."""
+
+import pytest
+
+from configs.form import StudyForm, study_of_form
+from configs.study import StudyError, parse_study
+
+
+def test_the_form_as_it_stands_is_a_study() -> None:
+    study = study_of_form({})
+    assert study == study_of_form(StudyForm().model_dump(mode="json"))
+    assert study.experiments["strong"].kind == "strong"
+
+
+def test_a_model_is_named_by_its_id_also_when_that_is_changed() -> None:
+    default = StudyForm.model_json_schema()["properties"]["models"]["default"]
+    assert default == [{"id": "synthetic:llama-4m@0"}]
+    assert study_of_form({"models": [{"id": "synthetic:llama-13m@0", "name": ""}]}).models[0].name == "llama-13m"
+
+
+def test_form_and_file_mean_the_same_study() -> None:
+    experiments = {
+        "strong": {"kind": "strong", "grow": "dp", "to": 2},
+        "batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}},
+        "precision": {"kind": "optimization", "variants": {"bf16": {"dtype": "bfloat16"}}},
+    }
+    common = {
+        "study": "same",
+        "models": [{"id": "synthetic:llama-1m@0"}],
+        "workload": {"kind": "generate", "new_tokens": 4},
+    }
+    questions = [{"name": name, "question": question} for name, question in experiments.items()]
+    target = {"kind": "local", "max_ranks": 2}
+    filled = study_of_form(common | {"experiments": questions, "target": target})
+    assert filled == parse_study(common | {"experiments": experiments, "targets": [target]})
+
+
+@pytest.mark.parametrize(
+    ("form", "problem"),
+    [
+        ([], "study: a form is a mapping"),
+        ({"experiments": {}}, "experiments: a list of named questions"),
+        ({"experiments": [{"nome": "x"}]}, "experiments[0]: write it as a name and a question"),
+        ({"experiments": [{"name": "x"}, {"name": "x"}]}, "experiments[1].name: 'x' is given twice"),
+        (
+            {"experiments": [{"name": "x", "question": {"kind": "strong", "grow": "up", "to": 2}}]},
+            "experiments.x.grow:",
+        ),
+        ({"study": "no spaces"}, "study: string should match pattern"),
+        ({"surprise": 1}, "surprise: unknown key"),
+        ({"targets": []}, "targets: list should have at least 1 item"),
+    ],
+)
+def test_what_is_wrong_is_named(form: object, problem: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        study_of_form(form)  # type: ignore[arg-type]
+    assert any(line.startswith(problem) for line in caught.value.problems), caught.value.problems
+
+
+def test_unions_are_alternatives_that_a_form_can_draw() -> None:
+    """Prefect's UI draws `anyOf` as a choice, and `oneOf` as a box of JSON."""
+    schema = StudyForm.model_json_schema()
+    assert len(schema["properties"]["workload"]["anyOf"]) == 3
+    assert len(schema["$defs"]["NamedExperiment"]["properties"]["question"]["anyOf"]) == 5
+    assert "oneOf" not in str(schema)
