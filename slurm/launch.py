@@ -30,6 +30,7 @@ from configs.paths import JobPaths
 from configs.record import Status, read_part
 from slurm import processes
 from slurm.adapter import read_progress, reserve_end, visit_under_way, write_end
+from slurm.turn import machine_turn
 
 STARTUP_LIMIT_SECONDS = 180.0
 FINISH_LIMIT_SECONDS = 20.0  # after every rank has said that it finished
@@ -289,12 +290,13 @@ def isolate(log: Path) -> None:
     processes.become_subreaper()
 
 
-def write_launcher(paths: JobPaths) -> None:
-    """Say who runs this job, before anything is started."""
+def write_launcher(paths: JobPaths, turn_at: str | None = None) -> None:
+    """Say who runs this job, before anything is started; and again when the machine is its own."""
     pid = os.getpid()
     ticks = processes.start_ticks(pid)
     assert ticks is not None, "/proc must know this process"
-    launcher = Launcher(pid=pid, pid_started=ticks, host=socket.gethostname(), started_at=utc_now())
+    host = socket.gethostname()
+    launcher = Launcher(pid=pid, pid_started=ticks, host=host, started_at=utc_now(), turn_at=turn_at)
     write_atomically(paths.launcher, launcher.model_dump_json())
 
 
@@ -312,7 +314,12 @@ def launch(paths: JobPaths) -> tuple[Verdict, int | None]:
     signal.signal(signal.SIGINT, cancel)
     reserve_end(paths)
     write_launcher(paths)
-    verdict = running.run()
+    with machine_turn(give_up=lambda: running.cancelled) as mine:
+        if not mine:
+            return Verdict(Status.CANCELLED, message="cancelled on request, before its turn on this machine"), None
+        write_launcher(paths, turn_at=utc_now())
+        running.began = time.monotonic()
+        verdict = running.run()
     return verdict, running.agent.returncode if running.agent else None
 
 

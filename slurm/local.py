@@ -73,7 +73,7 @@ def poll(folder: Path) -> JobState:
         return "ended"
     launcher = read_launcher(paths)
     if launcher is not None and processes.is_alive(launcher.pid, launcher.pid_started):
-        return "running"
+        return "running" if launcher.turn_at else "waiting"
     if launcher is None and _may_begin(paths):
         return "waiting"
     if launcher is None and read_launcher(paths) is not None:

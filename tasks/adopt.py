@@ -36,7 +36,7 @@ def adopt_jobs(session: Session) -> Leftovers:
             continue
         job = Job.model_validate_json(paths.job.read_bytes())
         mine = {(visit.cell.key, job.measuring_pass, visit.repeat) for visit in job.visits} <= wanted
-        if poll(folder) == "running" and mine:
+        if poll(folder) != "ended" and mine:
             found.running.append(folder.name)
             found.notes.append(f"adopted {folder.name}, which an earlier run had started")
             continue

@@ -59,7 +59,8 @@ def _rank_problems(plan: Plan) -> list[str]:
 def _memory_problems(plan: Plan) -> list[str]:
     """Weights alone, for all ranks of a cell, against what is free: less cannot work."""
     available = psutil.virtual_memory().available
-    sizes = {model.identity: _parameters(Path(model.manifest)) for model in plan.models}
+    # A hub's model that was not fetched yet has no manifest; the flow looks again when it has.
+    sizes = {model.identity: _parameters(Path(model.manifest)) for model in plan.models if model.manifest}
     problems = {}
     for cell in plan.cells.values():
         parameters = sizes.get(cell.model or "")

@@ -27,9 +27,15 @@ def wait_for_launch(name: str, row: Row, session: Session) -> None:
     try:
         while (state := poll(paths.folder)) != "ended":
             session.watcher.check()
+            if state == "waiting" and paths.launcher.exists():
+                # Another launch has the machine, perhaps for hours: no limit counts meanwhile.
+                deadline += pause
+                row.waited_seconds += pause
+                row.note = "for another launch on this machine"
             if time.monotonic() > deadline:
                 cancel(paths.folder)
             row.state = state
+            row.note = row.note if state == "waiting" else ""
             row.done = _visits_done(paths, job)
             time.sleep(pause)
             pause = min(pause * 1.1, _SLOWEST_POLL_SECONDS)
