@@ -21,6 +21,7 @@ class Row:
     failed: int = 0
     state: str = "waiting"
     note: str = ""
+    waited_seconds: float = 0.0
 
 
 @dataclass

@@ -7,16 +7,21 @@ the measurement goes on and the thread tries again.
 
 import logging
 import threading
+import time
 from types import TracebackType
 from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.states import Running
 
+from tasks.api import quick_client
 from tasks.board import Board
 
 _POLL_SECONDS = 1.5
 _ARTIFACT_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 10.0
+"""Between looks for an API that is away."""
 
 
 class RunCancelled(Exception):
@@ -57,14 +62,18 @@ class ApiWatcher:
 
     def _watch(self) -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)
+        pause = _POLL_SECONDS
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
-                with get_client(sync_client=True) as client:
+                with quick_client() as client:
                     self._watch_with(client)
             except Exception as error:
                 # An API that is away must not end a measurement; the next look may reach it.
                 logging.getLogger(__name__).debug("Prefect API did not answer: %s", error)
-                self._stop.wait(_POLL_SECONDS)
+                answered = time.monotonic() - began > LONGEST_PAUSE_SECONDS
+                pause = _POLL_SECONDS if answered else min(2 * pause, LONGEST_PAUSE_SECONDS)
+                self._stop.wait(pause)
 
     def _watch_with(self, client: SyncPrefectClient) -> None:
         """Look until the end, or until the API does not answer. One client: to make one costs more than a look."""
@@ -81,6 +90,10 @@ class ApiWatcher:
         state = client.read_flow_run(self._flow_run_id).state
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
             self._cancelled.set()
+        elif state is not None and state.is_crashed():
+            # An API that was away missed the heartbeats, and took the run for lost.
+            message = "it goes on; the API had missed its heartbeats"
+            client.set_flow_run_state(self._flow_run_id, Running(message=message), force=True)
 
     def _show(self, client: SyncPrefectClient, percent: float) -> None:
         if self._artifact is not None:

@@ -1,7 +1,13 @@
-"""Stage 8: report, cell table and link become Prefect artifacts, for those who look at its UI."""
+"""Stage 8: report, cell table and link become Prefect artifacts, for those who look at its UI.
 
+They are copies: the files in the run folder stay the truth. The UI shows nothing that lies beside the
+report, so figures are embedded, and links to files become their paths.
+"""
+
+import base64
 import csv
 import re
+from pathlib import Path
 from uuid import UUID
 
 from prefect import task
@@ -12,30 +18,61 @@ from prefect.artifacts import (
     create_table_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+)
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from configs.paths import RunPaths
+from reports.text import MIB, UNKNOWN, number
+from tasks.api import quick_client
 
 _MOST_ROWS = 500
-_TABLE_COLUMNS = 12
+_MOST_BYTES = 2_000_000
+"""Of a report with its figures: the UI loads all of it to list it."""
+_IMAGE = re.compile(r"!\[((?:\\.|[^\]\\])*)\]\(([^)]+)\)")
+_SVG_LINK = re.compile(r" ?\(\[SVG\]\([^)]+\)\)")
+_LINK = re.compile(r"(?<![!\\])\[((?:\\.|[^\]\\])+)\]\((?![a-z]+:)([^)]+)\)")
+
+_FIGURES = {
+    "tokens/s": ("tokens_per_second_median", 1.0),
+    "ms a token": ("time_per_output_token_seconds_median", 1e3),
+    "ms a step": ("step_seconds_median", 1e3),
+    "items/s": ("items_per_second_median", 1.0),
+    "peak MiB": ("peak_memory_bytes_all_ranks", 1 / MIB),
+}
+"""Figures in the cell table: the column of `cells.csv`, and what it is multiplied by."""
 
 
 @task(name="publish", task_run_name="publish {study}", cache_policy=NO_CACHE)
 def publish(study: str, run: RunPaths) -> None:
     """Create the artifacts. Raises whatever Prefect's API raises; files on disk are the report itself."""
     key = artifact_key(study)
-    text = re.sub(r"!\[([^\]]*)\]\(([^)]+)\)", rf"*figure: `{run.folder}/\2`*", run.report.read_text())
-    create_markdown_artifact(text, key=f"report-{key}", description=f"Report of study {study}")
+    create_markdown_artifact(
+        report_for_ui(run), key=f"report-{key}", description=f"Report of study {study}, a copy of `{run.report}`"
+    )
     with run.cells_csv.open(newline="") as file:
-        rows = [dict(list(row.items())[:_TABLE_COLUMNS]) for row in csv.DictReader(file)]
-    create_table_artifact(rows[:_MOST_ROWS], key=f"cells-{key}", description=f"Cells of study {study}")
-    create_link_artifact(run.report.resolve().as_uri(), key=f"folder-{key}", link_text=str(run.report))
+        rows = cell_rows(list(csv.DictReader(file)))
+    create_table_artifact(rows[:_MOST_ROWS], key=f"cells-{key}", description=_table_description(study, len(rows)))
+    create_link_artifact(
+        run.folder.resolve().as_uri(),
+        key=f"folder-{key}",
+        link_text=str(run.folder),
+        description=f"Run folder of study {study}, on the machine of the Prefect worker",
+    )
+    _end_progress(key)
 
 
 def begin_progress(study: str) -> UUID | None:
     """A progress artifact for this flow run; None where the API does not answer."""
     try:
-        created = create_progress_artifact(0.0, key=f"progress-{artifact_key(study)}", description=f"Study {study}")
+        created = create_progress_artifact(
+            0.0, key=f"progress-{artifact_key(study)}", description=f"Study {study}: visits done of those planned"
+        )
     except Exception as error:
         get_run_logger().warning("no progress artifact: %s", error)
         return None
@@ -45,3 +82,57 @@ def begin_progress(study: str) -> UUID | None:
 def artifact_key(study: str) -> str:
     """Prefect allows lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", study.lower()).strip("-") or "study"
+
+
+def report_for_ui(run: RunPaths, most_bytes: int = _MOST_BYTES) -> str:
+    """The report with its figures inside, as many as fit, the first first; links to files as their paths."""
+    text = _LINK.sub(r"\1 (`\2`)", _SVG_LINK.sub("", run.report.read_text()))
+    left = most_bytes - len(text.encode())
+
+    def embedded(match: re.Match[str]) -> str:
+        nonlocal left
+        title, path = match[1], run.folder / match[2]
+        figure = f"![{title}]({_data_uri(path)})" if path.is_file() else ""
+        if not figure or len(figure) > left:
+            return f"*figure: `{path}`*"
+        left -= len(figure)
+        return figure
+
+    return _IMAGE.sub(embedded, text)
+
+
+def _data_uri(path: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def cell_rows(cells: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Lines of `cells.csv` as rows for people, what matters most first: the UI's window shows some six columns."""
+    figures = {name: of for name, of in _FIGURES.items() if any(cell[of[0]] for cell in cells)}
+    several_models = len({cell["model"] for cell in cells}) > 1
+    return [_row(cell, figures, several_models) for cell in cells]
+
+
+def _row(cell: dict[str, str], figures: dict[str, tuple[str, float]], with_model: bool) -> dict[str, str]:
+    row = {"model": cell["model"]} if with_model else {}
+    row |= {"cell": cell["name"], "state": cell["status"]}
+    for name, (column, scale) in figures.items():
+        row[name] = number(float(cell[column]) * scale) if cell[column] else UNKNOWN
+    row["repeats"] = f"{cell['repeats_completed']} of {cell['repeats_planned']}"
+    row["experiments"] = cell["experiments"]
+    return row
+
+
+def _table_description(study: str, count: int) -> str:
+    shown = f"; the first {_MOST_ROWS} of {count}" if count > _MOST_ROWS else ""
+    return f"Cells of study {study}, medians over the repeats{shown}; every figure is in `cells.csv`"
+
+
+def _end_progress(key: str) -> None:
+    """All visits are done: whoever looks at the bar hears of it at once, not when it is next brought up to date."""
+    this_run = ArtifactFilter(
+        flow_run_id=ArtifactFilterFlowRunId(any_=[UUID(flow_run.id)]), key=ArtifactFilterKey(any_=[f"progress-{key}"])
+    )
+    with quick_client() as client:
+        for artifact in client.read_artifacts(artifact_filter=this_run):
+            if artifact.id is not None:
+                client.update_artifact(artifact.id, ArtifactUpdate(data=100.0))

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import UUID
 
 from configs.base import utc_now
 from configs.paths import RunPaths
@@ -16,8 +17,8 @@ class FolderInUse(ValueError):
 
 
 @contextmanager
-def run_lock(run: RunPaths) -> Iterator[None]:
-    """Hold the folder, or raise FolderInUse naming who does."""
+def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | None]:
+    """Hold the folder, or raise FolderInUse naming who does. Gives the flow run that held it before."""
     run.folder.mkdir(parents=True, exist_ok=True)
     with run.lock.open("a+") as file:
         try:
@@ -25,10 +26,20 @@ def run_lock(run: RunPaths) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             raise FolderInUse(f"{run.folder}: {_holder(file.read())}") from error
+        file.seek(0)
+        before = _flow_run(file.read())
         file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": utc_now()}))
+        holder = {"pid": os.getpid(), "host": platform.node(), "since": utc_now()}
+        file.write(json.dumps(holder | ({"flow_run": str(flow_run)} if flow_run else {})))
         file.flush()
-        yield
+        yield before
+
+
+def _flow_run(text: str) -> UUID | None:
+    try:
+        return UUID(json.loads(text)["flow_run"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _holder(text: str) -> str:
