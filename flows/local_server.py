@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +51,17 @@ class LocalServerError(RuntimeError):
     """The local Prefect server did not start, or is gone."""
 
 
-def begin() -> "Lease":
+def begin(wait_for_named_seconds: float = 0.0) -> "Lease":
     """Find or start the Prefect API, without waiting until it answers.
+
+    An API that the environment names is taken as it is; where `wait_for_named_seconds` is given and it does
+    not answer for so long, a local server is started in its place and the lease says so: a machine that was
+    reserved for measuring must not stand idle because a server elsewhere is away.
 
     Raises ValueError where the data folder cannot be used, LocalServerError where nothing starts.
     """
-    if named := api_named_by_environment():
+    named = api_named_by_environment()
+    if named and (not wait_for_named_seconds or _reachable(named, wait_for_named_seconds)):
         return Lease(named)
     folder = data_folder()
     try:
@@ -63,7 +69,7 @@ def begin() -> "Lease":
         with locked(folder / "server.lock"):
             lease = open_lock(folder / "lease.lock")
             try:
-                return Lease(_join_or_start(folder, lease).url, folder, lease)
+                return Lease(_join_or_start(folder, lease).url, folder, lease, instead_of=named)
             except BaseException:
                 os.close(lease)
                 raise
@@ -179,15 +185,33 @@ def _answers(url: str, timeout_seconds: float) -> bool:
         return False
 
 
+def _reachable(url: str, timeout_seconds: float) -> bool:
+    """Whether somebody answers there, be it with an error, asked as Prefect asks: through the user's proxy."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=max(1.0, deadline - time.monotonic())):
+                return True
+        except urllib.error.HTTPError:
+            return True
+        except (OSError, http.client.HTTPException):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
+
+
 class Lease:
     """The right to use a Prefect API for as long as this object is open.
 
     `home` is the data folder of the local server; None for an API that the environment names, which
-    needs no lease.
+    needs no lease. `instead_of` is an API that the environment names and that did not answer.
     """
 
-    def __init__(self, url: str, home: Path | None = None, lock: int | None = None) -> None:
+    def __init__(
+        self, url: str, home: Path | None = None, lock: int | None = None, instead_of: str | None = None
+    ) -> None:
         self.url = url
+        self.instead_of = instead_of
         self.home = home
         self._lock = lock
 

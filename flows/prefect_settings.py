@@ -123,28 +123,9 @@ def prefect_environment(url: str, home: Path | None = None) -> dict[str, str]:
 def server_environment(url: str, folder: Path) -> dict[str, str]:
     """The whole environment of the local server: the user's own, without his settings of Prefect."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    parts = urlsplit(url)
-    port = str(parts.port)
     return {
         **mine,
-        **_no_telemetry(),
-        **_no_proxy(),
-        "PREFECT_HOME": str(folder),
-        "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
-        "PREFECT_SERVER_API_HOST": LOOPBACK,
-        "PREFECT_SERVER_API_PORT": port,
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
-        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
-        # Prefect's default is to unpack the UI into site-packages, which may be read-only.
-        "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(folder / "ui"),
-        "PREFECT_SERVER_UI_API_URL": url,
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-        # The default `*` lets every page that the user's browser shows read and change his runs.
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port},http://localhost:{port}",
-        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
-        "PREFECT_LOGGING_COLORS": "false",
+        **server_settings(url, folder),
         # Deployments, work pools, pauses and automations are not used here; each of these services
         # wakes up every few seconds. Recording of task runs and events, cancellation and the removal
         # of old events stay on.
@@ -157,16 +138,46 @@ def server_environment(url: str, folder: Path) -> dict[str, str]:
     }
 
 
+def server_settings(url: str, folder: Path) -> dict[str, str]:
+    """Settings of every server that Rankwise runs: the local one, and a team's (`flows.team.setup`).
+
+    `url` is the API as clients on this machine reach it, `folder` holds all that the server keeps.
+    """
+    parts = urlsplit(url)
+    host, port = str(parts.hostname), str(parts.port)
+    origins = dict.fromkeys(f"http://{name}:{port}" for name in (host, LOOPBACK, "localhost"))
+    return {
+        **_no_telemetry(),
+        **_no_proxy(host),
+        "PREFECT_HOME": str(folder),
+        "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
+        "PREFECT_SERVER_API_HOST": host,
+        "PREFECT_SERVER_API_PORT": port,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
+        # Prefect's default is to unpack the UI into site-packages, which may be read-only.
+        "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(folder / "ui"),
+        "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        # The default `*` lets every page that the user's browser shows read and change his runs.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_COLORS": "false",
+    }
+
+
 def _no_telemetry() -> dict[str, str]:
     """The server's heartbeat and the client's events, see https://docs.prefect.io/v3/concepts/telemetry."""
     return {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 
 
-def _no_proxy() -> dict[str, str]:
-    """Loopback must not go through the proxy that a cluster's environment names."""
+def _no_proxy(*servers: str) -> dict[str, str]:
+    """Loopback must not go through the proxy that a cluster's environment names; nor must our own servers."""
     named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = [host.strip() for host in named.split(",") if host.strip()]
-    value = ",".join([*hosts, *(host for host in (LOOPBACK, "localhost") if host not in hosts)])
+    value = ",".join(dict.fromkeys([*hosts, LOOPBACK, "localhost", *servers]))
     return {"no_proxy": value, "NO_PROXY": value}
 
 

@@ -30,12 +30,15 @@ from configs.plan import Plan
 from configs.record import MeasuringPass, Status
 from configs.study import StudySpec, load_study
 from flows.folders import cache_folder
+from flows.prefect_settings import api_named_by_environment
 from reports.render import preload
 from slurm.local import cancel
 from tasks.adopt import adopt_jobs, mark_collected
+from tasks.api import await_api, end_lost_run, tag_run
 from tasks.board import Board, Row, new_board
 from tasks.cancellation import ApiWatcher, RunCancelled
 from tasks.collect import collect_launch
+from tasks.credentials import api_environment
 from tasks.fetch import fetch_model
 from tasks.ledger import missing_visits, places, read_ledger
 from tasks.merge import Collected, failed_records
@@ -45,11 +48,15 @@ from tasks.render import render
 from tasks.resolve import resolve_study
 from tasks.runlock import run_lock
 from tasks.session import Session
+from tasks.slot import MachineSlot
 from tasks.submit import submit_launch, write_job
 from tasks.wait import wait_for_launch
 
 _START_ATTEMPTS = 3
 """A launch that ends before its first cell is tried so often, with growing pauses."""
+
+_API_SECONDS = 300.0
+"""So long a run that has its report waits for an API that is away, to tell it."""
 
 
 class StudyResult(Frozen):
@@ -89,15 +96,26 @@ def scaling_study(
     if isinstance(study, str | Path):
         base = base or Path(study).parent
         study = load_study(Path(study))
+    return measure_study(study, runs, base or Path.cwd(), only_failed, accept_environment)
+
+
+def measure_study(
+    study: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
+) -> StudyResult | State[Any]:
+    """What every flow of this project does with its study; to be called inside a flow run."""
     run = RunPaths((runs / study.study).absolute())
-    with run_lock(run), _signals_raise():
+    identifier = flow_run.id
+    with run_lock(run, identifier) as before, _signals_raise(), api_environment():
+        if before is not None and end_lost_run(before):
+            get_run_logger().info("flow run %s, which had gone without a word, is marked as crashed", before)
         run.jobs.mkdir(exist_ok=True)
         board = new_board()
         board.study = study.study
-        identifier = flow_run.id
-        with ApiWatcher(identifier, board, begin_progress(study.study)) as watcher:
+        watcher = ApiWatcher(identifier, board, begin_progress(study.study))
+        with watcher, MachineSlot(watcher, identifier) as slot:
+            slot.prepare(create=api_named_by_environment() is None)
             try:
-                return _run(study, run, board, watcher, only_failed, accept_environment, base or Path.cwd())
+                return _run(study, run, board, watcher, slot, only_failed, accept_environment, base)
             except RunCancelled:
                 return Cancelled(message="cancelled through the API; what was measured is kept")
             finally:
@@ -109,6 +127,7 @@ def _run(
     run: RunPaths,
     board: Board,
     watcher: ApiWatcher,
+    slot: MachineSlot,
     only_failed: bool,
     accept_environment: bool,
     base: Path,
@@ -118,14 +137,17 @@ def _run(
     board.stage = "resolving"
     models = [fetch_model(spec, position, cache, base) for position, spec in enumerate(study.models)]
     plan = resolve_study(study, models, run, base)
-    session = Session(run, plan, cache, board, watcher)
+    tag_run(flow_run.id, plan)
+    session = Session(run, plan, cache, board, watcher, slot)
     provision(session, accept_environment)
     _finish_leftovers(session)
     board.stage = "measuring"
     already = _measure(session, only_failed)
     board.stage = "reporting"
     summary = render(run)
-    _publish(study.study, run)
+    board.stage = "waiting for the Prefect API"
+    if await_api(_API_SECONDS):
+        _publish(study.study, run)
     return StudyResult(
         folder=str(run.folder),
         report=str(run.report),
@@ -177,7 +199,9 @@ def _measure(session: Session, only_failed: bool) -> int:
         if time.monotonic() > deadline:
             _give_up(session, launch, row, Status.OVER_BUDGET, "the study's budget of wall time is spent")
             continue
-        collected = _visit(session, launch, row)
+        with session.slot.held(row):
+            collected = _visit(session, launch, row)
+        deadline += row.waited_seconds  # the budget pays for measuring
         start_attempts = start_attempts + 1 if collected.start_failure else 0
         if start_attempts >= _START_ATTEMPTS:
             _give_up(session, launch, row, Status.FAILED, f"the launch does not start: {collected.start_failure}")

@@ -10,12 +10,16 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.team import app as team
+
 app = typer.Typer(
     help="Run scaling studies: which layout, on which machines, shown with numbers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(team, name="team")
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="the study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")]
@@ -122,3 +126,18 @@ def ui() -> None:
     from flows.local_server import serve_ui
 
     serve_ui()
+
+
+@app.command("deploy-flows")
+def deploy_flows(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Option(help="where flow runs will work; runs end up in its folder `runs`")] = Path(),
+    resume: Annotated[list[str] | None, typer.Option(metavar="SLUG", help="switch a schedule on")] = None,
+    pause: Annotated[list[str] | None, typer.Option(metavar="SLUG", help="switch a schedule off")] = None,
+) -> None:
+    """Register deployments, schedules, limit and automation with the Prefect API; say it again at any time."""
+    from flows.cli.deploy import deploy
+    from flows.cli.run import guarded
+
+    switch = dict.fromkeys(resume or [], True) | dict.fromkeys(pause or [], False)
+    raise typer.Exit(guarded(lambda: deploy(folder, switch), folder, context.obj["debug"]))

@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +14,10 @@ from configs.packing import Launch, pack_launches
 from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.study import StudyError, StudySpec, load_study
-from flows.local_server import LocalServerError
+from flows.local_server import Lease, LocalServerError
+
+_API_SECONDS = 20.0
+"""So long a Prefect API that the environment names is waited for before a local one takes its place."""
 
 ALL_COMPLETED, OTHER_ERROR, WRONG_STUDY, SOME_UNMEASURED = 0, 1, 2, 3
 
@@ -57,20 +60,25 @@ def run_study(path: Path, assignments: list[str], runs: Path, only_failed: bool,
     from flows.prefect_settings import apply_environment
 
     study, plan = _checked(path, assignments, runs)
-    with begin() as api:
+    with begin(wait_for_named_seconds=_API_SECONDS) as api:
         apply_environment(api.environment)
         # Prefect is imported while the server comes up.
+        import httpx
+
         from flows.scaling_study import scaling_study
 
         api.wait_until_healthy()
         console = Console(soft_wrap=True, highlight=False)
-        _print_header(console, plan, api.ui)
+        _print_header(console, plan, api)
         accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study))
         from flows.cli.live import show_progress
 
-        with show_progress(console):
-            result = scaling_study(study, runs, only_failed, accept, path.parent.absolute(), return_state=True)
-        code = _print_result(console, result, runs / study.study)
+        try:
+            with show_progress(console):
+                result = scaling_study(study, runs, only_failed, accept, path.parent.absolute(), return_state=True)
+            code = _print_result(console, result, runs / study.study)
+        except httpx.HTTPError as error:
+            code = _print_without_api(console, RunPaths(runs / study.study), api.url, error)
     # The process ends now: to collect Prefect's half a million objects first would take a second.
     gc.freeze()
     return code
@@ -90,7 +98,7 @@ def _asked_to_accept(run: RunPaths) -> bool:
     return False
 
 
-def _print_header(console: Console, plan: Plan, ui: str) -> None:
+def _print_header(console: Console, plan: Plan, api: Lease) -> None:
     from importlib.metadata import version
 
     from tasks.machine import fingerprint
@@ -107,8 +115,25 @@ def _print_header(console: Console, plan: Plan, ui: str) -> None:
         console.print(f"  models   {'   '.join(models)}", markup=False)
     names = ", ".join(target.name for target in plan.targets)
     console.print(f"  target   {names}  {here['cores']} cores, {here['memory_gib']} GiB")
-    console.print(f"  UI       {ui}")
+    console.print(f"  UI       {api.ui}")
+    if api.instead_of:
+        console.print(
+            f"  note: {api.instead_of} did not answer for {_API_SECONDS:.0f} s; this run shows in the UI above"
+        )
     console.print()
+
+
+def _print_without_api(console: Console, run: RunPaths, url: str, error: Exception) -> int:
+    """The API was gone when the run ended, or before it began: what was measured is there all the same."""
+    if not (run.folder / "plan.json").exists():
+        raise ValueError(f"the Prefect API {url} did not take the run ({error}); nothing was started") from error
+    from reports.render import render_report
+
+    summary = render_report(run)
+    console.print(
+        f"  note: the Prefect API {url} was away at the end ({error}); its UI does not show how the run ended"
+    )
+    return _print_summary(console, summary.sentences, summary.statuses, summary.path, run.folder)
 
 
 def _print_result(console: Console, state: object, folder: Path) -> int:
@@ -123,16 +148,23 @@ def _print_result(console: Console, state: object, folder: Path) -> int:
         console.print("cancelled; every launch was ended, what was measured is kept")
         return OTHER_ERROR
     result = state.result(raise_on_failure=True)
-    console.print()
-    for sentence in result.sentences:
-        console.print(sentence, markup=False)
     if result.already_measured:
-        console.print(f"{result.already_measured} of {result.visits} visits were already measured")
-    failures = {name: count for name, count in result.statuses.items() if name != "completed"}
+        console.print(f"  {result.already_measured} of {result.visits} visits were already measured")
+    return _print_summary(console, result.sentences, result.statuses, Path(result.report), folder)
+
+
+def _print_summary(
+    console: Console, sentences: Iterable[str], statuses: dict[str, int], report: Path, folder: Path
+) -> int:
+    """What the report says first, what has no figure, and where the report is. Returns the exit code."""
+    console.print()
+    for sentence in sentences:
+        console.print(sentence, markup=False)
+    failures = {name: count for name, count in statuses.items() if name != "completed"}
     if failures:
         listed = ", ".join(f"{count} {name}" for name, count in failures.items())
         console.print(f"Without a figure: {listed}; see {folder}/report.md")
-    console.print(f"Report     {_short(Path(result.report))}", markup=False)
+    console.print(f"Report     {_short(report)}", markup=False)
     return SOME_UNMEASURED if failures else ALL_COMPLETED
 
 

@@ -1,0 +1,67 @@
+"""`rankwise team`: Prefect server, Prefect worker and schedules that stay, for a team on one machine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Keep a Prefect server, a worker and schedules running for a team.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="holds database, logs and runs  [default: `team` in the data folder]")
+]
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    folder: Folder = None,
+    host: Annotated[str, typer.Option(help="address that the server listens on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port that the server listens on", min=1, max=65535)] = 4200,
+    database: Annotated[
+        str | None, typer.Option(metavar="URL", help="postgresql://USER@HOST/NAME, in place of SQLite")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="flow runs at a time", min=1)] = 1,
+    api: Annotated[
+        str | None, typer.Option(metavar="URL", help="API of a server elsewhere: only the worker runs here")
+    ] = None,
+    background: Annotated[bool, typer.Option("--background", help="return when all is up")] = False,
+) -> None:
+    """Start server and worker and register the flows; stay in the foreground until Ctrl-C or SIGTERM."""
+    from flows.team.setup import TeamSetup
+    from flows.team.up import up as start
+
+    where = _folder(folder)
+    setup = TeamSetup(where, host, port, database, workers, api.rstrip("/") if api else None)
+    _exit(context, lambda: start(setup, background), where)
+
+
+@app.command()
+def status(context: typer.Context, folder: Folder = None) -> None:
+    """Say what runs; the exit code is 0 if everything does."""
+    from flows.team.up import status as tell
+
+    where = _folder(folder)
+    _exit(context, lambda: tell(where), where)
+
+
+@app.command()
+def down(context: typer.Context, folder: Folder = None) -> None:
+    """End server, worker and flow runs, within half a minute; what was measured is kept."""
+    from flows.team.up import down as end
+
+    where = _folder(folder)
+    _exit(context, lambda: end(where), where)
+
+
+def _folder(named: Path | None) -> Path:
+    from flows.team.setup import default_folder
+
+    return named.expanduser().absolute() if named else default_folder()
+
+
+def _exit(context: typer.Context, work: Callable[[], int], subject: Path) -> None:
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(work, subject, bool((context.obj or {}).get("debug"))))

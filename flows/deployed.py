@@ -1,0 +1,109 @@
+"""The flows as they are deployed: from the form in Prefect's UI, and by a schedule.
+
+Both are `flows.scaling_study` with parameters that a form can draw. The server checks types and bounds
+only; the flow checks everything again and fails with the dotted field. `rankwise deploy-flows` registers
+them from `prefect.yaml`; relative paths are relative to the folder in which the Prefect worker runs them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Failed
+
+from configs.form import StudyForm, study_of_form
+from configs.study import StudyError, StudySpec, load_study
+from flows.folders import cache_folder
+from flows.precheck import check_study
+from flows.scaling_study import StudyResult, measure_study
+
+SHIPPED_STUDIES = Path(__file__).parents[1] / "configs" / "studies"
+_EXAMPLE = StudyForm()
+
+
+def _form_name() -> str:
+    study = flow_run.parameters.get("study")
+    return str(study.get("study", "study")) if isinstance(study, dict) else "study"
+
+
+def _sweep_name() -> str:
+    return Path(str(flow_run.parameters.get("study", "sweep"))).stem
+
+
+@flow(name="study from the form", flow_run_name=_form_name, validate_parameters=False)
+def study_from_the_form(
+    study: StudyForm = _EXAMPLE,
+    runs: Path = Path("runs"),
+    only_failed: bool = False,
+    accept_environment: bool = False,
+) -> StudyResult | State[Any]:
+    """Measure a study that is filled in as a form, and write its report.
+
+    Args:
+        study: models, workload, experiments, target and rules of measuring.
+        runs: folder under which the run folder, named like the study, lies.
+        only_failed: measure only what was tried before and failed.
+        accept_environment: go on although the run folder was begun in another environment.
+    """
+    given: Any = study  # of the form, plain data: Prefect was told not to validate it
+    try:
+        spec = study_of_form(given if isinstance(given, dict) else given.model_dump(mode="json"))
+        return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
+    except StudyError as error:
+        return _refused(error)
+
+
+@flow(name="scheduled sweep", flow_run_name=_sweep_name, validate_parameters=False)
+def scheduled_sweep(
+    study: str = "quickstart",
+    assignments: list[str] | None = None,
+    runs: Path = Path("runs"),
+    folder_per_run: bool = True,
+) -> StudyResult | State[Any]:
+    """Measure a study file again, on a schedule.
+
+    Args:
+        study: path of the study file, or the name of a shipped study.
+        assignments: changes to it, as `dotted.key=value`.
+        runs: folder under which the run folders lie.
+        folder_per_run: on: measured anew each time, below a folder named by the scheduled time; off: the
+            same run folder goes on, and only what is missing is measured.
+    """
+    try:
+        path = _study_file(study)
+        spec = load_study(path, assignments or [])
+        below = Path(runs)
+        if folder_per_run:
+            # The scheduled time, not now: a run that is tried again goes on in its folder.
+            below /= flow_run.scheduled_start_time.strftime("%Y-%m-%dT%H-%M-%SZ")
+        return _checked_and_measured(spec, below, path.parent, False, False)
+    except StudyError as error:
+        return _refused(error)
+
+
+def _refused(error: StudyError) -> State[Any]:
+    """What is wrong with the study, as the state's message: for people, without a traceback."""
+    return Failed(message=str(error))
+
+
+def _checked_and_measured(
+    spec: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
+) -> StudyResult | State[Any]:
+    """As `rankwise run` does: everything that can be wrong is said before anything is started."""
+    check_study(spec, base.absolute(), cache_folder(), runs / spec.study)
+    return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
+
+
+def _study_file(written: str) -> Path:
+    """A path as written, or a shipped study. Raises StudyError."""
+    shipped = {path.stem.replace("_", "-"): path for path in SHIPPED_STUDIES.glob("*.yaml")}
+    path = Path(written)
+    if path.is_file():
+        return path
+    if written in shipped:
+        return shipped[written]
+    raise StudyError(
+        [f"study: no such file: {written} (looked in {Path.cwd()})\n  shipped: {', '.join(sorted(shipped))}"]
+    )

@@ -1,0 +1,151 @@
+"""The two programs of a team's set-up, as supervisord starts them: server and Prefect worker.
+
+Prefect's own commands would do but for how they end. `prefect worker start` answers SIGTERM by SIGKILL to its
+flow runs: their launches go on measuring for nobody, and the API shows them as running. Here the worker takes
+no new runs, has the flow runs end themselves, and ends when it has told the API. `prefect server start` waits
+without limit for browsers to hang up. Both end when supervisord dies, so nothing is left behind it.
+
+    python -m flows.team.programs server HOST PORT
+    python -m flows.team.programs worker API_TO_WAIT_FOR|- LIMIT
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from flows.local_server_guard import lower_priority
+from flows.team.api import Api
+from flows.team.processes import die_politely_with_parent, end_flow_runs_left, flow_processes, say
+from flows.team.setup import POOL, WORKER_STOP_SECONDS
+
+if TYPE_CHECKING:
+    from prefect.workers.process import ProcessWorker
+
+_FLOW_RUNS_SECONDS = WORKER_STOP_SECONDS - 5.0
+
+
+def serve(host: str, port: int) -> NoReturn:
+    """Run Prefect's API, UI and services until SIGTERM.
+
+    Start-up is mostly imports: without the garbage collector it is a quarter shorter. The priority is lowered
+    when the server is ready, so that measured cells have the cores; at nice 19 it would not become so on a
+    busy machine.
+    """
+    gc.disable()
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    class QuietServer(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            gc.freeze()
+            gc.enable()
+            lower_priority()
+
+    config = uvicorn.Config(
+        create_app(final=True), host=host, port=port, log_level="warning", lifespan="on", timeout_graceful_shutdown=2
+    )
+    server = QuietServer(config)
+    server.run()
+    sys.exit(0 if server.started else 1)
+
+
+def work(server: str | None, limit: int) -> None:
+    """Run flow runs of the work pool, `limit` at a time, until SIGTERM. Waits for the server if it is ours."""
+    while server and not Api(server, own=True, environment={}).answers():
+        time.sleep(0.5)
+    # Flow runs need no secrets of the server.
+    for name in [name for name in os.environ if name.startswith("PREFECT_SERVER_") and "EPHEMERAL" not in name]:
+        del os.environ[name]
+    worker = _worker(limit)
+    # Flow runs only: this process has read its settings. Of a worker that was killed they live on, and a log
+    # line into its closed pipe would end them. The API gets all lines.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    asyncio.run(_until_told(worker))
+
+
+def _worker(limit: int) -> "ProcessWorker":
+    import httpx
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.workers.process import ProcessWorker
+
+    with warnings.catch_warnings():
+        # That it takes the place of Prefect's process worker in this process is what we want.
+        warnings.filterwarnings("ignore", message="Type 'TeamWorker'")
+
+        class TeamWorker(ProcessWorker):
+            """Outlives outages of the API: Prefect's gives up after some minutes, and its flow runs with it."""
+
+            async def get_and_submit_flow_runs(self) -> list[FlowRun]:
+                try:
+                    return [] if _ending.is_set() else await super().get_and_submit_flow_runs()
+                except httpx.HTTPError as error:
+                    _told_unless_passing(error)
+                    return []
+
+            async def sync_with_backend(self) -> None:
+                try:
+                    await super().sync_with_backend()
+                except httpx.HTTPError as error:
+                    _told_unless_passing(error)
+
+    def _told_unless_passing(error: httpx.HTTPError) -> None:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+            raise error
+        say(f"the API does not answer, trying again: {error or type(error).__name__}")
+
+    return TeamWorker(name=socket.gethostname(), work_pool_name=POOL, limit=limit, heartbeat_interval_seconds=30)
+
+
+_ending = asyncio.Event()
+
+
+async def _until_told(worker: "ProcessWorker") -> None:
+    """Poll until SIGTERM or SIGINT; then end what runs, within the time that supervisord gives."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _ending.set)
+    polling = asyncio.create_task(worker.start(printer=say))
+    told = asyncio.create_task(_ending.wait())
+    await asyncio.wait((polling, told), return_when=asyncio.FIRST_COMPLETED)
+    if told.done():
+        await _end_flow_runs(worker)
+    told.cancel()
+    polling.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait_for(polling, 2)
+
+
+async def _end_flow_runs(worker: "ProcessWorker") -> None:
+    """SIGTERM to each flow run, also to those that are just being started; wait until their end is told.
+
+    On SIGTERM a flow run ends its launches, keeps what was measured, and tells the API that it crashed. The
+    worker tells it of those that were too young to do so.
+    """
+    asked: set[int] = set()
+    deadline = time.monotonic() + _FLOW_RUNS_SECONDS
+    while (living := flow_processes()) or worker.limiter.borrowed_tokens:
+        for process in living:
+            if process.pid not in asked:
+                say(f"ending the flow run with pid {process.pid}")
+                asked.add(process.pid)
+                process.terminate()
+        if time.monotonic() > deadline:
+            say(f"{len(living)} flow runs did not end; they are killed")
+            break
+        await asyncio.sleep(0.2)
+    end_flow_runs_left()
+
+
+if __name__ == "__main__":
+    die_politely_with_parent()
+    if sys.argv[1] == "server":
+        serve(sys.argv[2], int(sys.argv[3]))
+    work(None if sys.argv[2] == "-" else sys.argv[2], int(sys.argv[3]))
