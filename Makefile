@@ -6,14 +6,17 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study test check format report tiny-lm bench-pipeline bench-resume clean
+.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
 	$(BIN)/rankwise run $(STUDY) --runs $(RUNS)
 
+team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until Ctrl-C
+	$(BIN)/rankwise team up
+
 test: $(VENV)/.installed-dev  ## every test that this machine can run
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
 	$(BIN)/ruff format --check .
@@ -34,8 +37,14 @@ tiny-lm: $(VENV)/.installed  ## train the quickstart's model again, about half a
 bench-pipeline: $(VENV)/.installed  ## what the pipeline itself costs
 	$(BIN)/python -m flows.bench_pipeline
 
+bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subflows, slots
+	$(BIN)/python -m flows.bench_prefect
+
 bench-resume: $(VENV)/.installed  ## kill a run at ten random moments; nothing may be lost or measured twice
 	$(BIN)/python -m flows.bench_resume
+
+screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
+	$(BIN)/python tests/take_screenshots.py
 
 clean:  ## the virtual environment goes, runs stay
 	rm -rf $(VENV)

@@ -2,10 +2,14 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from offline_team import OfflineTeam
 
 _FOREIGN = ("PREFECT_", "RANKWISE_", "HF_", "HUGGING", "XDG_", "SLURM_", "MASTER_")
 for _name in list(os.environ):
@@ -23,4 +27,36 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     base = tmp_path_factory.mktemp("user")
     os.environ["RANKWISE_DATA"] = str(base / "data")
     os.environ["RANKWISE_CACHE"] = str(base / "cache")
+    # Tests measure nothing: they need not wait for a study that runs beside them.
+    os.environ["RANKWISE_LOCKS"] = str(base)
     yield base
+
+
+@pytest.fixture(scope="session")
+def team(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[OfflineTeam]":
+    """One Prefect server and Prefect worker for all tests of deployments; use it within `team.inside()`."""
+    from offline_team import OfflineTeam
+
+    made = OfflineTeam(tmp_path_factory.mktemp("team"))
+    try:
+        with made.inside():
+            made.start_server()
+            made.start_worker()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def seen(record_property: "Callable[[str, object], None]") -> "Callable[..., None]":
+    """Notes what was seen, for the table that is printed after all tests."""
+    return lambda *columns: record_property("seen", " | ".join(str(column) for column in columns))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    lines = [str(value) for report in reports for name, value in report.user_properties if name == "seen"]
+    if lines:
+        terminalreporter.section("what was seen")
+    for line in dict.fromkeys(lines):
+        terminalreporter.write_line(f"| {line} |")

@@ -39,7 +39,8 @@ def test_each_rank_leaves_a_part_of_every_visit(pair: tuple[JobPaths, JobEnd]) -
             assert ours.figures["items"] == (2, 1)[rank], "three items over two ranks"
             with np.load(paths.samples(visit.name, rank)) as samples:
                 assert samples["pass_seconds"].shape == (1,)
-                assert 0.009 < samples["pass_seconds"][0] < 5, "the slower rank sleeps 2 x 5 ms, both wait for it"
+                # A rank may leave the first barrier late, and then waits less: only its own sleep is certain.
+                assert (0.010, 0.005)[rank] <= samples["pass_seconds"][0] < 30
 
 
 def test_figures_and_environment(pair: tuple[JobPaths, JobEnd]) -> None:

@@ -75,6 +75,14 @@ def test_validate_counts(tmp_path: Path) -> None:
     assert fine.returncode == 0 and "2 cells, 2 visits in 1 launches" in fine.stdout
 
 
+def test_a_pinned_model_on_a_hub_is_not_asked_for(tmp_path: Path) -> None:
+    workload = {"kind": "generate", "new_tokens": 4}
+    models = [{"id": "acme/tiny", "revision": "0" * 40}]
+    study = write_study(tmp_path, models=models, workload=workload, experiments={"s": STRONG["s"] | {"to": 1}})
+    fine = rankwise("validate", study, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert fine.returncode == 0 and "1 cells" in fine.stdout, fine.stderr
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     study = write_study(tmp_path, surprise=1)
     assert "Traceback" in rankwise("--debug", "validate", study, cwd=tmp_path).stderr
