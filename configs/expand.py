@@ -68,6 +68,8 @@ def expand(study: StudySpec, models: list[PlannedModel], inputs: dict[str, str],
         experiments=tuple(planned),
         cells=builder.cells,
         repeats={key: 1 if _answers(cell) else study.measuring.repeats for key, cell in builder.cells.items()},
+        objectives=study.objectives,
+        purpose=study.purpose,
     )
 
 

@@ -19,13 +19,18 @@ PROGRESS_BYTES = 4096
 class Measuring(Frozen):
     """The rules of measuring, the same for every cell of a study."""
 
-    repeats: PositiveInt = 10
+    repeats: PositiveInt = Field(10, description="visits of each cell, a launch each; the least, with a target")
+    target_interval: float | None = Field(
+        None, gt=0, lt=1, description="go on until the 95 % interval of a cell's median is within this share of it"
+    )
+    most_repeats: PositiveInt = Field(60, description="with a target: where a cell is given up")
     warmup: int = Field(1, ge=0, description="passes (or training steps) before the measured ones")
     least_seconds: float = Field(1.0, ge=0, description="measure at least this long")
     least_passes: PositiveInt = Field(2, description="and at least so many passes (or training steps)")
     cell_timeout_seconds: PositiveFloat = 300.0
     group_timeout_seconds: PositiveFloat = Field(60.0, description="of one collective")
     budget_minutes: PositiveFloat | None = Field(None, description="wall time after which no launch is begun")
+    budget_usd: PositiveFloat | None = Field(None, description="money after which no launch is begun; needs a price")
     memory: bool = Field(True, description="measure peak memory, in a pass of its own")
     seed: int = Field(0, ge=0)
 

@@ -10,6 +10,8 @@ from pydantic import Field
 from configs.base import SCHEMA_VERSION, Frozen
 from configs.cell import Cell
 from configs.job import Measuring
+from configs.objectives import Objectives, Purpose
+from configs.prices import TargetPrices
 from configs.target import LocalTarget
 
 ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness"]
@@ -64,3 +66,6 @@ class Plan(Frozen):
     experiments: tuple[PlannedExperiment, ...]
     cells: dict[str, Cell]
     repeats: dict[str, int]
+    objectives: Objectives = Objectives()
+    purpose: Purpose | None = None
+    prices: dict[str, TargetPrices] = {}

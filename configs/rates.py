@@ -1,15 +1,14 @@
-"""From the raw samples of one visit to rates, and from visits to a cell's value. Pure arithmetic.
+"""From the raw samples of one visit to its rates. Pure arithmetic.
 
     rates = visit_rates(record.cell, record.figures, samples)     # samples: {"0/pass_seconds": array, ...}
-    value = spread([rates.throughput for rates in visits])
 
 A pass (or a training step) is over when the slowest rank is done, so its wall time is the largest over
-ranks. A visit's rate is all its work over the sum of those times. The visit is the sampling unit: a
-cell's value is the median over its repeats, given with its range.
+ranks. A visit's rate is all its work over the sum of those times. The visit is the sampling unit of all
+statistics (`reports.statistics`).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,24 +45,6 @@ class Rates:
     def throughput(self) -> float | None:
         """The rate that the workload is judged by: tokens a second, or items for noop."""
         return self.tokens_per_second if self.tokens_per_second is not None else self.items_per_second
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median and range over so many repeats. A range is not an interval of confidence."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-
-
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Median, least and greatest of the values that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return Spread(float(np.median(known)), min(known), max(known), len(known))
 
 
 def by_rank(samples: Mapping[str, Column], column: str) -> list[Column]:

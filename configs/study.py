@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_valid
 from configs.base import Frozen
 from configs.cell import Dtype, Engine, GenerateWorkload, Layout, NoopWorkload, TrainWorkload, Workload
 from configs.job import Measuring
+from configs.objectives import Objectives, Purpose
 from configs.target import LocalTarget
 
 Grow = Literal["dp", "tp", "pp", "nodes"]
@@ -128,6 +129,9 @@ class StudySpec(Frozen):
     experiments: dict[str, Experiment] = Field(min_length=1)
     measuring: Measuring = Measuring()
     pack: bool = Field(True, description="false: every cell gets a launch of its own")
+    objectives: Objectives = Field(Objectives(), description="bounds that the report says are met, missed or undecided")
+    purpose: Purpose | None = Field(None, description="batch, serving or hybrid: whose savings the report weighs")
+    prices: str | None = Field(None, description="file with your own prices, relative to the study's")
 
     @field_validator("models")
     @classmethod
@@ -254,6 +258,7 @@ _PLAIN: dict[str, type[BaseModel]] = {
     "layout": Layout,
     "targets": LocalTarget,
     "measuring": Measuring,
+    "objectives": Objectives,
 }
 
 

@@ -8,10 +8,10 @@ the report makes the lead bold, a terminal prints both.
 
 from dataclasses import dataclass
 
-from configs.rates import Spread
 from reports.correctness import Judged
 from reports.load import CellResult, StudyResult
-from reports.text import joined, mebibytes, number, plural, shortened, spread_text
+from reports.statistics import Estimate
+from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ def _groups(study: StudyResult) -> list[list[CellResult]]:
 
 def _best(group: list[CellResult]) -> Sentence | None:
     """The best cells of a group for throughput, latency and memory; None where nothing was measured."""
-    values = [(value, result) for result in group if (value := result.spread("throughput")) is not None]
+    values = [(value, result) for result in group if (value := result.estimate("throughput")) is not None]
     if not values:
         return None
     values.sort(key=lambda pair: -pair[0].median)
     value, best = values[0]
-    parts = [f"It gives {spread_text(value, best.unit)}{_advantage(best, value, values)}."]
+    parts = [f"It gives {estimate_text(value, best.unit)}{_advantage(best, value, values)}."]
     latency = _least(group, "time_per_output_token_seconds") or _least(group, "step_seconds")
     if latency is not None:
         unit = "ms a step" if latency[1].cell.workload.kind == "train" else "ms a token"
         where = "the same cell" if latency[1] is best else latency[1].name
-        parts.append(f"Lowest latency: {where}, {spread_text(latency[0], unit, 1000)}.")
+        parts.append(f"Lowest latency: {where}, {estimate_text(latency[0], unit, 1000)}.")
     peaks = [(peak, result) for result in group if (peak := result.peak_bytes) is not None]
     if peaks:
         peak, smallest = min(peaks, key=lambda pair: pair[0])
@@ -67,7 +67,7 @@ def _best(group: list[CellResult]) -> Sentence | None:
     return Sentence(f"{verb} {what}.", " ".join(parts))
 
 
-def _advantage(best: CellResult, value: Spread, values: list[tuple[Spread, CellResult]]) -> str:
+def _advantage(best: CellResult, value: Estimate, values: list[tuple[Estimate, CellResult]]) -> str:
     """How much better than one rank on the same work, and than the next best cell."""
     texts = []
     single = next((pair for pair in values if _is_single_rank_of(pair[1], best)), None)
@@ -94,8 +94,8 @@ def _is_single_rank_of(result: CellResult, best: CellResult) -> bool:
     return best.cell.workload in (result.cell.workload, result.cell.workload.scaled(ranks))
 
 
-def _least(group: list[CellResult], figure: str) -> tuple[Spread, CellResult] | None:
-    values = [(value, result) for result in group if (value := result.spread(figure)) is not None]
+def _least(group: list[CellResult], figure: str) -> tuple[Estimate, CellResult] | None:
+    values = [(value, result) for result in group if (value := result.estimate(figure)) is not None]
     return min(values, key=lambda pair: pair[0].median) if values else None
 
 

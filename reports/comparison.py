@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.plan import PlannedExperiment
-from configs.rates import Spread, spread
 from reports.load import CellResult, StudyResult
-from reports.text import UNKNOWN, Table, escaped, mebibytes, number, percent, spread_cell
+from reports.statistics import Estimate, estimate
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, mebibytes, number, percent
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Gain:
 
     variant: str
     result: CellResult
-    throughput: Spread | None
+    throughput: Estimate | None
     throughput_by_repeat: dict[int, float]
-    token_seconds: Spread | None
+    token_seconds: Estimate | None
     memory: float | None
 
 
@@ -52,10 +52,10 @@ def sweep_table(points: list[SweepPoint]) -> Table:
             (
                 escaped(point.label),
                 f"{len(result.completed)} of {result.planned}",
-                spread_cell(result.spread("throughput")),
-                spread_cell(result.spread("time_per_output_token_seconds"), 1000),
-                spread_cell(result.spread("ttft_seconds"), 1000),
-                spread_cell(result.spread("step_seconds"), 1000),
+                estimate_cell(result.estimate("throughput")),
+                estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
+                estimate_cell(result.estimate("ttft_seconds"), 1000),
+                estimate_cell(result.estimate("step_seconds"), 1000),
                 mebibytes(result.peak_bytes),
                 result.status.replace("_", " "),
             )
@@ -63,10 +63,10 @@ def sweep_table(points: list[SweepPoint]) -> Table:
     columns = (
         "point",
         "repeats",
-        f"{points[0].result.unit}, median (range)",
-        "ms a token, median (range)",
-        "ms to first token, median (range)",
-        "ms a step, median (range)",
+        f"{points[0].result.unit}, median (interval)",
+        "ms a token, median (interval)",
+        "ms to first token, median (interval)",
+        "ms a step, median (interval)",
         "peak memory, MiB, all ranks",
         "state",
     )
@@ -75,8 +75,8 @@ def sweep_table(points: list[SweepPoint]) -> Table:
 
 def sweep_sentence(points: list[SweepPoint]) -> str:
     """Where throughput is highest, and what was not measured."""
-    values = [(value.median, point) for point in points if (value := point.result.spread("throughput"))]
-    lost = [point for point in points if point.result.spread("throughput") is None]
+    values = [(value.median, point) for point in points if (value := point.result.estimate("throughput"))]
+    lost = [point for point in points if point.result.estimate("throughput") is None]
     if not values:
         return "No point of this sweep has a figure."
     best_value, best = max(values, key=lambda pair: pair[0])
@@ -114,9 +114,9 @@ def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[Cel
             Gain(
                 variant=point.label,
                 result=result,
-                throughput=spread(ratios.values()),
+                throughput=estimate(ratios.values()),
                 throughput_by_repeat=ratios,
-                token_seconds=spread(paired_ratio(_token_seconds(result), _token_seconds(base)).values()),
+                token_seconds=estimate(paired_ratio(_token_seconds(result), _token_seconds(base)).values()),
                 memory=_memory_ratio(result, base),
             )
         )
@@ -138,9 +138,9 @@ def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
     columns = (
         "variant",
         "pairs",
-        f"{base.unit}, median (range)",
+        f"{base.unit}, median (interval)",
         "gain, median (range of pairs)",
-        f"{latency}, median (range)",
+        f"{latency}, median (interval)",
         "change of it",
         "peak memory, MiB, all ranks",
         "change of peak",
@@ -148,7 +148,7 @@ def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
     )
     rows = [("baseline", UNKNOWN, *_absolute(base, "1", UNKNOWN, UNKNOWN))]
     for gain in gains:
-        times = spread_cell(gain.throughput)
+        times = estimate_cell(gain.throughput)
         change = percent(gain.token_seconds.median - 1) if gain.token_seconds else UNKNOWN
         memory = percent(gain.memory - 1) if gain.memory is not None else UNKNOWN
         rows.append(
@@ -159,9 +159,9 @@ def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
 
 def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[str, ...]:
     return (
-        spread_cell(result.spread("throughput")),
+        estimate_cell(result.estimate("throughput")),
         gain,
-        spread_cell(spread(_token_seconds(result).values()), 1000),
+        estimate_cell(estimate(_token_seconds(result).values()), 1000),
         change,
         mebibytes(result.peak_bytes),
         memory,

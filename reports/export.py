@@ -87,7 +87,7 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
     }
     line |= {f"workload_{field}": value for field, value in cell.workload.model_dump(mode="json").items()}
     for rate in RATES:
-        value = result.spread(rate)
+        value = result.estimate(rate)
         line[f"{rate}_median"] = value.median if value else None
         line[f"{rate}_min"] = value.low if value else None
         line[f"{rate}_max"] = value.high if value else None

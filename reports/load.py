@@ -19,8 +19,9 @@ import numpy as np
 from configs.cell import Cell, GenerateWorkload
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedExperiment, PlannedModel
-from configs.rates import RATE_COLUMNS, Column, Rates, Spread, spread, visit_rates
+from configs.rates import RATE_COLUMNS, Column, Rates, visit_rates
 from configs.record import Figure, Record, Status, migrate, read_json_object, read_record
+from reports.statistics import Estimate, estimate
 
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
@@ -77,9 +78,9 @@ class CellResult:
         found = {repeat: getattr(visit.rates, figure, None) for repeat, visit in self.completed.items()}
         return {repeat: value for repeat, value in found.items() if value is not None}
 
-    def spread(self, figure: str) -> Spread | None:
+    def estimate(self, figure: str) -> Estimate | None:
         """Median and range over the repeats of one field of `Rates`."""
-        return spread(self.values(figure).values())
+        return estimate(self.values(figure).values())
 
     @property
     def title(self) -> str:

@@ -30,7 +30,11 @@ from reports.comparison import (
 from reports.correctness import Judged, completions_table, correctness_table, judge_experiment, tolerance_table
 from reports.export import cells_csv, records_parquet
 from reports.load import CellResult, StudyResult, load_study
-from reports.plots import COLOURS, draw_losses, draw_optimization, draw_scaling, draw_sweep, drawn, sweep_axes
+from reports.plots.optimization import draw_optimization
+from reports.plots.scaling import draw_scaling
+from reports.plots.style import COLOURS, drawn
+from reports.plots.sweep import draw_sweep, sweep_axes
+from reports.plots.training import draw_losses
 from reports.scaling import scaling, scaling_sentence, scaling_table
 from reports.text import Table, escaped, plural
 
@@ -156,7 +160,7 @@ def _scaling(study: StudyResult, experiment: PlannedExperiment, drawing: _Drawin
 
 def _sweep(study: StudyResult, experiment: PlannedExperiment, drawing: _Drawing) -> Section:
     points, title = sweep(study, experiment), study.title(experiment)
-    measured = any(point.result.spread("throughput") for point in points)
+    measured = any(point.result.estimate("throughput") for point in points)
     height = 3.1 + 0.2 * (len(sweep_axes(points)[1]) // 3)  # the legend has a line for three series
     plot = drawing.add(title, partial(draw_sweep, points=points), height) if measured else None
     return Section(title, sweep_sentence(points), sweep_table(points), plot)

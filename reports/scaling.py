@@ -11,9 +11,9 @@ scaling; where the work of a rank is fixed, throughput(n) / (n x throughput(1)) 
 from dataclasses import dataclass
 
 from configs.plan import PlannedExperiment
-from configs.rates import Spread
 from reports.load import CellResult, StudyResult
-from reports.text import Table, number, percent, plural, spread_cell
+from reports.statistics import Estimate
+from reports.text import Table, estimate_cell, number, percent, plural
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ScalingPoint:
     ranks: int
     result: CellResult
     baseline: bool
-    throughput: Spread | None
+    throughput: Estimate | None
     speedup: float | None
     efficiency: float | None
 
@@ -52,11 +52,11 @@ def scaling(study: StudyResult, experiment: PlannedExperiment) -> Scaling:
     ordered = sorted(experiment.points, key=lambda point: study.cells[point.cell].cell.layout.ranks)
     named = next((point for point in ordered if point.baseline), ordered[0])
     base = study.cells[named.cell]
-    base_value, base_ranks = base.spread("throughput"), base.cell.layout.ranks
+    base_value, base_ranks = base.estimate("throughput"), base.cell.layout.ranks
     points = []
     for point in ordered:
         result = study.cells[point.cell]
-        value, ranks = result.spread("throughput"), result.cell.layout.ranks
+        value, ranks = result.estimate("throughput"), result.cell.layout.ranks
         speedup = value.median / base_value.median if value and base_value else None
         efficiency = None if speedup is None else speedup * base_ranks / ranks
         points.append(ScalingPoint(ranks, result, point is named, value, speedup, efficiency))
@@ -69,12 +69,12 @@ def scaling_table(result: Scaling) -> Table:
         (
             "ranks",
             "repeats",
-            f"{result.unit}, median (range)",
+            f"{result.unit}, median (interval)",
             "speed-up",
             "efficiency",
-            "ms a token, median (range)",
+            "ms a token, median (interval)",
             "ms to first token",
-            "ms a step, median (range)",
+            "ms a step, median (interval)",
             "state",
         ),
         tuple(_row(point) for point in result.points),
@@ -87,12 +87,12 @@ def _row(point: ScalingPoint) -> tuple[str, ...]:
     return (
         f"{point.ranks}{' (baseline)' if point.baseline else ''}",
         f"{len(result.completed)} of {result.planned}",
-        spread_cell(point.throughput),
+        estimate_cell(point.throughput),
         number(point.speedup),
         percent(point.efficiency),
-        spread_cell(result.spread("time_per_output_token_seconds"), 1000),
-        spread_cell(result.spread("ttft_seconds"), 1000),
-        spread_cell(result.spread("step_seconds"), 1000),
+        estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
+        estimate_cell(result.estimate("ttft_seconds"), 1000),
+        estimate_cell(result.estimate("step_seconds"), 1000),
         result.status.replace("_", " "),
     )
 

@@ -6,9 +6,10 @@ Each function takes the study as read and gives a `Table`, or None where there i
 import numpy as np
 
 from configs.cell import GenerateWorkload
-from configs.rates import Floats, by_rank, spread
+from configs.rates import Floats, by_rank
 from configs.record import Status
 from reports.load import MISSING, CellResult, Reading, StudyResult, flat_environment, model_title, read_samples
+from reports.statistics import estimate
 from reports.text import (
     MIB,
     UNKNOWN,
@@ -16,13 +17,13 @@ from reports.text import (
     code,
     count,
     escaped,
+    estimate_cell,
     joined,
     mebibytes,
     number,
     percent,
     plural,
     shortened,
-    spread_cell,
 )
 
 NOISE_LIMIT = 0.10
@@ -74,7 +75,7 @@ def _resources(result: CellResult) -> tuple[str, ...]:
 
 def _slowest(visits: list[Reading], figure: str) -> float | None:
     """Median over repeats of a figure's largest value over ranks."""
-    value = spread(max(values) for visit in visits if (values := visit.numbers_by_rank(figure)))
+    value = estimate(max(values) for visit in visits if (values := visit.numbers_by_rank(figure)))
     return value.median if value else None
 
 
@@ -86,7 +87,7 @@ def cpu_use(result: CellResult) -> float | None:
         cores = result.cell.layout.ranks * result.cell.cores_per_rank
         if busy and seconds and max(seconds) > 0:
             shares.append(sum(busy) / (max(seconds) * cores))
-    value = spread(shares)
+    value = estimate(shares)
     return value.median if value else None
 
 
@@ -280,9 +281,9 @@ def loading_table(study: StudyResult) -> Table | None:
     rows: list[tuple[str, ...]] = []
     for fixed, loads in groups.items():
         rates = [size / seconds for seconds, size in loads if size is not None and seconds > 0]
-        rate = spread_cell(spread(rates), 1 / MIB)
-        rows.append((*map(escaped, fixed), str(len(loads)), spread_cell(spread(load[0] for load in loads)), rate))
-    columns = ("model", "layout", "dtype", "engine", "launches", "slowest rank, s, median (range)", "MiB/s, all ranks")
+        rate = estimate_cell(estimate(rates), 1 / MIB)
+        rows.append((*map(escaped, fixed), str(len(loads)), estimate_cell(estimate(load[0] for load in loads)), rate))
+    columns = ("model", "layout", "dtype", "engine", "launches", "slowest rank, s, median (interval)", "MiB/s, all ranks")
     return Table(columns, tuple(rows), text_columns=4).without_empty_columns() if rows else None
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from configs.rates import Spread
+from reports.statistics import Estimate
 
 UNKNOWN = "–"
 MIB = 2**20
@@ -77,23 +77,25 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def spread_cell(value: Spread | None, scale: float = 1.0) -> str:
-    """Median and range for a table: `412 (405 to 418)`; the range is left out of a single repeat."""
+def estimate_cell(value: Estimate | None, scale: float = 1.0) -> str:
+    """Median and interval for a table: `412 (405 to 418)`; a range is in brackets: `412 [405 to 418]`."""
     if value is None:
         return UNKNOWN
     median = number(value.median * scale)
     if value.count == 1:
         return median
-    return f"{median} ({number(value.low * scale)} to {number(value.high * scale)})"
+    low, high = (number(bound * scale) for bound in value.bounds)
+    return f"{median} [{low} to {high}]" if value.interval is None else f"{median} ({low} to {high})"
 
 
-def spread_text(value: Spread, unit: str, scale: float = 1.0) -> str:
-    """Median and range for a sentence: `412 tokens/s (405 to 418, range of 3 repeats)`."""
+def estimate_text(value: Estimate, unit: str, scale: float = 1.0) -> str:
+    """For a sentence: `412 tokens/s (405 to 418, 95 % interval, 10 repeats)`, or `range of 3 repeats`."""
     text = f"{number(value.median * scale)} {unit}"
     if value.count == 1:
         return f"{text} (1 repeat)"
-    low, high = number(value.low * scale), number(value.high * scale)
-    return f"{text} ({low} to {high}, range of {repeats(value.count)})"
+    low, high = (number(bound * scale) for bound in value.bounds)
+    kind = f"range of {repeats(value.count)}" if value.interval is None else f"95 % interval, {repeats(value.count)}"
+    return f"{text} ({low} to {high}, {kind})"
 
 
 def mebibytes(value: float | None) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
-from configs.rates import Spread, by_rank, spread, time_per_output_token, visit_rates, wall_seconds
+from configs.rates import by_rank, time_per_output_token, visit_rates, wall_seconds
 
 GENERATE = Cell(model="m", workload=GenerateWorkload(num_prompts=4, new_tokens=5, batch_size=2), layout=Layout(dp=2))
 SAMPLES = {
@@ -82,8 +82,3 @@ def test_ranks_are_ordered_as_numbers() -> None:
     samples = {f"{rank}/x": np.array([float(rank)]) for rank in (10, 2, 0)}
     assert [float(array[0]) for array in by_rank(samples, "x")] == [0, 2, 10]
     assert wall_seconds(by_rank(samples, "x"), "x").tolist() == [10.0]
-
-
-def test_spread_is_median_and_range_of_what_is_known() -> None:
-    assert spread([3.0, None, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
-    assert spread([None]) is None and spread([]) is None

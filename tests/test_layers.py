@@ -26,6 +26,8 @@ OWNERS = {
     "submitit": {"slurm"},
     "pandas": {"reports"},
     "pyarrow": {"reports"},
+    "scipy": {"reports"},
+    "pymannkendall": {"reports"},
     "matplotlib": {"reports"},
     "jinja2": {"reports"},
     "prefect": {"tasks", "flows"},

@@ -207,11 +207,11 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
     quick, summary = rendered
     text = quick.report.read_text()
     # 2 ranks: 80 tokens in 1 s; 1 rank: the median of 40, 32 and 50 tokens/s.
-    assert "| 1 (baseline) | 3 of 3 | 40.0 (32.0 to 50.0) | 1.00 | 100 % | 5.00 (5.00 to 5.00) |" in text
-    assert "| 2 | 3 of 3 | 80.0 (80.0 to 80.0) | 2.00 | 100 % |" in text
+    assert "| 1 (baseline) | 3 of 3 | 40.0 [32.0 to 50.0] | 1.00 | 100 % | 5.00 [5.00 to 5.00] |" in text
+    assert "| 2 | 3 of 3 | 80.0 [80.0 to 80.0] | 2.00 | 100 % |" in text
     assert "2 ranks give 2.00 times the throughput of 1 rank with the work of each rank fixed" in text
     # Pairs: 80/40, 80/32, 80/50.
-    assert "| bf\\|16 | 3 | 80.0 (80.0 to 80.0) | 2.00 (1.60 to 2.50) |" in text
+    assert "| bf\\|16 | 3 | 80.0 [80.0 to 80.0] | 2.00 [1.60 to 2.50] |" in text
     assert "out of memory" in text and "needs \\| about &lt;31&gt; GiB" in text and "`jobs/j/rank_1.log`" in text
     assert "**equal** | 2 of 2" in text and "return \\*x\\*" in text
     assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text

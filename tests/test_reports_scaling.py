@@ -11,7 +11,7 @@ from configs.rates import Rates
 from configs.record import Record, Status
 from reports.comparison import optimization, optimization_sentence, paired_ratio, sweep, sweep_sentence
 from reports.load import CellResult, Reading, StudyResult
-from reports.plots import sweep_axes
+from reports.plots.sweep import sweep_axes
 from reports.scaling import scaling, scaling_sentence, scaling_table
 
 

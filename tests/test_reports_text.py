@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from configs.rates import Spread
-from reports.text import Table, code, count, escaped, joined, number, percent, shortened, spread_cell, spread_text
+from reports.statistics import Estimate
+from reports.text import Table, code, count, escaped, estimate_cell, estimate_text, joined, number, percent, shortened
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_three_significant_digits(value: float | None, text: str) -> None:
 def test_shares_counts_and_spreads() -> None:
     assert (percent(0.937), percent(None), percent(0.1, 2), number(1e-4, 1)) == ("93.7 %", "–", "10 %", "1e-4")
     assert (count(5_347_328), count(None)) == ("5,347,328", "–")
-    value = Spread(0.0208, 0.0201, 0.0213, 3)
-    assert spread_cell(value, 1000) == "20.8 (20.1 to 21.3)"
-    assert spread_text(value, "ms", 1000) == "20.8 ms (20.1 to 21.3, range of 3 repeats)"
-    assert spread_cell(Spread(2.0, 2.0, 2.0, 1)) == "2.00" and spread_cell(None) == "–"
-    assert spread_text(Spread(2.0, 2.0, 2.0, 1), "s") == "2.00 s (1 repeat)"
+    value = Estimate(0.0208, 0.0201, 0.0213, 3)
+    assert estimate_cell(value, 1000) == "20.8 [20.1 to 21.3]"
+    assert estimate_text(value, "ms", 1000) == "20.8 ms (20.1 to 21.3, range of 3 repeats)"
+    assert estimate_cell(Estimate(2.0, 2.0, 2.0, 1)) == "2.00" and estimate_cell(None) == "–"
+    assert estimate_text(Estimate(2.0, 2.0, 2.0, 1), "s") == "2.00 s (1 repeat)"
 
 
 def test_text_from_elsewhere_cannot_break_a_table() -> None:

@@ -1,0 +1,152 @@
+"""What all figures share: size, colours, fonts, and how points, losses and scales are drawn.
+
+    images = drawn(lambda figure: draw_scaling(figure, result))      # {"png": ..., "svg": ...}
+
+Each figure becomes a PNG and an SVG, the same bytes each time. Matplotlib is imported when the first
+figure is drawn, without pyplot and its global state. Colours are those of Okabe and Ito
+(https://jfly.uni-koeln.de/color/), which colour-blind readers tell apart; markers and line styles differ
+too, so that print in grey can be read.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from reports.statistics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+LINES = ("-", "--", "-.", ":")
+FAILED = "#B00020"
+IDEAL = "#777777"
+
+STYLE: Any = {
+    "svg.hashsalt": "rankwise",
+    "font.family": ["DejaVu Sans"],  # comes with Matplotlib: the same glyphs on every machine
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.markersize": 5.0,
+}
+
+
+def drawn(draw: Callable[["Figure"], None], height: float = 3.1) -> dict[str, bytes]:
+    """Draw on a figure 7.2 inches wide; bytes by file suffix. No date and no version goes into the files."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    png, svg = io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's own settings must not change the report
+        matplotlib.rcParams.update(STYLE)
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
+        figure = Figure(figsize=(7.2, height), dpi=140, layout=layout)
+        canvas: Any = FigureCanvasAgg(figure)
+        draw(figure)
+        # Not savefig, which draws everything twice to find its bounds.
+        canvas.print_png(png, metadata={"Software": None})
+        figure.set_layout_engine("none")  # laid out once is enough for both
+        canvas = FigureCanvasSVG(figure)
+        canvas.print_svg(svg, metadata={"Date": None, "Creator": None})
+    return {"png": png.getvalue(), "svg": svg.getvalue()}
+
+
+def legend(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
+    """The legend of one panel for the whole figure, below it, where it hides no point."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def medians(axes: "Axes", points: Sequence[tuple[float, Estimate]], index: int, label: str) -> None:
+    """Medians joined by a line, with a bar over the interval, or the range where there is no interval."""
+    if not points:
+        return
+    ordered = sorted(points, key=lambda point: point[0])
+    middles = [value.median for _, value in ordered]
+    below = [value.median - value.bounds[0] for _, value in ordered]
+    above = [value.bounds[1] - value.median for _, value in ordered]
+    axes.errorbar(
+        [x for x, _ in ordered],
+        middles,
+        yerr=[below, above],
+        label=label,
+        capsize=3,
+        linewidth=1.4,
+        color=COLOURS[index % len(COLOURS)],
+        marker=MARKERS[index % len(MARKERS)],
+        linestyle=LINES[index % len(LINES)],
+    )
+
+
+def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
+    """A cross on the x axis, with the status, for each point without a figure."""
+    for x, status in lost:
+        axes.plot(
+            [x],
+            [0.0],
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+            linestyle="none",
+            marker="x",
+            color=FAILED,
+            markersize=8,
+            markeredgewidth=2,
+        )
+        axes.annotate(
+            status.replace("_", " "),
+            (x, 0.0),
+            (0, 8),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            color=FAILED,
+            fontsize=8,
+        )
+
+
+def places(values: Sequence[Any]) -> tuple[list[float], list[str] | None]:
+    """x of each value: itself where all are numbers, else the position of its text, and the texts."""
+    if is_numeric(values):
+        return [float(value) for value in values], None
+    labels = list(dict.fromkeys(str(value) for value in values))
+    return [float(labels.index(str(value))) for value in values], labels
+
+
+def is_numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def numeric(axes: "Axes", places: Sequence[float]) -> None:
+    """Base 2 where values span a factor of 4 or more, with a tick at each value; else a linear scale."""
+    distinct = sorted(set(places))
+    if distinct[0] > 0 and distinct[-1] / distinct[0] >= 4:
+        log2(axes, distinct)
+    elif len(distinct) <= 8:
+        axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
+        axes.margins(x=0.1)
+
+
+def log2(axes: "Axes", values: Sequence[float]) -> None:
+    """A scale of base 2 with a tick at each value and room at both ends."""
+    distinct = sorted(set(values))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
+    axes.minorticks_off()
+    axes.set_xlim(distinct[0] / 1.25, distinct[-1] * 1.25)
