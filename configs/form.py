@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, WithJsonSchema, field_serializer
 from configs.base import Frozen
 from configs.cell import Dtype, Engine, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
 from configs.job import Measuring
+from configs.objectives import Objectives, Purpose
 from configs.study import (
     NAME_PATTERN,
     Correctness,
@@ -96,6 +97,9 @@ class StudyForm(Frozen):
     target: LocalTarget = Field(LocalTarget(), description="where cells run")
     measuring: Measuring = Field(Measuring(), description="the same for every cell")
     pack: bool = Field(True, description="off: every cell gets a launch of its own")
+    objectives: Objectives = Field(Objectives(), description="bounds; the report says which cells hold them")
+    purpose: Purpose | None = Field(None, description="whose savings the report weighs; none: all")
+    prices: str | None = Field(None, description="file with your own prices, on the machine of the worker")
 
     @field_serializer("models")
     def _without_given_names(self, models: list[ModelSpec]) -> list[dict[str, Any]]:

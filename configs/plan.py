@@ -14,6 +14,7 @@ from configs.objectives import Objectives, Purpose
 from configs.prices import TargetPrices
 from configs.target import LocalTarget
 
+Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
 ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness"]
 
 
@@ -69,3 +70,11 @@ class Plan(Frozen):
     objectives: Objectives = Objectives()
     purpose: Purpose | None = None
     prices: dict[str, TargetPrices] = {}
+    stopped: dict[str, Stop] = Field({}, description="cell -> what ended its repeats, where a target_interval is asked")
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """What an hour of the dearest target costs; None where the price of one is unknown."""
+        known = [self.prices.get(target.name, TargetPrices()).price for target in self.targets]
+        priced = [price.usd_per_hour for price in known if price is not None]
+        return max(priced) if len(priced) == len(self.targets) else None

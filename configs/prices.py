@@ -1,12 +1,30 @@
-"""What an hour of a target costs, and where that is known from. Unknown stays unknown, never 0."""
+"""What an hour of a target costs, and where that is known from. Unknown stays unknown, never 0.
 
+    prices = target_prices(target, own=read_price_file(path, "prices.yaml"))
+
+Three sources, the first that knows counts: the study itself, the user's own file (`configs.price_file`),
+the catalog that comes with Rankwise (`configs/catalog/prices.csv`: a snapshot, each row with its date and
+source). What else is known of the same machine (spot, reserved, other regions) is kept to weigh savings.
+"""
+
+import csv
+from collections.abc import Sequence
+from datetime import date
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from configs.base import Frozen
+from configs.target import LocalTarget
 
 Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
+CATALOG = Path(__file__).parent / "catalog" / "prices.csv"
+CATALOG_COLUMNS = ("machine", "region", "market", "usd_per_hour", "as_of", "source")
+STALE_DAYS = 30
+"""Clouds change prices without notice; Google alone reserves to change spot prices daily."""
 
 
 class Price(Frozen):
@@ -14,9 +32,23 @@ class Price(Frozen):
 
     usd_per_hour: PositiveFloat
     source: str
-    as_of: str | None = None
+    as_of: str | None = Field(None, description="YYYY-MM-DD")
     market: Market = "on_demand"
     region: str | None = None
+
+    @field_validator("as_of")
+    @classmethod
+    def _is_a_date(cls, as_of: str | None) -> str | None:
+        if as_of is not None:
+            try:
+                date.fromisoformat(as_of)
+            except ValueError:
+                raise ValueError(f"{as_of!r} is no date; write it as 2026-01-31") from None
+        return as_of
+
+    def age_days(self, on: date) -> int | None:
+        """Days from the price to that date; None where the price has no date."""
+        return None if self.as_of is None else (on - date.fromisoformat(self.as_of)).days
 
 
 class TargetPrices(Frozen):
@@ -24,3 +56,80 @@ class TargetPrices(Frozen):
 
     price: Price | None = None
     others: tuple[Price, ...] = ()
+
+
+class Offer(Frozen):
+    """A price and what it is for: targets of that name, or machines `provider/instance`; `*` stands for anything."""
+
+    target: str | None = None
+    machine: str | None = None
+    price: Price
+
+    def is_for(self, target: LocalTarget) -> bool:
+        """Whether the target is this machine, in this region where the offer names one."""
+        if self.target is not None:
+            return fnmatchcase(target.name, self.target)
+        region = target.region
+        return self.is_like(target) and (self.price.region is None or self.price.region == region)
+
+    def is_like(self, target: LocalTarget) -> bool:
+        """The same machine, in whatever region."""
+        if self.target is not None:
+            return fnmatchcase(target.name, self.target)
+        return self.machine is not None and target.instance is not None and fnmatchcase(target.instance, self.machine)
+
+
+def target_prices(
+    target: LocalTarget, own: Sequence[Offer] = (), catalog: Sequence[Offer] | None = None
+) -> TargetPrices:
+    """What the study, the user's file and the catalog know of a target, the first source that knows first.
+
+    In the user's file the first offer that fits counts, so narrow ones stand above wide ones. The catalog
+    gives on-demand prices only; its other markets are among `others`.
+    """
+    shipped = read_catalog() if catalog is None else catalog
+    found = [offer.price for offer in own if offer.is_for(target)]
+    found += [offer.price for offer in shipped if offer.is_for(target) and offer.price.market == "on_demand"]
+    if target.price_usd_per_hour is not None:
+        own_price = Price(usd_per_hour=target.price_usd_per_hour, source="the study file", region=target.region)
+        found.insert(0, own_price)
+    price = found[0] if found else None
+    taken = {(price.market, price.region or target.region)} if price else set()
+    others: list[Price] = []
+    for offer in (*own, *shipped):
+        place = (offer.price.market, offer.price.region or target.region)
+        if offer.is_like(target) and place not in taken:
+            taken.add(place)
+            others.append(offer.price)
+    return TargetPrices(price=price, others=tuple(others))
+
+
+def read_catalog(path: Path = CATALOG) -> tuple[Offer, ...]:
+    """The offers of a catalog. Raises ValueError naming the line: a price not above 0, none without date and source."""
+    return _read_catalog(path)
+
+
+@lru_cache(maxsize=4)
+def _read_catalog(path: Path) -> tuple[Offer, ...]:
+    offers: list[Offer] = []
+    seen: set[tuple[str, str, str]] = set()
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if tuple(rows.fieldnames or ()) != CATALOG_COLUMNS:
+            raise ValueError(f"{path}: columns are {rows.fieldnames}; expected {', '.join(CATALOG_COLUMNS)}")
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if None in row or not all(row.values()):
+                raise ValueError(f"{where}: each of {', '.join(CATALOG_COLUMNS)} must be given, and nothing else")
+            place = (row["machine"], row["region"], row["market"])
+            if place in seen:
+                raise ValueError(f"{where}: {' '.join(place)} has a price already")
+            seen.add(place)
+            fields = {name: row[name] for name in CATALOG_COLUMNS if name != "machine"}
+            try:
+                offers.append(Offer(machine=row["machine"], price=Price.model_validate(fields)))
+            except ValidationError as error:
+                problem = error.errors()[0]
+                field = problem["loc"][0] if problem["loc"] else "row"
+                raise ValueError(f"{where}: {field}: {problem['msg']}, not {problem['input']!r}") from error
+    return tuple(offers)

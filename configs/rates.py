@@ -1,15 +1,21 @@
 """From the raw samples of one visit to its rates. Pure arithmetic.
 
     rates = visit_rates(record.cell, record.figures, samples)     # samples: {"0/pass_seconds": array, ...}
+    rates = rates_of(VisitSamples(record.cell, samples).without_first(12), record.figures)
 
 A pass (or a training step) is over when the slowest rank is done, so its wall time is the largest over
 ranks. A visit's rate is all its work over the sum of those times. The visit is the sampling unit of all
 statistics (`reports.statistics`).
+
+The wall time of a pass is split, as the mean over ranks, into what each rank did and how long it then had
+to wait for the slowest: prefill + decode + other + waiting for `generate`, busy + waiting for the others.
+Communication inside a step is part of the busy time: the engine does not time it, so it is unknown.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +27,29 @@ Column = NDArray[np.generic]
 Floats = NDArray[np.float64]
 
 RATE_COLUMNS: dict[str, tuple[str, ...]] = {
-    "generate": ("pass_seconds", "ttft_seconds", "request_seconds", "batch_sequences"),
+    "generate": ("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences"),
     "train": ("step_seconds",),
     "noop": ("pass_seconds",),
 }
-"""Workload kind -> the columns that `visit_rates` reads."""
+"""Workload kind -> the columns that the functions of this module read."""
+
+LATENCY_COLUMNS = {
+    "request": "request_seconds",
+    "ttft": "ttft_seconds",
+    "token": "gap_seconds",
+    "step": "step_seconds",
+    "pass": "pass_seconds",
+}
+"""What takes time -> its column. A step or pass takes its wall time, the others what their own rank saw."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rates:
-    """What one visit amounts to; None where the workload has no such figure."""
+    """What one visit amounts to; None where the workload has no such figure.
+
+    `latency_seconds` is the median of what one waits for: a request, a step, or a pass. `prefill_seconds`
+    to `waiting_seconds` are the parts of a mean pass (or step) and sum to its wall time.
+    """
 
     wall_seconds: float
     passes: int
@@ -40,6 +59,12 @@ class Rates:
     ttft_seconds: float | None = None
     time_per_output_token_seconds: float | None = None
     step_seconds: float | None = None
+    latency_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
+    busy_seconds: float | None = None
+    other_seconds: float | None = None
+    waiting_seconds: float | None = None
 
     @property
     def throughput(self) -> float | None:
@@ -64,8 +89,69 @@ def wall_seconds(ranks: list[Column], column: str) -> Floats:
     lengths = [len(array) for array in ranks]
     if len(set(lengths)) > 1:
         raise ValueError(f"samples: {column} has {lengths} entries by rank; each rank must count the same passes")
+    if len(ranks) == 1:
+        return _floats(ranks[0])
     slowest: Floats = np.max(np.stack([_floats(array) for array in ranks]), axis=0)
     return slowest
+
+
+class VisitSamples:
+    """The samples of one visit by column, and what is asked of them more than once.
+
+    Raises ValueError where a column is missing or does not fit the others, when it is asked for.
+    """
+
+    def __init__(self, cell: Cell, samples: Mapping[str, Column]) -> None:
+        found: dict[str, dict[int, Column]] = {}
+        for key, array in samples.items():
+            rank, _, name = key.partition("/")
+            found.setdefault(name, {})[int(rank)] = array
+        self.cell = cell
+        self.columns = {name: [ranks[rank] for rank in sorted(ranks)] for name, ranks in found.items()}
+        self.series = "step_seconds" if cell.workload.kind == "train" else "pass_seconds"
+
+    def ranks(self, column: str) -> list[Column]:
+        """The column of each rank, in order of rank."""
+        if column not in self.columns:
+            there = ", ".join(sorted(self.columns)) or "none"
+            raise ValueError(f"samples: no rank has a column {column}; there are: {there}")
+        return self.columns[column]
+
+    @cached_property
+    def walls(self) -> Floats:
+        """Wall time of each pass, or step."""
+        return wall_seconds(self.ranks(self.series), self.series)
+
+    def without_first(self, first: int) -> "VisitSamples":
+        """Without the samples of the first so many passes (or steps).
+
+        Each pass does the same work, so each has the same share of a column; what is given for one pass only
+        (`batch_sequences`) stays.
+        """
+        if first == 0:
+            return self
+        rest = VisitSamples(self.cell, {})
+        passes = len(self.walls)
+        requests = [len(array) for array in self.columns.get("request_seconds", [])]
+        for name, ranks in self.columns.items():
+            if name == "batch_sequences" and [len(array) for array in ranks] != requests:
+                rest.columns[name] = ranks
+                continue
+            for array in ranks:
+                if len(array) % passes:
+                    raise ValueError(f"samples: {len(array)} {name} are no multiple of {passes} passes")
+            rest.columns[name] = [array[first * (len(array) // passes) :] for array in ranks]
+        return rest
+
+    def latencies(self) -> dict[str, Floats]:
+        """Every single latency by kind (LATENCY_COLUMNS), in seconds, over all ranks. What it has not is left out."""
+        found = {}
+        for kind, column in LATENCY_COLUMNS.items():
+            if column in self.columns:
+                values = self.walls if column == self.series else _joined(self.columns[column])
+                if len(values):
+                    found[kind] = values
+        return found
 
 
 def time_per_output_token(request_seconds: Column, ttft_seconds: Column, new_tokens: int) -> Floats | None:
@@ -77,36 +163,51 @@ def time_per_output_token(request_seconds: Column, ttft_seconds: Column, new_tok
 
 def visit_rates(cell: Cell, figures: Mapping[str, Figure], samples: Mapping[str, Column]) -> Rates:
     """Rates of one completed, timed visit. Raises ValueError naming the column or figure that is missing."""
-    if isinstance(cell.workload, GenerateWorkload):
-        return _generate(cell.workload, samples)
-    if isinstance(cell.workload, NoopWorkload):
-        walls = wall_seconds(by_rank(samples, "pass_seconds"), "pass_seconds")
-        total = float(walls.sum())
-        return Rates(total, len(walls), items_per_second=_rate(cell.workload.items * len(walls), total))
-    walls = wall_seconds(by_rank(samples, "step_seconds"), "step_seconds")
-    total = float(walls.sum())
+    return rates_of(VisitSamples(cell, samples), figures)
+
+
+def rates_of(visit: VisitSamples, figures: Mapping[str, Figure]) -> Rates:
+    """Rates of the passes that are left in a visit. Raises as `visit_rates`."""
+    work, walls, ranks = visit.cell.workload, visit.walls, visit.ranks(visit.series)
+    if isinstance(work, GenerateWorkload):
+        return _generate(work, visit)
+    total, count = float(walls.sum()), len(walls)
+    busy = sum(float(_floats(rank).sum()) for rank in ranks) / len(ranks)
+    parts = {"busy_seconds": _rate(busy, count), "waiting_seconds": _rate(total - busy, count)}
+    median = _median(walls)
+    if isinstance(work, NoopWorkload):
+        items = _rate(work.items * count, total)
+        return Rates(total, count, items_per_second=items, latency_seconds=median, **parts)
     tokens = figures.get("tokens_per_step")
     if isinstance(tokens, bool) or not isinstance(tokens, int | float):
         raise ValueError(f"figures.tokens_per_step: {tokens!r}; expected the tokens of one step over all ranks")
-    return Rates(total, len(walls), tokens_per_second=_rate(tokens * len(walls), total), step_seconds=_median(walls))
+    rate = _rate(tokens * count, total)
+    return Rates(total, count, tokens_per_second=rate, step_seconds=median, latency_seconds=median, **parts)
 
 
-def _generate(work: GenerateWorkload, samples: Mapping[str, Column]) -> Rates:
-    walls = wall_seconds(by_rank(samples, "pass_seconds"), "pass_seconds")
-    total = float(walls.sum())
-    ttft = np.concatenate(by_rank(samples, "ttft_seconds"))
-    request = np.concatenate(by_rank(samples, "request_seconds"))
+def _generate(work: GenerateWorkload, visit: VisitSamples) -> Rates:
+    walls, ranks, requests = visit.walls, visit.ranks("pass_seconds"), visit.ranks("request_seconds")
+    total, count = float(walls.sum()), len(walls)
+    ttft, request = _joined(visit.ranks("ttft_seconds")), _joined(requests)
     if len(ttft) != len(request):
         raise ValueError(f"samples: {len(ttft)} ttft_seconds but {len(request)} request_seconds; expected one a batch")
-    sequences = _sequences(by_rank(samples, "batch_sequences"), by_rank(samples, "request_seconds"), len(walls))
+    sequences = _sequences(visit.ranks("batch_sequences"), requests, count)
     token_seconds = time_per_output_token(request, ttft, work.new_tokens)
+    shares = count * len(ranks)
+    prefill, asked = float(ttft.sum()), float(request.sum())
+    own = sum(float(_floats(rank).sum()) for rank in ranks)
     return Rates(
         total,
-        len(walls),
+        count,
         tokens_per_second=_rate(sequences * work.new_tokens, total),
         prompts_per_second=_rate(sequences, total),
         ttft_seconds=_median(ttft),
         time_per_output_token_seconds=None if token_seconds is None else _median(token_seconds),
+        latency_seconds=_median(request),
+        prefill_seconds=_rate(prefill, shares),
+        decode_seconds=_rate(asked - prefill, shares),
+        other_seconds=_rate(own - asked, shares),
+        waiting_seconds=_rate(total * len(ranks) - own, shares),
     )
 
 
@@ -125,10 +226,18 @@ def _rate(amount: float, seconds: float) -> float | None:
 
 
 def _median(values: Column) -> float | None:
-    if len(values) == 0:
+    """As np.median, at a third of its price for the short columns that there are so many of."""
+    count = len(values)
+    if count == 0:
         return None
-    median = float(np.median(_floats(values)))
-    return median if math.isfinite(median) else None
+    middle = count // 2
+    placed = np.partition(_floats(values), (max(middle - 1, 0), middle, count - 1))  # what is no number comes last
+    median = float(placed[middle] if count % 2 else (placed[middle - 1] + placed[middle]) / 2)
+    return median if math.isfinite(median) and math.isfinite(placed[-1]) else None
+
+
+def _joined(ranks: list[Column]) -> Floats:
+    return _floats(ranks[0] if len(ranks) == 1 else np.concatenate(ranks))
 
 
 def _floats(values: Column) -> Floats:

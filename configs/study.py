@@ -175,9 +175,9 @@ def load_study(path: Path, assignments: list[str] | None = None) -> StudySpec:
     except UnicodeDecodeError as error:
         raise StudyError([f"{path}: not UTF-8 text (byte {error.start})"]) from error
     try:
-        data = yaml.load(text, Loader=_StrictLoader)
+        data = yaml.load(text, Loader=StrictLoader)
     except yaml.YAMLError as error:
-        raise StudyError([f"{path}: not YAML: {_yaml_message(error)}"]) from error
+        raise StudyError([f"{path}: not YAML: {yaml_message(error)}"]) from error
     if not isinstance(data, dict):
         raise StudyError([f"{path}: a study is a mapping of keys to values, this is {type(data).__name__}"])
     for assignment in assignments or []:
@@ -193,7 +193,7 @@ def parse_study(data: dict[str, Any]) -> StudySpec:
         raise StudyError([_problem(data, dict(detail)) for detail in error.errors()]) from error
 
 
-class _StrictLoader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice instead of keeping the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -206,7 +206,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _yaml_message(error: yaml.YAMLError) -> str:
+def yaml_message(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return f"{place}{getattr(error, 'problem', None) or error}"
@@ -217,9 +217,9 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
     if not equals or not dotted:
         raise StudyError([f"--set {assignment}: write it as dotted.key=value"])
     try:
-        parsed = yaml.load(value, Loader=_StrictLoader)
+        parsed = yaml.load(value, Loader=StrictLoader)
     except yaml.YAMLError as error:
-        raise StudyError([f"--set {dotted}: value is not YAML: {_yaml_message(error)}"]) from error
+        raise StudyError([f"--set {dotted}: value is not YAML: {yaml_message(error)}"]) from error
     *parents, last = dotted.split(".")
     place: Any = data
     for name in parents:

@@ -16,11 +16,13 @@ from configs.cell import GenerateWorkload
 from configs.expand import expand
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
+from configs.price_file import read_price_file
+from configs.prices import target_prices
 from configs.prompts import read_prompts
 from configs.study import ModelSpec, Optimization, StudyError, StudySpec, Sweep
 from tasks.providers.models import manifest_path, resolve_model
 
-_SUFFIXES = {"prompts": ".jsonl", "data": ".txt", "tokenizer": ".json"}
+_SUFFIXES = {"prompts": ".jsonl", "data": ".txt", "tokenizer": ".json", "prices": ".yaml"}
 
 
 def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
@@ -38,12 +40,14 @@ def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> Pl
 
 
 def make_plan(study: StudySpec, models: list[PlannedModel], inputs: dict[str, str], folder: Path) -> Plan:
-    """Expand a study whose inputs lie in `folder`."""
+    """Expand a study whose inputs lie in `folder`, and find the prices of its targets."""
 
     def count_prompts(workload: GenerateWorkload) -> int:
         return len(read_prompts(folder / f"{workload.prompts}.jsonl", workload.variant, workload.limit))
 
-    return expand(study, models, inputs, count_prompts)
+    plan = expand(study, models, inputs, count_prompts)
+    own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
+    return plan.model_copy(update={"prices": {target.name: target_prices(target, own) for target in plan.targets}})
 
 
 def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
@@ -60,6 +64,8 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
             continue
         try:
             names[written] = _copy_input(field, written, base, run.inputs)
+        except StudyError as error:
+            problems += error.problems
         except ValueError as error:
             problems.append(f"{dotted}: {error}")
     if problems:
@@ -69,6 +75,8 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
 
 def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
     """(dotted field, kind of input, path as written) wherever a study can name a file."""
+    if study.prices is not None:
+        yield "prices", "prices", study.prices
     yield from _inputs_of(study.workload.model_dump(), "workload")
     for name, experiment in study.experiments.items():
         where = f"experiments.{name}"
@@ -102,6 +110,8 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
         raise ValueError(f"{written} is empty")
     if field == "prompts":
         read_prompts(source, None, None)
+    if field == "prices":
+        read_price_file(source, written)
     digest = sha256_of_file(source)
     _place(source, folder / f"{digest}{_SUFFIXES[field]}")
     return digest

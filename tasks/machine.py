@@ -27,7 +27,7 @@ class EnvironmentChanged(ValueError):
 
 def check_plan(plan: Plan, folder: Path) -> None:
     """Raise StudyError naming each resource that the plan lacks here."""
-    problems = _rank_problems(plan) + _memory_problems(plan)
+    problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan)
     free = shutil.disk_usage(_existing(folder)).free
     if free < _LEAST_FREE_DISK_BYTES:
         problems.append(
@@ -54,6 +54,15 @@ def _rank_problems(plan: Plan) -> list[str]:
                     f"holds {held} ({cores} cores, {cell.cores_per_rank} a rank{limit})"
                 )
     return list(dict.fromkeys(problems))
+
+
+def _price_problems(plan: Plan) -> list[str]:
+    if plan.measuring.budget_usd is None or plan.usd_per_hour is not None:
+        return []
+    return [
+        "measuring.budget_usd: the price of a target is unknown, so money cannot be counted; "
+        "give targets[].price_usd_per_hour, or a file in `prices`"
+    ]
 
 
 def _memory_problems(plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
-from configs.rates import by_rank, time_per_output_token, visit_rates, wall_seconds
+from configs.rates import VisitSamples, by_rank, rates_of, time_per_output_token, visit_rates, wall_seconds
 
 GENERATE = Cell(model="m", workload=GenerateWorkload(num_prompts=4, new_tokens=5, batch_size=2), layout=Layout(dp=2))
 SAMPLES = {
@@ -82,3 +82,48 @@ def test_ranks_are_ordered_as_numbers() -> None:
     samples = {f"{rank}/x": np.array([float(rank)]) for rank in (10, 2, 0)}
     assert [float(array[0]) for array in by_rank(samples, "x")] == [0, 2, 10]
     assert wall_seconds(by_rank(samples, "x"), "x").tolist() == [10.0]
+
+
+def test_latency_is_what_one_waits_for() -> None:
+    assert visit_rates(GENERATE, {}, SAMPLES).latency_seconds == pytest.approx(0.65)  # of 0.5, 0.6, 0.7, 1.0
+    train = Cell(model="m", workload=TrainWorkload())
+    rates = visit_rates(train, {"tokens_per_step": 8}, {"0/step_seconds": np.array([1.0, 3.0, 2.0])})
+    assert rates.latency_seconds == 2.0 == rates.step_seconds
+    noop = visit_rates(Cell(workload=NoopWorkload()), {}, {"0/pass_seconds": np.array([4.0])})
+    assert noop.latency_seconds == 4.0
+
+
+def test_the_parts_of_a_pass_sum_to_its_wall_time() -> None:
+    """Ranks of 3.0 and 2.0 s in two passes whose walls are 1.5 and 2.0 s: means over ranks and passes."""
+    rates = visit_rates(GENERATE, {}, SAMPLES)
+    assert rates.prefill_seconds == pytest.approx((0.1 + 0.3 + 0.2 + 0.2) / 4)
+    assert rates.decode_seconds == pytest.approx((2.8 - 0.8) / 4)
+    assert rates.other_seconds == pytest.approx((5.0 - 2.8) / 4)
+    assert rates.waiting_seconds == pytest.approx((2 * 3.5 - 5.0) / 4)
+    assert rates.busy_seconds is None
+    train = Cell(model="m", workload=TrainWorkload(), layout=Layout(dp=2))
+    steps = {"0/step_seconds": np.array([0.5, 1.0]), "1/step_seconds": np.array([1.0, 0.5])}
+    rates = visit_rates(train, {"tokens_per_step": 1024}, steps)
+    assert rates.busy_seconds == 0.75 and rates.waiting_seconds == 0.25 and rates.prefill_seconds is None
+
+
+def test_first_passes_are_left_out_of_everything() -> None:
+    rest = VisitSamples(GENERATE, SAMPLES).without_first(1)
+    rates = rates_of(rest, {})
+    assert rates.wall_seconds == 2.0 and rates.passes == 1
+    assert rates.tokens_per_second == pytest.approx(4 * 5 / 2.0)
+    assert rates.ttft_seconds == pytest.approx(0.25)
+    assert sorted(rest.latencies()["request"]) == [0.6, 0.7] and rest.latencies()["pass"].tolist() == [2.0]
+    once = SAMPLES | {"0/batch_sequences": np.array([2]), "1/batch_sequences": np.array([2])}
+    assert rates_of(VisitSamples(GENERATE, once).without_first(1), {}) == rates
+    whole = VisitSamples(GENERATE, SAMPLES)
+    assert whole.without_first(0) is whole
+    odd = SAMPLES | {"0/ttft_seconds": np.array([0.1, 0.2, 0.3])}
+    with pytest.raises(ValueError, match="3 ttft_seconds are no multiple of 2 passes"):
+        VisitSamples(GENERATE, odd).without_first(1)
+
+
+def test_a_median_of_what_is_no_number_is_unknown() -> None:
+    broken = SAMPLES | {"1/ttft_seconds": np.array([np.nan, 0.2])}
+    assert visit_rates(GENERATE, {}, broken).ttft_seconds is None
+    assert visit_rates(GENERATE, {}, SAMPLES).ttft_seconds is not None
