@@ -8,19 +8,23 @@ The sampling unit is the repeat: one visit in one launch. Nothing here supposes 
 intervals come from the order of the values alone, and are None where there are too few of them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil, exp, log2
 
 import numpy as np
-from numpy.typing import NDArray
+
+from reports.inversion import Floats, differences, inverted, rank_sum
 
 CONFIDENCE = 0.95
 LEAST_REPEATS = 6
 """Fewer values hold no 95 % interval of their median: five span it with 93.75 % only (binomial, p = 1/2)."""
 
+TAIL_SAMPLES = 10
+"""A percentile is marked where fewer samples than these lie beyond it: their number then varies by over 30 %."""
+
 Bounds = tuple[float, float]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the second is the first. `low` to `high` is the range of pairs where there are pairs.
+    """How many times the second is the first. `low` to `high` is the range of the pairs' ratios.
 
     `interval` is simultaneous over the `comparisons` made in one table (Bonferroni), None where the
     repeats are too few for that.
@@ -79,54 +83,135 @@ def estimate(values: Iterable[float | None], confidence: float = CONFIDENCE) -> 
 
 
 def median_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Bounds | None:
-    """Interval of the median of whatever distribution the values come from; None below LEAST_REPEATS.
+    """Interval of the median of whatever distribution the values come from; None below LEAST_REPEATS."""
+    found = median_intervals(np.fromiter(values, dtype=np.float64), confidence)
+    return None if found is None else (float(found[0]), float(found[1]))
 
-    Between the two pairs of order statistics whose coverage lies around the one asked for, interpolated
-    as in T. P. Hettmansperger and S. J. Sheather, "Confidence intervals based on interpolated order
-    statistics", Statistics & Probability Letters 4 (1986) 75-79.
+
+def median_intervals(samples: Floats, confidence: float = CONFIDENCE) -> tuple[Floats, Floats] | None:
+    """The same for many samples at once: lower and upper ends along the last axis.
+
+    An end lies between the two order statistics whose coverage is just above and just below the one
+    asked for, interpolated as in T. P. Hettmansperger and S. J. Sheather, "Confidence intervals based on
+    interpolated order statistics", Statistics & Probability Letters 4 (1986) 75-79.
     """
-    ordered = np.sort(np.fromiter(values, dtype=np.float64))
-    weights = _order_weights(len(ordered), confidence)
+    weights = order_weights(samples.shape[-1], confidence)
     if weights is None:
         return None
     depth, share = weights
-    low = (1 - share) * ordered[depth - 1] + share * ordered[depth]
-    high = (1 - share) * ordered[-depth] + share * ordered[-depth - 1]
-    return float(low), float(high)
+    ordered = np.sort(samples, axis=-1)
+    lowest, highest = ordered[..., depth - 1], ordered[..., -depth]
+    low = lowest + share * (ordered[..., depth] - lowest)
+    high = highest + share * (ordered[..., -depth - 1] - highest)
+    return low, high
 
 
 @lru_cache(maxsize=4096)
-def _order_weights(count: int, confidence: float) -> tuple[int, float] | None:
-    """(depth k counted from 1, share of the next inner order statistic); None where even the range is too little."""
-    from scipy.stats import binom
+def order_weights(count: int, confidence: float) -> tuple[int, float] | None:
+    """Depth of the outer order statistic, counted from 1, and the share of the next inner one, for a median's interval.
 
-    def coverage(depth: int) -> float:
-        return float(1 - 2 * binom.cdf(depth - 1, count, 0.5))
-
-    if count < LEAST_REPEATS or coverage(1) < confidence:
+    None below LEAST_REPEATS, and where even least and most hold too little confidence.
+    """
+    assert 0.5 <= confidence < 1, confidence
+    coverage = [1.0]  # of the order statistics of each depth: the median is above so many or more of the values
+    ways = total = 1
+    for below in range(count // 2):
+        coverage.append(1 - total / 2 ** (count - 1))
+        ways = ways * (count - below) // (below + 1)
+        total += ways
+    depth = sum(value >= confidence for value in coverage) - 1
+    if count < LEAST_REPEATS or depth == 0:
         return None
-    depth = 1
-    while coverage(depth + 1) >= confidence:
-        depth += 1
-    outer, inner = coverage(depth), coverage(depth + 1)
-    excess = (outer - confidence) / (outer - inner)
+    excess = (coverage[depth] - confidence) / (coverage[depth] - coverage[depth + 1])
     share = (count - depth) * excess / (depth + (count - 2 * depth) * excess)
     return depth, share
 
 
-def paired_ratio(first: Mapping[int, float], second: Mapping[int, float], comparisons: int = 1) -> Ratio | None:
+def paired_ratio(
+    first: Mapping[int, float], second: Mapping[int, float], comparisons: int = 1, confidence: float = CONFIDENCE
+) -> Ratio | None:
     """first / second in each block that has both, by repeat; None where no block has both.
 
-    The value is the median of the pairs' ratios.
+    Value and interval are those of the median of the pairs' ratios (`median_interval`, of logarithms),
+    which supposes nothing of the noise, not even that both cells have the same. The signed-rank test's
+    interval is shorter where the noise is normal, but wrong where two cells' noise is skewed differently
+    (docs/measurements/statistics.md).
     """
     ratios = sorted(pair_ratios(first, second).values())
     if not ratios:
         return None
-    interval = median_interval(np.log(ratios), 1 - (1 - CONFIDENCE) / comparisons)
-    bounds = None if interval is None else (float(np.exp(interval[0])), float(np.exp(interval[1])))
+    found = median_interval(np.log(ratios), corrected(confidence, comparisons))
+    bounds = None if found is None else (exp(found[0]), exp(found[1]))
     return Ratio(float(np.median(ratios)), ratios[0], ratios[-1], len(ratios), bounds, comparisons)
 
 
+def unpaired_ratio(
+    first: Sequence[float], second: Sequence[float], comparisons: int = 1, confidence: float = CONFIDENCE
+) -> Ratio | None:
+    """first / second where the repeats share no block, as in two separate runs; None where one has no values.
+
+    Value (Hodges-Lehmann) and interval come from the differences of all logs, the interval by inversion
+    of the Mann-Whitney test (`reports.inversion`). That test supposes noise of one shape in both; with
+    three times the noise in one run it errs in 8 % instead of 5. What else differs between two runs (day,
+    machine, neighbours) is in the ratio and not in its interval.
+    `count` is that of the smaller sample, `low` and `high` are the extremes of any two values.
+    """
+    upper, lower = (np.array([value for value in values if value > 0], dtype=np.float64) for values in (first, second))
+    if not len(upper) or not len(lower):
+        return None
+    extremes = float(upper.min() / lower.max()), float(upper.max() / lower.min())
+    logs = differences(np.log(upper), np.log(lower))
+    count = min(len(upper), len(lower))
+    bounds = None
+    if count >= LEAST_REPEATS:
+        found = inverted(logs, rank_sum(len(upper), len(lower)), corrected(confidence, comparisons))
+        bounds = None if found is None else (exp(found[0]), exp(found[1]))
+    return Ratio(exp(float(np.median(logs))), *extremes, count, bounds, comparisons)
+
+
+def corrected(confidence: float, comparisons: int) -> float:
+    """Of each of so many intervals, for all of them to hold at once with the given confidence (Bonferroni)."""
+    return 1 - (1 - confidence) / comparisons
+
+
 def pair_ratios(first: Mapping[int, float], second: Mapping[int, float]) -> dict[int, float]:
-    """first / second for each repeat that both have, by repeat."""
-    return {repeat: first[repeat] / second[repeat] for repeat in sorted(first) if second.get(repeat)}
+    """first / second for each repeat in which both are above 0, by repeat."""
+    return {
+        repeat: first[repeat] / second[repeat]
+        for repeat in sorted(first)
+        if first[repeat] > 0 and second.get(repeat, 0) > 0
+    }
+
+
+def least_repeats(comparisons: int = 1) -> int:
+    """The fewest repeats that give each of so many comparisons in one table an interval.
+
+    Least and most of so many pairs hold the median with confidence 1 - 2 / 2^repeats; that must be 1 - 0.05 /
+    comparisons or more.
+    """
+    return max(LEAST_REPEATS, ceil(1 + log2(comparisons / (1 - CONFIDENCE)) - 1e-9))
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """A percentile with the number of samples behind it; `marked` where they are too few to trust it."""
+
+    value: float
+    quantile: float
+    samples: int
+
+    @property
+    def marked(self) -> bool:
+        """Fewer than TAIL_SAMPLES samples beyond the percentile: P99 from fewer than 1,000, P50 from fewer than 20."""
+        tail = min(self.quantile, 1 - self.quantile)
+        return self.samples * tail < TAIL_SAMPLES - 1e-6
+
+
+def percentile(samples: Sequence[float] | Floats, quantile: float) -> Percentile:
+    """The value below which that share of the samples lies, interpolated linearly; `quantile` is 0.99 for P99.
+
+    Raises ValueError where there are no samples.
+    """
+    if not len(samples):
+        raise ValueError("a percentile needs at least one sample")
+    return Percentile(float(np.quantile(samples, quantile)), quantile, len(samples))

@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from offline_team import OfflineTeam
+
+# The same examples in every run, on machines however slow.
+hypothesis.settings.register_profile("rankwise", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("rankwise")
 
 _FOREIGN = ("PREFECT_", "RANKWISE_", "HF_", "HUGGING", "XDG_", "SLURM_", "MASTER_")
 for _name in list(os.environ):
