@@ -1,45 +1,37 @@
-"""Throughput and efficiency over the number of ranks."""
+"""Throughput and efficiency over the number of ranks, with the law that the points support."""
 
 from typing import TYPE_CHECKING
 
-from reports.plots.style import IDEAL, crosses, legend, log2, medians
-from reports.scaling import Scaling, ScalingPoint
-from reports.statistics import Estimate
+from reports.plots.laws import finish, ideal, law_line, mark_changed, percents, points_with_bars
+from reports.plots.style import medians
+from reports.scaling import Scaling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def draw_scaling(figure: "Figure", result: Scaling) -> None:
-    """Throughput with the ideal line on the left, efficiency on the right; ranks on a scale of base 2."""
+    """Throughput with the ideal line on the left, efficiency on the right; ranks on a scale of base 2.
+
+    Points are joined by the law that they support, with its band; where there is none, by straight lines.
+    """
     left, right = figure.subplots(1, 2)
     points = [(point.ranks, point.throughput) for point in result.points if point.throughput]
     lost = [(point.ranks, point.result.status) for point in result.points if not point.throughput]
     ranks = [point.ranks for point in result.points]
-    base = result.baseline
-    if base.throughput is not None:
-        ideal = [base.throughput.median * n / base.ranks for n in ranks]
-        left.plot(ranks, ideal, color=IDEAL, linestyle="--", linewidth=1, label="linear")
-    medians(left, points, 0, "measured, median and range")
+    base, law = result.baseline, result.laws.drawn
+    each = None if base.throughput is None else base.throughput.median / base.ranks
+    efficient = [(point.ranks, percents(point.efficiency)) for point in result.measured if point.efficiency]
+    for axes, values, over in ((left, points, None), (right, efficient, each)):
+        if each is not None:
+            ideal(axes, ranks, each, over)
+        if law is not None and (each is not None or axes is left):
+            law_line(axes, law, [point.ranks for point in result.laws.points], over, 0, band=True)
+            points_with_bars(axes, values)
+        else:
+            medians(axes, values, 0, "measured, median")
+    mark_changed(
+        left, [(point.ranks, point.throughput) for point in result.points if point.changed and point.throughput]
+    )
     left.set_ylabel(f"throughput, {result.unit}")
-    left.set_title("Throughput")
-    efficient = [(point.ranks, _efficiency_estimate(point, base)) for point in result.measured]
-    right.axhline(100, color=IDEAL, linestyle="--", linewidth=1)
-    medians(right, efficient, 0, "measured")
-    right.set_ylabel("efficiency, % of linear")
-    right.set_title("Efficiency against the baseline's median")
-    legend(figure, left)
-    for axes in (left, right):
-        axes.set_xlabel("ranks")
-        axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.04)
-        log2(axes, ranks)
-        crosses(axes, lost)
-    right.set_ylim(top=max(112.0, 1.08 * max((value.high for _, value in efficient), default=100)))
-
-
-def _efficiency_estimate(point: ScalingPoint, base: ScalingPoint) -> Estimate:
-    """Efficiency in per cent; its range is that of the point, the baseline being held at its median."""
-    assert point.throughput is not None and base.throughput is not None
-    scale = 100 * base.ranks / (point.ranks * base.throughput.median)
-    value = point.throughput
-    return Estimate(value.median * scale, value.low * scale, value.high * scale, value.count)
+    finish(figure, left, right, ranks, lost, base.ranks)

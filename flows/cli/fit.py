@@ -1,0 +1,50 @@
+"""`rankwise fit`: scaling laws of the numbers in a CSV file, as text or JSON, and their plot.
+
+Exit codes: 0 fitted (laws may have been refused, with the reason), 2 the file is wrong, 1 anything else.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from configs.base import write_atomically
+from reports.fit_file import laws_json, laws_text, read_points
+from reports.law_fit import Residuals
+from reports.laws import fit_laws
+
+FITTED, OTHER_ERROR, WRONG_FILE = 0, 1, 2
+
+
+def fit_file(path: Path, as_json: bool, plot: Path | None, residuals: Residuals = "relative") -> int:
+    """Fit every law that the file allows, print them, and draw them; returns the exit code.
+
+    Without `plot` the figure is <name>-laws.png in the working directory; with JSON there is none then.
+    """
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        return _refused(f"--plot {plot}: use a name that ends in .png or .svg", WRONG_FILE)
+    try:
+        data = read_points(path)
+    except ValueError as error:
+        return _refused(str(error), WRONG_FILE)
+    except OSError as error:
+        return _refused(f"{path}: {error.strerror}", WRONG_FILE)
+    laws = fit_laws(data.points, data.kind, data.paired, residuals=residuals)
+    drawing = plot or (None if as_json else Path(f"{path.stem}-laws.png"))
+    if drawing is not None:
+        from reports.plots.laws import draw_laws, laws_height
+        from reports.plots.style import drawn
+
+        images = drawn(lambda figure: draw_laws(figure, laws), laws_height(laws))
+        try:
+            write_atomically(drawing, images[drawing.suffix[1:]])
+        except OSError as error:
+            return _refused(f"--plot {drawing}: {error.strerror}", OTHER_ERROR)
+    print(json.dumps(laws_json(laws), indent=1) if as_json else laws_text(laws, data).rstrip())
+    if drawing is not None:
+        print(f"plot: {drawing}", file=sys.stderr if as_json else sys.stdout)
+    return FITTED
+
+
+def _refused(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
