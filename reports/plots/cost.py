@@ -1,0 +1,74 @@
+"""Dollars per million tokens by cell, the cheapest first."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reports.cost import CellCost
+from reports.plots.style import COLOURS
+from reports.text import number, shortened
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_BARS = 24
+"""More cells than these are in the table only: bars thinner than their labels help nobody."""
+
+
+def priced(costs: Sequence[CellCost]) -> list[CellCost]:
+    """The bars that are drawn: the cheapest MOST_BARS of the cells whose tokens have a price."""
+    known = [cost for cost in costs if cost.usd_per_million_tokens is not None]
+    return sorted(known, key=lambda cost: cost.usd_per_million_tokens.median if cost.usd_per_million_tokens else 0)[
+        :MOST_BARS
+    ]
+
+
+def cost_height(costs: Sequence[CellCost]) -> float:
+    """Inches for so many bars and the legend."""
+    return 1.2 + 0.26 * len(priced(costs)) + 0.12 * len(_models(costs))
+
+
+def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
+    """A bar for each cell with its interval (or range); models differ in colour and hatching."""
+    axes = figure.subplots()
+    drawn = priced(costs)
+    models = _models(costs)
+    hatches = ("", "//", "..", "xx", "--", "\\\\", "oo")
+    widest = 0.0
+    for row, cost in enumerate(drawn):
+        value = cost.usd_per_million_tokens
+        assert value is not None
+        index = models.index(cost.result.model)
+        first = next(other for other in drawn if other.result.model == cost.result.model) is cost
+        axes.barh(
+            row,
+            value.median,
+            height=0.68,
+            color=COLOURS[index % len(COLOURS)],
+            hatch=hatches[index % len(hatches)],
+            edgecolor="white",
+            linewidth=0,
+            label=cost.result.model if first else "_",
+        )
+        low, high = value.bounds
+        axes.errorbar(
+            value.median,
+            row,
+            xerr=[[value.median - low], [high - value.median]],
+            color="#222222",
+            capsize=2.5,
+            linewidth=1,
+        )
+        widest = max(widest, high)
+        axes.annotate(number(value.median), (high, row), (5, 0), textcoords="offset points", va="center", fontsize=8)
+    labels = [shortened(cost.result.name, 62) for cost in drawn]
+    axes.set_yticks(range(len(drawn)), labels, fontsize=8)
+    axes.set_ylim(len(drawn) - 0.4, -0.6)
+    axes.set_xlim(0, widest * 1.14)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("USD per million tokens")
+    if len(models) > 1:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+
+
+def _models(costs: Sequence[CellCost]) -> list[str]:
+    return list(dict.fromkeys(cost.result.model for cost in priced(costs)))

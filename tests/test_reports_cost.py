@@ -1,0 +1,204 @@
+"""Dollars of cells and of the study, and the Pareto fronts: every figure is known beforehand."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from priced_runs import (
+    LARGE,
+    as_prices,
+    cell,
+    make_plan,
+    train_cell,
+    write_launch,
+    write_record,
+    write_run,
+    write_visits,
+)
+
+from configs.prices import Price
+from configs.record import Status
+from configs.target import LocalTarget
+from reports.cost import cell_costs, cost_sentences, inverse, phase_table, study_cost_sentence, study_cost_table
+from reports.cost import unit_cost_table as unit_table
+from reports.load import StudyResult, load_study
+from reports.pareto import cost_fronts, on_front, pareto_sentence, pareto_table, user_fronts
+from reports.plots.cost import cost_height, draw_costs
+from reports.plots.pareto import draw_pareto, pareto_height
+from reports.plots.style import drawn
+from reports.spending import study_costs
+from reports.statistics import Estimate
+
+RATES = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
+
+
+def test_dollars_per_million_tokens_carry_the_interval(tmp_path: Path) -> None:
+    one = cell()
+    run = write_run(tmp_path / "run", make_plan([one], prices={"local": 0.36}))
+    write_visits(run, one, RATES)
+    study = load_study(run)
+    (cost,) = cell_costs(study)
+    rate, usd = study.cells[one.key].estimate("tokens_per_second"), cost.usd_per_million_tokens
+    assert rate is not None and usd is not None and rate.interval is not None and usd.interval is not None
+    # 0.36 dollars an hour are 1e-4 a second: 1e6 tokens at 100 tokens/s take 1e4 s, a dollar.
+    assert usd.median == pytest.approx(1.0)
+    assert usd.interval == pytest.approx((100 / rate.interval[1], 100 / rate.interval[0]))
+    assert (usd.low, usd.high) == pytest.approx((100 / 103, 100 / 97))
+    # A prompt has 5 tokens: a thousand prompts are 5,000 tokens.
+    assert cost.usd_per_thousand_items is not None
+    assert cost.usd_per_thousand_items.median == pytest.approx(0.005)
+    assert "| tiny | 1 rank, float32, batch 4, 5 tokens | local | 1 | 0.360 | 1.00 (" in str(
+        unit_table([cost]).markdown()
+    )
+
+
+def test_dollars_per_thousand_steps(tmp_path: Path) -> None:
+    one = train_cell()
+    run = write_run(tmp_path / "run", make_plan([one], prices={"local": 3.6}))
+    write_visits(run, one, [1024.0] * 10)
+    (cost,) = cell_costs(load_study(run))
+    assert cost.usd_per_thousand_steps is not None and cost.usd_per_million_tokens is not None
+    assert cost.usd_per_thousand_steps.median == pytest.approx(1.0)
+    assert cost.usd_per_million_tokens.median == pytest.approx(1e6 / 1024 * 1e-3)
+
+
+def test_without_a_price_there_are_no_dollars(tmp_path: Path) -> None:
+    one = cell()
+    run = write_run(tmp_path / "run", make_plan([one]))
+    write_visits(run, one, RATES)
+    write_launch(run, "job-timed-0", one, -5, -5, 10)
+    study = load_study(run)
+    costs, targets = cell_costs(study), study_costs(study)
+    assert unit_table(costs) is None and targets[0].usd is None and cost_fronts(costs) == []
+    sentences = cost_sentences(study, costs, targets)
+    assert sentences[0].startswith("Price unknown: nothing says what an hour of `local` costs")
+    assert "targets[].price_usd_per_hour" in sentences[0]
+    texts = [*sentences, str(study_cost_sentence(targets)), str(study_cost_table(targets)), str(phase_table(targets))]
+    assert not any("$" in text or "| 0 |" in text for text in texts)
+    assert "What that cost is unknown: `local` has no price." in texts[-3]
+
+
+def test_energy_where_it_was_measured(tmp_path: Path) -> None:
+    one = cell(dp=2)
+    run = write_run(tmp_path / "run", make_plan([one], repeats=1, prices={"local": 0.36}))
+    figures = {"visit_seconds": 2.0, "gpu_energy_joules": 150.0}
+    write_visits(run, one, [100.0], figures=figures)
+    (cost,) = cell_costs(load_study(run))
+    # 150 J on each of two ranks in 2 s are 150 W, at 100 tokens/s.
+    assert cost.joules_per_token is not None and cost.joules_per_token.median == pytest.approx(1.5)
+    assert "energy, J a token" in unit_table([cost]).columns
+
+
+@pytest.fixture
+def spent(tmp_path: Path) -> StudyResult:
+    """Two launches of 100 s with a gap of 30 s, one after a pause that never reached a visit, one given up."""
+    one = cell()
+    target = LocalTarget(machine="aws/g4dn.xlarge/us-east-1")
+    run = write_run(tmp_path / "run", make_plan([one], repeats=3, prices={"local": 3.6}, targets=[target]))
+    write_launch(run, "a", one, began=0, turn=20, ended=120)
+    write_record(run, one, 0, began=40, seconds=50, job="a", status=Status.FAILED)
+    write_record(run, one, 0, began=95, seconds=15, job="a", attempt=2, measuring_pass="memory")
+    write_launch(run, "b", one, began=100, turn=150, ended=250)
+    write_visits(run, one, [100.0], began=160, seconds=60, job="b", attempt=2)
+    write_launch(run, "c", one, began=5000, turn=5000, ended=5010)
+    write_launch(run, "given-up", one, began=0, turn=None, ended=None)
+    return load_study(run)
+
+
+def test_where_the_time_of_a_study_goes(spent: StudyResult) -> None:
+    (cost,) = study_costs(spent)
+    assert cost.seconds == {
+        "start-up": 20 + 10,
+        "measuring": 60,
+        "memory pass": 15,
+        "failed attempts": 50 + 10,
+        "between and after visits": 5 + 10 + 30,
+        "idle": 30,
+    }
+    assert (cost.launches, cost.without_times, cost.pause_seconds) == (3, 1, 5000 - 250)
+    assert sorted(cost.startups) == [10, 20]
+    assert cost.total_seconds == 240 and cost.usd == pytest.approx(0.24)
+    table = study_cost_table([cost])
+    assert table is not None and table.rows[0] == ("AWS", "local", "0.240", "0.0667", "3.600", "on demand", "3")
+    phases = phase_table([cost])
+    assert phases is not None and phases.rows[0] == ("start-up", "30.0", "12.5 %", "0.0300")
+    assert study_cost_sentence([cost]) == (
+        "The study cost $0.240: 0.0667 h of machine time, 31.2 % of it measuring and 25.0 % in failed attempts."
+    )
+    text = " ".join(cost_sentences(spent, cell_costs(spent), [cost]))
+    assert "1.32 h lie in pauses" in text and "start-up of 1 launch is unknown" in text
+
+
+def test_a_price_is_stale_by_the_day_of_measuring(tmp_path: Path) -> None:
+    one = cell()
+    for as_of, stale in (("2025-12-02", False), ("2025-12-01", True), (None, False)):
+        price = Price(usd_per_hour=0.5, source="list", as_of=as_of, region="us-east-1")
+        run = write_run(tmp_path / str(as_of), make_plan([one], repeats=1, prices={"local": price}))
+        write_visits(run, one, [100.0])
+        study = load_study(run)
+        text = cost_sentences(study, cell_costs(study), [])[0]
+        assert ("**stale**: 31 days old" in text) is stale
+        assert ("without a date" in text) is (as_of is None)
+        assert "$0.5000 (on demand in us-east-1; source: list" in text
+
+
+def test_a_part_of_a_machine_costs_the_whole(tmp_path: Path) -> None:
+    one, two = cell(), cell(dp=2)
+    run = write_run(tmp_path / "run", make_plan([one, two], prices={"local": 1.0}))
+    for item in (one, two):
+        write_visits(run, item, RATES)
+    study = load_study(run)
+    text = " ".join(cost_sentences(study, cell_costs(study), []))
+    assert "1 of 2 cells uses less of it than the largest" in text and "at least 60 s" in text
+
+
+def test_inverse_of_nothing_and_of_zero() -> None:
+    assert inverse(None, 1.0) is None
+    assert inverse(Estimate(1.0, 0.0, 2.0, 3), 1.0) is None
+
+
+POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30)
+
+
+@given(POINTS, st.booleans())
+def test_a_front_is_what_nothing_dominates(points: list[tuple[int, int]], more_x: bool) -> None:
+    def dominates(first: tuple[int, int], second: tuple[int, int]) -> bool:
+        at_least = (first[0] >= second[0] if more_x else first[0] <= second[0]) and first[1] >= second[1]
+        return at_least and first != second
+
+    expected = [not any(dominates(other, point) for other in points) for point in points]
+    assert on_front([(float(x), float(y)) for x, y in points], more_x) == expected
+
+
+def test_fronts_of_a_study_and_their_figures(tmp_path: Path) -> None:
+    """Batch 4 is slower for a user and faster in all than batch 1; batch 2 is beaten by both."""
+    cells = [cell(batch_size=1), cell(batch_size=2), cell(batch_size=4)]
+    run = write_run(tmp_path / "run", make_plan(cells, prices={"local": 0.36}))
+    for item, rate in zip(cells, (100.0, 60.0, 200.0), strict=True):
+        write_visits(run, item, [rate * factor / 100 for factor in RATES])
+    study = load_study(run)
+    (user,), (cost,) = user_fronts(study), cost_fronts(cell_costs(study))
+    assert [point.result.cell.workload.batch_size for point in user.front] == [4, 1]
+    assert "2 of 3 cells are beaten by no other in both; the rest is drawn faint" in pareto_sentence(user)
+    assert "With one price for all, the fastest is the cheapest." in pareto_sentence(cost)
+    assert [row[0] for row in pareto_table(user).rows] == ["1", "2"]
+    for front in (user, cost):
+        images = drawn(lambda figure, front=front: draw_pareto(figure, front), pareto_height(front))
+        assert images["png"].startswith(b"\x89PNG") and b"<svg" in images["svg"]
+    costs = cell_costs(study)
+    first, second = (drawn(lambda figure: draw_costs(figure, costs), cost_height(costs)) for _ in range(2))
+    assert first == second
+
+
+def test_targets_of_different_prices(tmp_path: Path) -> None:
+    cells = [cell(LARGE, target=name) for name in ("a", "b")]
+    targets = [LocalTarget(name="a"), LocalTarget(name="b")]
+    run = write_run(tmp_path / "run", make_plan(cells, prices={"a": 1.0, "b": as_prices(3.0)}, targets=targets))
+    for item, rate in zip(cells, (100.0, 200.0), strict=True):
+        write_visits(run, item, [rate * factor / 100 for factor in RATES])
+    costs = cell_costs(load_study(run))
+    ratio = [cost.usd_per_million_tokens.median for cost in costs if cost.usd_per_million_tokens]
+    assert ratio[1] / ratio[0] == pytest.approx(1.5)
+    (front,) = cost_fronts(costs)
+    assert [point.front for point in front.points] == [True, True] and front.prices == 2
