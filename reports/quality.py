@@ -1,0 +1,118 @@
+"""How far the study's numbers can be trusted: noise of the machine, drift, and what ended the repeats.
+
+    lines = quality_lines(study)         # sentences for the report, plain text
+    table = stopped_table(study)         # cells whose interval did not come within the target
+
+Noise is an A/A comparison that costs nothing: repeats of a cell are launches of the same thing, so what
+two that follow each other differ by is what the machine does by itself.
+"""
+
+from collections import Counter
+
+from reports.drift import drift, noise
+from reports.load import CellResult, StudyResult
+from reports.statistics import LEAST_REPEATS, least_repeats
+from reports.stopping import within
+from reports.text import Table, code, escaped, estimate_cell, number, percent, plural
+
+_ROWS = 50
+
+
+def quality_lines(study: StudyResult) -> list[str]:
+    """Noise, drift and stopping, a sentence or two each."""
+    cells = [result for result in study.cells.values() if result.compared]
+    series = [values for result in cells if len(values := result.values("throughput")) > 1]
+    return [*_noise_lines(series), *_drift_lines(series), *_stopping_lines(study, cells)]
+
+
+def _noise_lines(series: list[dict[int, float]]) -> list[str]:
+    found = noise(series)
+    if found is None:
+        return ["Noise of the machine (A/A) is not known: no cell has two repeats that follow each other."]
+    repeats = max(len(values) for values in series)
+    text = (
+        f"Noise of the machine (A/A): throughput of the same cell in two launches that follow each other differs by "
+        f"{percent(found.typical, 2)} (median of {plural(found.pairs, 'pair')})."
+    )
+    smallest = found.smallest_change(repeats)
+    if smallest is None:
+        return [f"{text} {plural(repeats, 'repeat')} give no interval; {LEAST_REPEATS} do."]
+    return [
+        f"{text} A true difference of {percent(smallest, 2)} or more between two cells would show in 95 % of "
+        f"comparisons with {plural(repeats, 'repeat')} each; a smaller one may hide."
+    ]
+
+
+def _drift_lines(series: list[dict[int, float]]) -> list[str]:
+    found = drift(series)
+    if found is None:
+        return []
+    if found.interval is None:
+        return [
+            f"Whether the machine drifted over the study cannot be told from {plural(found.blocks, 'block')}; "
+            f"it takes {LEAST_REPEATS}."
+        ]
+    low, high = found.interval
+    change = f"{percent(found.change, 2)} ({percent(low, 2)} to {percent(high, 2)}, 95 % interval)"
+    over = f"from the first to the last of {plural(found.blocks, 'block')}"
+    if found.drifts:
+        return [
+            f"The machine drifted: throughput changed by {change} {over}. Ratios are taken within blocks, where it "
+            "cancels; absolute figures are medians over the drift."
+        ]
+    return [f"No drift can be told: throughput changed by {change} {over}."]
+
+
+def _stopping_lines(study: StudyResult, cells: list[CellResult]) -> list[str]:
+    rules = study.plan.measuring
+    if rules.target_interval is None:
+        few = sorted({len(result.completed) for result in cells if 0 < len(result.completed) < LEAST_REPEATS})
+        if not few:
+            return []
+        return [
+            f"Cells with fewer than {LEAST_REPEATS} repeats have a range [in brackets], which is no interval of "
+            f"confidence: {LEAST_REPEATS} are the fewest that hold one. To compare ten cells in one table takes "
+            f"{least_repeats(10)}."
+        ]
+    ended = Counter(study.plan.stopped.values())
+    listed = ", ".join(f"{reason}: {plural(count, 'cell')}" for reason, count in ended.items()) or "nothing yet"
+    return [
+        f"Each cell was repeated until the 95 % interval of its median throughput reached at most "
+        f"{percent(rules.target_interval)} to either side, at least {rules.repeats} and at most {rules.most_repeats} "
+        f"times. What ended them: {listed}. The intervals are widened for having been looked at on the way."
+    ]
+
+
+def stopped_table(study: StudyResult) -> Table | None:
+    """Cells that ended without their target, with what ended them."""
+    target = study.plan.measuring.target_interval
+    if target is None:
+        return None
+    rows = []
+    for key, ended in study.plan.stopped.items():
+        result = study.cells[key]
+        found = result.estimate("throughput")
+        if ended == "target reached" or within(found, target):
+            continue
+        reached = None
+        if found is not None and found.interval is not None:
+            reached = (found.interval[1] - found.interval[0]) / 2 / found.median
+        rows.append(
+            (
+                code(key),
+                escaped(result.title),
+                ended,
+                f"{len(result.completed)}",
+                f"{estimate_cell(found)} {result.unit}" if found else number(None),
+                percent(reached, 2),
+            )
+        )
+    columns = (
+        "key",
+        "cell",
+        "ended by",
+        "repeats",
+        "throughput, median (interval)",
+        "half the interval over the median",
+    )
+    return Table(columns, tuple(rows[:_ROWS]), text_columns=3) if rows else None

@@ -1,0 +1,115 @@
+"""How often each cell is measured: the plan's number, and more while its interval is too wide. No Prefect here.
+
+`measuring.target_interval` makes `measuring.repeats` the least number. After each round every cell that
+is not known well enough gets further repeats (`reports.stopping` says how many), until it is, or
+`most_repeats`, the time or the money is spent. The plan in the run folder grows along, so that the report,
+`rankwise status` and a run that goes on later know how many there are and what ended them.
+"""
+
+import time
+from datetime import datetime
+
+from configs.base import write_atomically
+from configs.job import JobEnd, Launcher
+from configs.paths import RunPaths
+from configs.plan import Plan, Stop
+from reports.load import CellResult, load_study
+from reports.stopping import next_look, reason
+from tasks.session import Session
+
+_HOUR_SECONDS = 3600.0
+
+
+class Budget:
+    """The time and money that a run may use. Time is this run's; money is what all launches of the folder took."""
+
+    def __init__(self, session: Session) -> None:
+        rules = session.plan.measuring
+        self._began = time.monotonic()
+        self._seconds = None if rules.budget_minutes is None else rules.budget_minutes * 60
+        self._affordable_seconds: float | None = None
+        if rules.budget_usd is not None:
+            hourly = session.plan.usd_per_hour
+            assert hourly is not None, "checked before anything was started"
+            spent = launched_seconds(session.run)
+            self._affordable_seconds = rules.budget_usd / hourly * _HOUR_SECONDS - spent
+
+    def waited(self, seconds: float) -> None:
+        """Time in which this run had to leave the machine to others is not its own."""
+        self._began += seconds
+
+    def spent(self) -> Stop | None:
+        """Which budget is spent, if one is."""
+        elapsed = time.monotonic() - self._began
+        if self._affordable_seconds is not None and elapsed > self._affordable_seconds:
+            return "budget of money"
+        return "budget of time" if self._seconds is not None and elapsed > self._seconds else None
+
+
+def launched_seconds(run: RunPaths) -> float:
+    """Wall time of all launches of a run folder that have ended, waiting for their turn left out."""
+    total = 0.0
+    for folder in sorted(run.jobs.iterdir()) if run.jobs.is_dir() else []:
+        job = run.job(folder.name)
+        if job.launcher.exists() and job.end.exists():
+            launcher = Launcher.model_validate_json(job.launcher.read_bytes())
+            end = JobEnd.model_validate_json(job.end.read_bytes())
+            began = datetime.fromisoformat(launcher.turn_at or launcher.started_at)
+            total += max(0.0, (datetime.fromisoformat(end.finished_at) - began).total_seconds())
+    return total
+
+
+def grow_repeats(session: Session, ended_by: Stop | None) -> bool:
+    """Plan further repeats where the target asks for them; whether there are any.
+
+    ended_by: the budget that is spent, after which nothing is planned any more and the plan shrinks to
+    what was measured. Writes the plan where it changed.
+    """
+    if session.plan.measuring.target_interval is None:
+        return False
+    plan = planned_with_repeats(session.plan, load_study(session.run).cells, ended_by)
+    more = sum(plan.repeats.values()) > sum(session.plan.repeats.values())
+    if plan != session.plan:
+        session.plan = plan
+        write_atomically(session.run.plan, plan.model_dump_json(indent=1))
+    return more and ended_by is None
+
+
+def planned_with_repeats(plan: Plan, cells: dict[str, CellResult], ended_by: Stop | None) -> Plan:
+    """The plan with as many repeats of each cell as its measured values ask for."""
+    repeats, stopped = dict(plan.repeats), dict(plan.stopped)
+    for key, result in cells.items():
+        if not result.compared:
+            continue  # answers are deterministic and are asked for once
+        wanted, ended = _wanted(plan, result)
+        if wanted > plan.repeats[key] and ended_by is not None:
+            wanted, ended = plan.repeats[key], ended_by
+        if ended_by is not None:
+            wanted = max(min(plan.measuring.repeats, wanted), _measured(result))
+            ended = ended or ended_by
+        repeats[key] = wanted
+        stopped.pop(key, None)
+        if ended is not None:
+            stopped[key] = ended
+    return plan.model_copy(update={"repeats": repeats, "stopped": stopped})
+
+
+def _measured(result: CellResult) -> int:
+    """Repeats of a cell up to its last one that has a record."""
+    return max(result.visits, default=-1) + 1
+
+
+def _wanted(plan: Plan, result: CellResult) -> tuple[int, Stop | None]:
+    """How many repeats a cell should have, and what ended them; None while it is not known yet."""
+    planned = plan.repeats[result.key]
+    if len(result.visits) < planned:
+        return planned, None
+    values = list(result.values("throughput").values())
+    if len(values) < min(plan.measuring.repeats, planned):
+        return planned, None  # repeats fail: more of them would too
+    look, most = next_look(values, plan.measuring), plan.measuring.most_repeats
+    if look is None:
+        return planned, reason(values, plan.measuring)
+    if planned >= most:
+        return planned, "most repeats"  # some failed, and those count
+    return min(most, planned + look - len(values)), None
