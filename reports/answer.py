@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from reports.correctness import Judged
 from reports.load import CellResult, StudyResult
-from reports.statistics import Estimate
+from reports.statistics import Estimate, paired_ratio
 from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
 
 
@@ -51,7 +51,7 @@ def _best(group: list[CellResult]) -> Sentence | None:
         return None
     values.sort(key=lambda pair: -pair[0].median)
     value, best = values[0]
-    parts = [f"It gives {estimate_text(value, best.unit)}{_advantage(best, value, values)}."]
+    parts = [f"It gives {estimate_text(value, best.unit)}{_advantage(best, values)}."]
     latency = _least(group, "time_per_output_token_seconds") or _least(group, "step_seconds")
     if latency is not None:
         unit = "ms a step" if latency[1].cell.workload.kind == "train" else "ms a token"
@@ -67,20 +67,39 @@ def _best(group: list[CellResult]) -> Sentence | None:
     return Sentence(f"{verb} {what}.", " ".join(parts))
 
 
-def _advantage(best: CellResult, value: Estimate, values: list[tuple[Estimate, CellResult]]) -> str:
-    """How much better than one rank on the same work, and than the next best cell."""
-    texts = []
-    single = next((pair for pair in values if _is_single_rank_of(pair[1], best)), None)
-    if single is not None:
-        texts.append(f"{number(value.median / single[0].median)} times one rank")
+def _advantage(best: CellResult, values: list[tuple[Estimate, CellResult]]) -> str:
+    """How much better than one rank on the same work, and than the next best cell.
+
+    The best was chosen among all, so its ratios are corrected for as many comparisons.
+    """
     if len(values) == 1:
-        texts.append("the only cell with a figure")
-    elif values[1][1] is not (single[1] if single else None):
-        following, other = values[1]
-        texts.append(f"{number(value.median / following.median)} times the next best ({other.name})")
-    if len(values) > 1 and values[1][0].high >= value.low:
-        texts[-1] += ", though the ranges of these two overlap"
+        return ": the only cell with a figure"
+    others = [result for _, result in values[1:]]
+    single = next((result for result in others if _is_single_rank_of(result, best)), None)
+    texts = []
+    if single is not None:
+        texts.append(f"{_times(best, single, len(others))} one rank")
+    if others[0] is not single:
+        texts.append(f"{_times(best, others[0], len(others))} the next best ({others[0].name})")
+    if _may_be_noise(best, others[0], len(others)):
+        texts[-1] += ", which may be noise"
     return f": {joined(texts)}"
+
+
+def _times(best: CellResult, other: CellResult, comparisons: int) -> str:
+    """`1.90 times (1.85 to 1.96)`; medians alone where fewer than two blocks have both."""
+    ratio = paired_ratio(best.values("throughput"), other.values("throughput"), comparisons, best.confidence)
+    if ratio is not None and ratio.count > 1:
+        low, high = ratio.bounds
+        return f"{number(ratio.value)} times ({number(low)} to {number(high)})"
+    ours, theirs = best.estimate("throughput"), other.estimate("throughput")
+    assert ours is not None and theirs is not None
+    return f"{number(ours.median / theirs.median)} times"
+
+
+def _may_be_noise(best: CellResult, other: CellResult, comparisons: int) -> bool:
+    ratio = paired_ratio(best.values("throughput"), other.values("throughput"), comparisons, best.confidence)
+    return ratio is not None and ratio.count > 1 and ratio.bounds[0] <= 1
 
 
 def _is_single_rank_of(result: CellResult, best: CellResult) -> bool:

@@ -4,7 +4,8 @@
     gains = optimization(study, experiment)     # each variant against the baseline of the same block
 
 A launch visits its cells once in random order, so repeat i of a variant and repeat i of the baseline
-were measured close in time: the gain is the ratio in each such pair, and its median is reported.
+were measured close in time: the gain is the ratio over such pairs. Intervals of one table hold together,
+they are corrected for the number of variants.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,19 @@ from typing import Any
 
 from configs.plan import PlannedExperiment
 from reports.load import CellResult, StudyResult
-from reports.statistics import Estimate, estimate
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, mebibytes, number, percent
+from reports.statistics import Ratio, estimate, pair_ratios, paired_ratio
+from reports.text import (
+    UNKNOWN,
+    Table,
+    change_cell,
+    escaped,
+    estimate_cell,
+    mebibytes,
+    number,
+    percent,
+    ratio_cell,
+    ratio_text,
+)
 
 
 @dataclass(frozen=True)
@@ -32,9 +44,9 @@ class Gain:
 
     variant: str
     result: CellResult
-    throughput: Estimate | None
+    throughput: Ratio | None
     throughput_by_repeat: dict[int, float]
-    token_seconds: Estimate | None
+    seconds: Ratio | None
     memory: float | None
 
 
@@ -94,36 +106,32 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
     return text
 
 
-def paired_ratio(variant: Mapping[int, float], baseline: Mapping[int, float]) -> dict[int, float]:
-    """variant / baseline for each repeat that both have, by repeat."""
-    return {repeat: variant[repeat] / baseline[repeat] for repeat in sorted(variant) if baseline.get(repeat)}
-
-
 def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[CellResult, list[Gain]]:
     """The baseline, and the gain of each variant against it."""
     assert experiment.points, f"experiment {experiment.name} has no points"
     named = next((point for point in experiment.points if point.baseline), experiment.points[0])
     base = study.cells[named.cell]
+    variants = len(experiment.points) - 1
     gains = []
     for point in experiment.points:
         if point is named:
             continue
         result = study.cells[point.cell]
-        ratios = paired_ratio(result.values("throughput"), base.values("throughput"))
+        ours, theirs = result.values("throughput"), base.values("throughput")
         gains.append(
             Gain(
                 variant=point.label,
                 result=result,
-                throughput=estimate(ratios.values()),
-                throughput_by_repeat=ratios,
-                token_seconds=estimate(paired_ratio(_token_seconds(result), _token_seconds(base)).values()),
+                throughput=paired_ratio(ours, theirs, variants, base.confidence),
+                throughput_by_repeat=pair_ratios(ours, theirs),
+                seconds=paired_ratio(_seconds(result), _seconds(base), variants, base.confidence),
                 memory=_memory_ratio(result, base),
             )
         )
     return base, gains
 
 
-def _token_seconds(result: CellResult) -> dict[int, float]:
+def _seconds(result: CellResult) -> dict[int, float]:
     """Latency by repeat: time per output token, or of a step where that is what there is."""
     return result.values("time_per_output_token_seconds") or result.values("step_seconds")
 
@@ -139,21 +147,18 @@ def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
         "variant",
         "pairs",
         f"{base.unit}, median (interval)",
-        "gain, median (range of pairs)",
+        "gain (interval)",
         f"{latency}, median (interval)",
-        "change of it",
+        "change of it (interval)",
         "peak memory, MiB, all ranks",
         "change of peak",
         "state",
     )
     rows = [("baseline", UNKNOWN, *_absolute(base, "1", UNKNOWN, UNKNOWN))]
     for gain in gains:
-        times = estimate_cell(gain.throughput)
-        change = percent(gain.token_seconds.median - 1) if gain.token_seconds else UNKNOWN
         memory = percent(gain.memory - 1) if gain.memory is not None else UNKNOWN
-        rows.append(
-            (escaped(gain.variant), f"{len(gain.throughput_by_repeat)}", *_absolute(gain.result, times, change, memory))
-        )
+        absolute = _absolute(gain.result, ratio_cell(gain.throughput), change_cell(gain.seconds), memory)
+        rows.append((escaped(gain.variant), f"{len(gain.throughput_by_repeat)}", *absolute))
     return Table(columns, tuple(rows)).without_empty_columns()
 
 
@@ -161,7 +166,7 @@ def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[
     return (
         estimate_cell(result.estimate("throughput")),
         gain,
-        estimate_cell(estimate(_token_seconds(result).values()), 1000),
+        estimate_cell(estimate(_seconds(result).values()), 1000),
         change,
         mebibytes(result.peak_bytes),
         memory,
@@ -170,7 +175,7 @@ def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[
 
 
 def optimization_sentence(base: CellResult, gains: list[Gain]) -> str:
-    """The gain of each variant, and whether its pairs agree on the direction."""
+    """The gain of each variant, and whether it can be told from noise."""
     if not base.completed:
         return f"The baseline has no figure ({base.status.replace('_', ' ')}), so no gain is given."
     texts = []
@@ -178,11 +183,10 @@ def optimization_sentence(base: CellResult, gains: list[Gain]) -> str:
         if gain.throughput is None:
             texts.append(f"{gain.variant} has no figure ({gain.result.status.replace('_', ' ')}).")
             continue
-        value = gain.throughput
-        text = f"{gain.variant} gives {number(value.median)} times the baseline's throughput"
-        if value.count > 1:
-            text += f" ({number(value.low)} to {number(value.high)}, range of {value.count} pairs)"
-        if value.low < 1 < value.high:
+        text = f"{gain.variant} gives {ratio_text(gain.throughput, 'pair')} the baseline's throughput"
+        if gain.throughput.differs is False:
+            text += "; that may be noise"
+        elif gain.throughput.interval is None and gain.throughput.low < 1 < gain.throughput.high:
             text += "; its pairs disagree on which is faster"
         texts.append(text + ".")
     return " ".join(texts) or "No variant was planned."

@@ -18,7 +18,9 @@ import numpy as np
 from configs.cell import Dtype, GenerateWorkload
 from configs.plan import PlannedExperiment
 from configs.rates import Column, Floats, by_rank
-from reports.load import CellResult, Reading, StudyResult, read_samples
+from reports.load import CellResult, StudyResult
+from reports.read import Reading
+from reports.samples import read_samples
 from reports.text import UNKNOWN, Table, escaped, number, percent, plural, shortened
 
 Word = Literal["equal", "agrees", "differs", "not judged"]

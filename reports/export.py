@@ -9,18 +9,22 @@ import json
 from typing import Any
 
 from configs.cell import GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.rates import LATENCY_COLUMNS
 from configs.record import Figure
-from reports.load import Reading, StudyResult
+from reports.load import CellResult, StudyResult
+from reports.read import Reading
 from reports.tables import cpu_use, others_share
 
 RATES = (
     "tokens_per_second",
+    "latency_seconds",
     "time_per_output_token_seconds",
     "ttft_seconds",
     "step_seconds",
     "prompts_per_second",
     "items_per_second",
 )
+PARTS = ("prefill_seconds", "decode_seconds", "busy_seconds", "other_seconds", "waiting_seconds")
 
 
 def cells_csv(study: StudyResult) -> str:
@@ -48,7 +52,9 @@ def _workload_fields() -> list[str]:
 def _cell_columns() -> list[str]:
     """What a person looks for first, then the other figures, then what the cell is."""
     columns = ["key", "experiments", "model", "name", "status", "repeats_planned", "repeats_completed"]
-    columns += [f"{rate}_{what}" for rate in RATES for what in ("median", "min", "max")]
+    columns += [f"{rate}_{what}" for rate in RATES for what in ("median", "min", "max", "low", "high")]
+    columns += [f"{kind}_{what}" for kind in LATENCY_COLUMNS for what in _PERCENTILES]
+    columns += ["visits_steady", "visits_not_steady", "visits_too_short_to_tell"]
     columns += ["peak_memory_bytes_all_ranks", "peak_memory_bytes_largest_rank", "cpu_share_of_own_cores"]
     columns += ["others_cpu_share_max", "repeats_failed", "repeats_missing", "model_identity", "random_weights"]
     columns += ["layout", "ranks", "strategy", "dtype", "engine", "target", "nodes", "cores_per_rank", "env"]
@@ -91,7 +97,30 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
         line[f"{rate}_median"] = value.median if value else None
         line[f"{rate}_min"] = value.low if value else None
         line[f"{rate}_max"] = value.high if value else None
-    return line
+        line[f"{rate}_low"], line[f"{rate}_high"] = (value.interval if value else None) or (None, None)
+    for kind in LATENCY_COLUMNS:
+        line |= _percentiles(result, kind)
+    return line | _steady(result)
+
+
+_PERCENTILES = ("samples", "p50_seconds", "p90_seconds", "p99_seconds", "p99_low_seconds", "p99_high_seconds")
+
+
+def _percentiles(result: CellResult, kind: str) -> dict[str, Any]:
+    """`low` and `high` are the 95 % interval of P99."""
+    found = result.percentiles(kind)
+    if found is None:
+        return {}
+    low, high = found.p99_interval or (None, None)
+    values = (found.samples, found.p50, found.p90, found.p99, low, high)
+    return {f"{kind}_{what}": value for what, value in zip(_PERCENTILES, values, strict=True)}
+
+
+def _steady(result: CellResult) -> dict[str, int]:
+    """How many completed visits have a steady state, have none, or are too short to tell."""
+    found = [visit.steady.found for visit in result.completed.values() if visit.steady is not None]
+    counts = (found.count(True), found.count(False), found.count(None))
+    return dict(zip(("visits_steady", "visits_not_steady", "visits_too_short_to_tell"), counts, strict=True))
 
 
 def records_parquet(study: StudyResult) -> bytes:
@@ -113,14 +142,22 @@ def records_parquet(study: StudyResult) -> bytes:
         values = [getattr(reading.record.failure, name, None) for reading in readings]
         columns[f"failure_{name}"] = pyarrow.array(values, kind)
     columns["hosts"] = pyarrow.array([reading.record.hosts for reading in readings], pyarrow.list_(pyarrow.string()))
-    columns["cell"] = pyarrow.array([reading.record.cell.model_dump_json() for reading in readings], pyarrow.string())
-    for name in ("wall_seconds", "passes", *RATES):
+    cells = {id(reading.record.cell): reading.record.cell for reading in readings}  # shared by a cell's records
+    texts = {identity: cell.model_dump_json() for identity, cell in cells.items()}
+    columns["cell"] = pyarrow.array([texts[id(reading.record.cell)] for reading in readings], pyarrow.string())
+    for name in ("wall_seconds", "passes", *RATES, *PARTS):
         kind = pyarrow.int64() if name == "passes" else pyarrow.float64()
         columns[name] = pyarrow.array([getattr(reading.rates, name, None) for reading in readings], kind)
+    for kind in LATENCY_COLUMNS:
+        tails = [reading.p99_seconds.get(kind) for reading in readings]
+        columns[f"{kind}_p99_seconds"] = pyarrow.array(tails, pyarrow.float64())
+    found = [reading.steady for reading in readings]
+    columns["steady"] = pyarrow.array([item.found if item else None for item in found], pyarrow.bool_())
+    columns["steady_first_pass"] = pyarrow.array([item.first if item else None for item in found], pyarrow.int64())
     for name in sorted({name for reading in readings for name in reading.record.figures}):
         columns[f"figure_{name}"] = _figures(readings, name, pyarrow)
-    texts = [_json(reading.record.rank_figures) for reading in readings]
-    columns["rank_figures"] = pyarrow.array(texts, pyarrow.string())
+    by_rank = [_json(reading.record.rank_figures) for reading in readings]
+    columns["rank_figures"] = pyarrow.array(by_rank, pyarrow.string())
     content = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), content, compression="zstd", version="2.6", store_schema=False)
     return content.getvalue()
@@ -129,12 +166,13 @@ def records_parquet(study: StudyResult) -> bytes:
 def _figures(readings: tuple[Reading, ...], name: str, pyarrow: Any) -> Any:
     """A column of one figure: numbers as float64, truth values as bool, anything else as text."""
     values: list[Figure] = [reading.record.figures.get(name) for reading in readings]
-    known = [value for value in values if value is not None]
-    if all(isinstance(value, bool) for value in known):
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds <= {bool}:
         return pyarrow.array(values, pyarrow.bool_())
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-        numbers = [None if value is None else float(value) for value in values]
-        return pyarrow.array(numbers, pyarrow.float64())
+    if kinds == {float}:
+        return pyarrow.array(values, pyarrow.float64())
+    if kinds <= {int, float}:
+        return pyarrow.array([None if value is None else float(value) for value in values], pyarrow.float64())
     return pyarrow.array([_text(value) for value in values], pyarrow.string())
 
 

@@ -1,59 +1,35 @@
 """Read a run folder: the plan, every record, and for each repeat the attempt that decides.
 
     study = load_study(RunPaths(folder))
+    study.cells[key].estimate("throughput")         # median and interval over the repeats
+    study.cells[key].percentiles("request")         # P50, P90, P99 of all requests, with their number
 
-A completed attempt decides over failed ones, otherwise the last attempt does. Samples are reduced to
-rates as they are read, so that a thousand records fit in little memory.
+Samples are reduced to rates as they are read (`reports.read`), so that a hundred thousand records fit in
+little memory; `study.samples` reads those of one record again.
 """
 
 import json
-import zipfile
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs.cell import Cell, GenerateWorkload
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedExperiment, PlannedModel
-from configs.rates import RATE_COLUMNS, Column, Rates, visit_rates
-from configs.record import Figure, Record, Status, migrate, read_json_object, read_record
-from reports.statistics import Estimate, estimate
+from configs.rates import Column
+from configs.record import Status
+from reports.percentiles import Percentiles, Pooled, percentiles
+from reports.read import Reading, cell_folders, read_plan
+from reports.readers import read_cells
+from reports.samples import read_samples
+from reports.statistics import CONFIDENCE, Estimate, estimate
+from reports.stopping import confidence
 
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One record as the report sees it. `path` is relative to the run folder."""
-
-    record: Record
-    path: str
-    used: bool
-    rates: Rates | None = None
-
-    @property
-    def completed(self) -> bool:
-        return self.record.status is Status.COMPLETED
-
-    def by_rank(self, figure: str) -> list[Figure]:
-        """A figure's value on each rank; the same value for all where ranks did not differ."""
-        record = self.record
-        return record.rank_figures.get(figure, [record.figures.get(figure)] * record.cell.layout.ranks)
-
-    def numbers_by_rank(self, figure: str) -> list[float]:
-        """The values that are numbers."""
-        values = self.by_rank(figure)
-        return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-
-    def figure(self, name: str) -> float | None:
-        """A figure of the whole job; None where it is unknown."""
-        values = self.numbers_by_rank(name)
-        return values[0] if values else None
 
 
 @dataclass(frozen=True)
@@ -67,6 +43,8 @@ class CellResult:
     planned: int
     visits: dict[int, Reading]
     memory: Reading | None
+    pooled: Mapping[str, Pooled] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
 
     @cached_property
     def completed(self) -> dict[int, Reading]:
@@ -79,8 +57,27 @@ class CellResult:
         return {repeat: value for repeat, value in found.items() if value is not None}
 
     def estimate(self, figure: str) -> Estimate | None:
-        """Median and range over the repeats of one field of `Rates`."""
-        return estimate(self.values(figure).values())
+        """Median, range and interval over the repeats of one field of `Rates`."""
+        if figure not in self._estimates:
+            self._estimates[figure] = estimate(self.values(figure).values(), self.confidence)
+        return self._estimates[figure]
+
+    @cached_property
+    def _estimates(self) -> dict[str, Estimate | None]:
+        """Asked for again and again: by tables, sentences, plots and exports."""
+        return {}
+
+    def percentiles(self, kind: str) -> Percentiles | None:
+        """P50, P90 and P99 of its latencies of a kind (keys of `configs.rates.LATENCY_COLUMNS`); None: it has none."""
+        return self._percentiles.get(kind)
+
+    @cached_property
+    def _percentiles(self) -> dict[str, Percentiles]:
+        tails = {
+            kind: [visit.p99_seconds[kind] for visit in self.completed.values() if kind in visit.p99_seconds]
+            for kind in self.pooled
+        }
+        return {kind: percentiles(pooled, tails[kind], self.confidence) for kind, pooled in self.pooled.items()}
 
     @property
     def title(self) -> str:
@@ -133,6 +130,10 @@ class StudyResult:
         """The cells of an experiment, in the order of its points."""
         return [self.cells[point.cell] for point in experiment.points]
 
+    def samples(self, visit: Reading, columns: tuple[str, ...]) -> dict[str, Column]:
+        """The named columns of a record of this study. Raises ValueError naming the file."""
+        return read_samples((self.folder / visit.path).with_suffix(".npz"), columns)
+
     def title(self, experiment: PlannedExperiment) -> str:
         """`strong: llama-110m (random weights)`."""
         return experiment.name + (f": {_title_of_name(self.plan, experiment.model)}" if experiment.model else "")
@@ -141,33 +142,11 @@ class StudyResult:
 def load_study(run: RunPaths) -> StudyResult:
     """Read plan and records. Raises the errors of `configs.record`, naming the file that cannot be read."""
     plan = read_plan(run.plan)
-    found: list[tuple[Record, Path]] = []
-    if run.records.is_dir():
-        found = [(read_record(path), path) for path in sorted(run.records.glob("*/*.json"))]
-    tries: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
-    for record, _ in found:
-        tries[record.key, record.measuring_pass, record.repeat].append(record)
-    deciding = {id(max(group, key=_precedence)) for group in tries.values()}
-    readings = []
-    for record, path in found:
-        used = id(record) in deciding and record.repeat < plan.repeats.get(record.key, 0)
-        rates = _rates(record, path) if used else None
-        readings.append(Reading(record, path.relative_to(run.folder).as_posix(), used, rates))
-    return StudyResult(run.folder, plan, _cells(plan, readings), tuple(readings), _environments(run, readings))
-
-
-def read_plan(path: Path) -> Plan:
-    """Load `plan.json`. Raises as `configs.record.read_record`."""
-    return Plan.model_validate(migrate(read_json_object(path), path))
-
-
-def read_samples(path: Path, columns: tuple[str, ...]) -> dict[str, Column]:
-    """The named columns of every rank, keyed `<rank>/<column>`. Raises ValueError naming the file."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files if key.partition("/")[2] in columns}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: the record's samples cannot be read ({error}); set the record aside") from error
+    folders = cell_folders(run.records, plan.repeats)
+    found = read_cells(folders, run.folder)
+    pooled = {Path(folder.folder).name: read.pooled for folder, read in zip(folders, found, strict=True)}
+    readings = tuple(reading for read in found for reading in read.readings)
+    return StudyResult(run.folder, plan, _cells(plan, readings, pooled), readings, _environments(run, readings))
 
 
 def model_title(plan: Plan, identity: str | None) -> str:
@@ -187,26 +166,9 @@ def _marked(model: PlannedModel) -> str:
     return f"{model.name} (random weights)" if model.synthetic else model.name
 
 
-def _precedence(record: Record) -> tuple[bool, int]:
-    return record.status is Status.COMPLETED, record.attempt
-
-
-def _rates(record: Record, path: Path) -> Rates | None:
-    """Rates of a completed, timed visit. Cells that keep answers may have left none."""
-    if record.status is not Status.COMPLETED or record.measuring_pass != "timed":
-        return None
-    work = record.cell.workload
-    samples_path = path.with_suffix(".npz")
-    samples = read_samples(samples_path, RATE_COLUMNS[work.kind])
-    if isinstance(work, GenerateWorkload) and work.answers and not samples:
-        return None
-    try:
-        return visit_rates(record.cell, record.figures, samples)
-    except ValueError as error:
-        raise ValueError(f"{samples_path}: {error}") from error
-
-
-def _cells(plan: Plan, readings: list[Reading]) -> dict[str, CellResult]:
+def _cells(
+    plan: Plan, readings: Iterable[Reading], pooled: Mapping[str, Mapping[str, Pooled]]
+) -> dict[str, CellResult]:
     timed: dict[str, dict[int, Reading]] = defaultdict(dict)
     memory: dict[str, Reading] = {}
     for reading in readings:
@@ -215,7 +177,7 @@ def _cells(plan: Plan, readings: list[Reading]) -> dict[str, CellResult]:
             timed[record.key][record.repeat] = reading
         elif reading.used:
             memory[record.key] = reading
-    names = cell_names(plan)
+    names, level = cell_names(plan), confidence(plan.measuring)
     return {
         key: CellResult(
             key=key,
@@ -225,6 +187,8 @@ def _cells(plan: Plan, readings: list[Reading]) -> dict[str, CellResult]:
             planned=plan.repeats.get(key, 0),
             visits=dict(sorted(timed[key].items())),
             memory=memory.get(key),
+            pooled=pooled.get(key, {}),
+            confidence=level,
         )
         for key, cell in plan.cells.items()
     }
@@ -271,7 +235,7 @@ def flat_environment(environment: dict[str, Any]) -> dict[str, str]:
     return dict(sorted(texts.items()))
 
 
-def _environments(run: RunPaths, readings: list[Reading]) -> dict[str, dict[str, Any] | None]:
+def _environments(run: RunPaths, readings: Iterable[Reading]) -> dict[str, dict[str, Any] | None]:
     hashes = {reading.record.environment for reading in readings if reading.used} - {None}
     found: dict[str, dict[str, Any] | None] = {}
     for digest in sorted(str(item) for item in hashes):

@@ -1,23 +1,23 @@
-"""Tables of the whole study: resources, training, failures, environment, how it was measured, provenance.
+"""Tables of the whole study: resources, training, failures, and how many repeats ended in which way.
 
 Each function takes the study as read and gives a `Table`, or None where there is nothing to show.
+`reports.provenance` has those that say where the figures come from.
 """
+
+from statistics import median
 
 import numpy as np
 
-from configs.cell import GenerateWorkload
 from configs.rates import Floats, by_rank
 from configs.record import Status
-from reports.load import MISSING, CellResult, Reading, StudyResult, flat_environment, model_title, read_samples
-from reports.statistics import estimate
+from reports.load import MISSING, CellResult, StudyResult
+from reports.read import Reading
 from reports.text import (
-    MIB,
     UNKNOWN,
     Table,
     code,
     count,
     escaped,
-    estimate_cell,
     joined,
     mebibytes,
     number,
@@ -29,11 +29,29 @@ from reports.text import (
 NOISE_LIMIT = 0.10
 """Share of the machine's CPU taken by others from which a cell's figures are called into question."""
 
+MOST_ROWS = 200
+"""A longer table is no help to a reader; all of it is in cells.csv and records.parquet."""
+
+
+def first_rows(table: Table, total: int | None = None, where: str = "cells.csv") -> Table:
+    """The first MOST_ROWS rows, and where there are more a last one that says where all are.
+
+    total: how many rows there would be, where `table` was not given all of them.
+    """
+    more = (len(table.rows) if total is None else total) - MOST_ROWS
+    if more <= 0:
+        return table
+    last = (f"… and {more:,} more: all of them are in {where}", *[""] * (len(table.columns) - 1))
+    return Table(table.columns, (*table.rows[:MOST_ROWS], last), table.text_columns)
+
 
 def resources_table(study: StudyResult) -> Table | None:
     """Memory of the untimed pass, CPU use, loading time: one row for each cell that has any of it."""
-    rows = [_resources(result) for result in study.cells.values() if result.completed or result.memory]
-    rows = [row for row in rows if any(value != UNKNOWN for value in row[2:])]
+    rows: list[tuple[str, ...]] = []
+    for result in study.cells.values():
+        if (result.completed or result.memory) and len(rows) < MOST_ROWS:
+            row = _resources(result)
+            rows += [row] if any(value != UNKNOWN for value in row[2:]) else []
     if not rows:
         return None
     columns = (
@@ -49,7 +67,9 @@ def resources_table(study: StudyResult) -> Table | None:
         "preprocessing, ms",
         "threads a rank",
     )
-    return Table(columns, tuple(rows), text_columns=2).without_empty_columns()
+    total = sum(1 for result in study.cells.values() if result.completed or result.memory)
+    table = Table(columns, tuple(rows), text_columns=2).without_empty_columns()
+    return first_rows(table, total if len(rows) == MOST_ROWS else None)
 
 
 def _resources(result: CellResult) -> tuple[str, ...]:
@@ -57,7 +77,10 @@ def _resources(result: CellResult) -> tuple[str, ...]:
     peaks = result.peak_by_rank()
     growth = result.memory.numbers_by_rank("memory_growth_bytes") if result.memory and peaks else []
     loading = result.memory.numbers_by_rank("load_peak_memory_bytes") if result.memory and peaks else []
-    weights, preprocessing = _slowest(visits, "weights_bytes"), _slowest(visits, "preprocess_seconds")
+    weights, preprocessing = (
+        largest_over_ranks(visits, "weights_bytes"),
+        largest_over_ranks(visits, "preprocess_seconds"),
+    )
     return (
         escaped(result.model),
         escaped(result.name),
@@ -69,14 +92,14 @@ def _resources(result: CellResult) -> tuple[str, ...]:
         percent(cpu_use(result)),
         percent(others_share(result)),
         number(None if preprocessing is None else preprocessing * 1000),
-        count(_slowest(visits, "threads")),
+        count(largest_over_ranks(visits, "threads")),
     )
 
 
-def _slowest(visits: list[Reading], figure: str) -> float | None:
+def largest_over_ranks(visits: list[Reading], figure: str) -> float | None:
     """Median over repeats of a figure's largest value over ranks."""
-    value = estimate(max(values) for visit in visits if (values := visit.numbers_by_rank(figure)))
-    return value.median if value else None
+    largest = [max(values) for visit in visits if (values := visit.numbers_by_rank(figure))]
+    return median(largest) if largest else None
 
 
 def cpu_use(result: CellResult) -> float | None:
@@ -87,8 +110,7 @@ def cpu_use(result: CellResult) -> float | None:
         cores = result.cell.layout.ranks * result.cell.cores_per_rank
         if busy and seconds and max(seconds) > 0:
             shares.append(sum(busy) / (max(seconds) * cores))
-    value = estimate(shares)
-    return value.median if value else None
+    return median(shares) if shares else None
 
 
 def others_share(result: CellResult) -> float | None:
@@ -145,7 +167,7 @@ def training_table(study: StudyResult) -> Table | None:
 
 def loss_curve(study: StudyResult, visit: Reading) -> Floats | None:
     """Loss by step, the mean over ranks; None where the visit kept none."""
-    samples = read_samples((study.folder / visit.path).with_suffix(".npz"), ("loss",))
+    samples = study.samples(visit, ("loss",))
     if not samples:
         return None
     losses: Floats = np.mean([np.asarray(array, dtype=np.float64) for array in by_rank(samples, "loss")], axis=0)
@@ -156,7 +178,7 @@ def failures_table(study: StudyResult) -> Table | None:
     """Every repeat without a figure: how it ended, why, and where to read more."""
     rows = [row for result in study.cells.values() for row in _failures(result)]
     columns = ("model", "cell", "repeat", "state", "attempts", "why", "log", "record")
-    return Table(columns, tuple(rows), text_columns=len(columns)) if rows else None
+    return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where="records.parquet") if rows else None
 
 
 def _failures(result: CellResult) -> list[tuple[str, ...]]:
@@ -184,146 +206,6 @@ def _failures(result: CellResult) -> list[tuple[str, ...]]:
         name = (escaped(result.model), escaped(result.name))
         rows.append((*name, joined(missing), MISSING, "0", why, UNKNOWN, UNKNOWN))
     return rows
-
-
-def environment_table(study: StudyResult) -> Table | None:
-    """What is the same in every environment of the records."""
-    known = [flat_environment(data) for data in study.environments.values() if data is not None]
-    if not known:
-        return None
-    rows = [(name, value) for name, value in known[0].items() if all(flat.get(name) == value for flat in known)]
-    return Table(("what", "value"), tuple((code(name), escaped(value)) for name, value in rows), text_columns=2)
-
-
-def environment_differences(study: StudyResult) -> Table | None:
-    """What differs between the environments of the records; None where nothing does."""
-    names, known = _differing(study)
-    if not names:
-        return None
-    rows = tuple((code(name), *(escaped(flat.get(name, UNKNOWN)) for flat in known.values())) for name in names)
-    return Table(("what", *(code(digest) for digest in known)), rows, text_columns=len(known) + 1)
-
-
-def environment_sentence(study: StudyResult) -> str | None:
-    """Whether environments differ only as the study itself makes them differ, or by the machine's state."""
-    names, known = _differing(study)
-    if not names:
-        return None
-    own = {f"variables.{name}" for cell in study.plan.cells.values() for name in cell.env} | set(SET_BY_THE_STUDY)
-    foreign = [name for name in names if name not in own]
-    if not foreign:
-        return f"The records come from {len(known)} environments, which differ only in what the study itself sets."
-    return (
-        f"The records come from {len(known)} environments that differ in {joined(foreign)}: "
-        "figures measured in different ones are not of the same machine state; mind that where they are compared."
-    )
-
-
-SET_BY_THE_STUDY = ("backend", "cores_per_rank", "threads", "variables.MALLOC_MMAP_THRESHOLD_")
-"""Follow from the number of ranks, the target, and the pass that looks for peak memory."""
-
-
-def _differing(study: StudyResult) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """Names whose value is not the same in every environment, and the environments by hash."""
-    known = {digest: flat_environment(data) for digest, data in study.environments.items() if data is not None}
-    names = sorted({name for flat in known.values() for name in flat})
-    return [name for name in names if len({flat.get(name) for flat in known.values()}) > 1], known
-
-
-def provenance_table(study: StudyResult) -> Table:
-    """Where each figure comes from: the cell's key, its repeats and the folder of its records."""
-    rows = []
-    for key, result in study.cells.items():
-        visits = list(result.visits.values())
-        digests = sorted({visit.record.environment for visit in visits if visit.record.environment})
-        rows.append(
-            (
-                code(key),
-                escaped(result.model),
-                escaped(result.name),
-                f"{len(result.completed)} of {result.planned}",
-                code(f"records/{key}/") if visits or result.memory else UNKNOWN,
-                joined(code(digest) for digest in digests) or UNKNOWN,
-            )
-        )
-    return Table(("key", "model", "cell", "repeats", "records", "environment"), tuple(rows), text_columns=6)
-
-
-def models_table(study: StudyResult) -> Table | None:
-    """The models by resolved identity, with the figures that records give of them."""
-    rows = []
-    for model in study.plan.models:
-        cells = [result for result in study.cells.values() if result.cell.model == model.identity]
-        visits = [visit for result in cells for visit in result.completed.values()]
-        hashes = sorted({str(value) for visit in visits if (value := visit.record.figures.get("weights_hash"))})
-        rows.append(
-            (
-                escaped(model.name),
-                code(model.identity),
-                "random" if model.synthetic else "real",
-                count(_slowest(visits, "model_parameters")),
-                joined(code(item) for item in hashes) or UNKNOWN,
-            )
-        )
-    columns = ("model", "identity", "weights", "parameters", "hash of the weights")
-    return Table(columns, tuple(rows), text_columns=5) if rows else None
-
-
-def loading_table(study: StudyResult) -> Table | None:
-    """Seconds until the weights were in memory, by what fixes them; only a launch's first visit tells."""
-    groups: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
-    for reading in study.readings:
-        seconds, size = reading.numbers_by_rank("load_seconds"), reading.numbers_by_rank("load_bytes")
-        if reading.used and reading.completed and seconds:
-            cell = reading.record.cell
-            group = (model_title(study.plan, cell.model), str(cell.layout), cell.dtype, cell.engine)
-            groups.setdefault(group, []).append((max(seconds), sum(size) if size else None))
-    rows: list[tuple[str, ...]] = []
-    for fixed, loads in groups.items():
-        rates = [size / seconds for seconds, size in loads if size is not None and seconds > 0]
-        rate = estimate_cell(estimate(rates), 1 / MIB)
-        rows.append((*map(escaped, fixed), str(len(loads)), estimate_cell(estimate(load[0] for load in loads)), rate))
-    columns = ("model", "layout", "dtype", "engine", "launches", "slowest rank, s, median (interval)", "MiB/s, all ranks")
-    return Table(columns, tuple(rows), text_columns=4).without_empty_columns() if rows else None
-
-
-def measuring_lines(study: StudyResult) -> list[str]:
-    """How it was measured, in sentences, from the plan's rules and the records."""
-    rules, used = study.plan.measuring, [reading for reading in study.readings if reading.used]
-    timed = {reading.record.job for reading in used if reading.record.measuring_pass == "timed"}
-    memory = {reading.record.job for reading in used if reading.record.measuring_pass == "memory"}
-    lines = [
-        f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'visit')} planned; "
-        f"the records come from {_launches(len(timed))}"
-        + (f" and {_launches(len(memory))} that looked for peak memory only." if memory else "."),
-        "Two repeats of a cell are never in the same launch, so each is a start of the engine of its own. "
-        + (
-            f"Cells that share weights and processes share a launch, in an order drawn with seed {rules.seed}."
-            if study.plan.pack
-            else "Each cell had a launch of its own (`pack: false`)."
-        ),
-        f"A visit warms up with {_passes(rules.warmup)}, then measures at least {_passes(rules.least_passes)} "
-        f"and at least {number(rules.least_seconds)} s. A pass is over when its slowest rank is.",
-        "A cell's figure is the median over its repeats, given with its range (least to greatest). "
-        "A range is not an interval of confidence; this version prints none.",
-    ]
-    if any(isinstance(cell.workload, GenerateWorkload) for cell in study.plan.cells.values()):
-        lines.append(
-            "Time per output token is (end-to-end − time to first token) / (new tokens − 1) of a batch; "
-            "a visit gives the median over its batches."
-        )
-    times = [time for reading in used for time in (reading.record.started_at, reading.record.finished_at) if time]
-    if times:
-        lines.append(f"Measured between {min(times)} and {max(times)}.")
-    return lines
-
-
-def _launches(count: int) -> str:
-    return f"{count:,} launch{'' if count == 1 else 'es'}"
-
-
-def _passes(count: int) -> str:
-    return f"{count:,} pass{'' if count == 1 else 'es'}"
 
 
 def status_counts(study: StudyResult) -> dict[str, int]:

@@ -4,10 +4,10 @@ Everything here is a pure function of its arguments; nothing knows of records or
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from reports.statistics import Estimate
+from reports.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
 MIB = 2**20
@@ -95,6 +95,39 @@ def estimate_text(value: Estimate, unit: str, scale: float = 1.0) -> str:
         return f"{text} (1 repeat)"
     low, high = (number(bound * scale) for bound in value.bounds)
     kind = f"range of {repeats(value.count)}" if value.interval is None else f"95 % interval, {repeats(value.count)}"
+    return f"{text} ({low} to {high}, {kind})"
+
+
+def ratio_cell(value: Ratio | None) -> str:
+    """`1.87 (1.80 to 1.93)`; brackets where the pairs are too few for an interval."""
+    if value is None:
+        return UNKNOWN
+    return number(value.value) if value.count == 1 else f"{number(value.value)} {_bounds(value, number)}"
+
+
+def change_cell(value: Ratio | None) -> str:
+    """The same as a change: `-6.30 % (-7.00 % to -5.10 %)`."""
+    if value is None:
+        return UNKNOWN
+    change = percent(value.value - 1)
+    return change if value.count == 1 else f"{change} {_bounds(value, lambda bound: percent(bound - 1))}"
+
+
+def _bounds(value: Ratio, written: Callable[[float], str]) -> str:
+    low, high = (written(bound) for bound in value.bounds)
+    return f"[{low} to {high}]" if value.interval is None else f"({low} to {high})"
+
+
+def ratio_text(value: Ratio, noun: str) -> str:
+    """For a sentence: `1.87 times (1.80 to 1.93, 95 % interval, 10 pairs)`."""
+    text = f"{number(value.value)} times"
+    if value.count == 1:
+        return f"{text} (1 {noun})"
+    low, high = (number(bound) for bound in value.bounds)
+    counted = plural(value.count, noun)
+    kind = f"range of {counted}" if value.interval is None else f"95 % interval, {counted}"
+    if value.interval is not None and value.comparisons > 1:
+        kind += f", corrected for {value.comparisons} comparisons"
     return f"{text} ({low} to {high}, {kind})"
 
 

@@ -9,7 +9,8 @@ from configs.rates import Rates
 from configs.record import Failure, Record, Status
 from reports.answer import answer
 from reports.correctness import TOLERANCES, Judged, Verdict, Word
-from reports.load import CellResult, Reading, StudyResult
+from reports.load import CellResult, StudyResult
+from reports.read import Reading
 
 
 def result(label: str, ranks: int, items: int, speeds: list[float], status: Status = Status.COMPLETED) -> CellResult:
@@ -48,9 +49,18 @@ def test_the_best_against_one_rank_and_the_next() -> None:
     best, rest = answer(study, [])
     assert best.text == (
         "Run two. It gives 19.0 items/s (18.0 to 20.0, range of 2 repeats): 1.90 times one rank "
-        "and 1.00 times the next best (other), though the ranges of these two overlap."
+        "and 1.00 times the next best (other)."
     )
     assert rest.text == "Nothing is missing. Each of 3 cells was measured as often as planned."
+
+
+def test_ratios_are_paired_by_block_and_corrected_for_the_choice() -> None:
+    one, two = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1], [19.0, 19.4, 18.7, 19.1, 19.3, 18.8, 19.0, 19.2]
+    nearly = [value * 1.001 for value in two[4:] + two[:4]]
+    best = answer(study_of(result("one", 1, 4, one), result("two", 2, 4, two)), [])[0]
+    assert ": 1.90 times (1.8" in best.body and "noise" not in best.body
+    best = answer(study_of(result("one", 1, 4, one), result("two", 2, 4, two), result("twin", 2, 5, nearly)), [])[0]
+    assert best.lead == "Run twin." and best.body.endswith("the next best (two), which may be noise.")
 
 
 def test_one_rank_of_the_same_work_a_rank_counts_too() -> None:

@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from configs.prices import Price
+from configs.record import Status
+from configs.target import LocalTarget
 from priced_runs import (
     LARGE,
     as_prices,
@@ -16,10 +20,6 @@ from priced_runs import (
     write_run,
     write_visits,
 )
-
-from configs.prices import Price
-from configs.record import Status
-from configs.target import LocalTarget
 from reports.cost import cell_costs, cost_sentences, inverse, phase_table, study_cost_sentence, study_cost_table
 from reports.cost import unit_cost_table as unit_table
 from reports.load import StudyResult, load_study

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from priced_runs import LARGE, cell, make_plan, train_cell, write_record, write_run, write_visits
-
 from configs.cell import Cell, Layout, NoopWorkload
 from configs.record import Status
 from configs.target import LocalTarget
+from priced_runs import LARGE, cell, make_plan, train_cell, write_record, write_run, write_visits
 from reports.load import load_study
 from reports.nodes import (
     MOST_TABLES,

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from priced_runs import cell, make_plan, strong, train_cell, write_record, write_run, write_visits
 
 from configs.cell import Cell
 from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.record import Status
+from priced_runs import cell, make_plan, strong, train_cell, write_record, write_run, write_visits
 from reports.load import load_study
 from reports.objectives import (
     MOST_ROWS,

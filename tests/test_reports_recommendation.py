@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from priced_runs import LARGE, TINY, as_prices, cell, make_plan, write_launch, write_record, write_run, write_visits
 
 from configs.cell import Cell
 from configs.objectives import Purpose
@@ -13,6 +12,7 @@ from configs.plan import Plan, PlannedModel
 from configs.prices import Price, TargetPrices
 from configs.record import Status
 from configs.target import LocalTarget
+from priced_runs import LARGE, TINY, as_prices, cell, make_plan, write_launch, write_record, write_run, write_visits
 from reports.cost import cell_costs
 from reports.decisions import decision_context
 from reports.load import StudyResult, load_study

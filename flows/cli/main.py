@@ -2,14 +2,16 @@
 
 Commands import what they need when they are called, so that `rankwise --help` answers at once.
 Exit codes: 0 all cells completed, 3 a report was written but some repeats have no measurement, 2 the
-study file is wrong, 1 anything else.
+study file (or another argument) is wrong, 4 `compare` found a regression, 1 anything else.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from flows.cli.history import HistoryFile
+from flows.cli.history import app as history_commands
 from flows.cli.team import app as team
 
 app = typer.Typer(
@@ -20,6 +22,7 @@ app = typer.Typer(
 )
 
 app.add_typer(team, name="team")
+app.add_typer(history_commands, name="history")
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="the study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")]
@@ -92,12 +95,70 @@ def logs(
 
 
 @app.command()
-def report(context: typer.Context, folder: RunFolder) -> None:
-    """Render a run's report again from its records."""
+def report(
+    context: typer.Context,
+    folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")] = None,
+    results: Annotated[
+        str | None,
+        typer.Option(metavar="GLOB", help="join these runs into one comparison; quote it"),
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="of the joined comparison")] = Path("joined.md"),
+) -> None:
+    """Render a run's report again from its records, or join several runs into one comparison."""
+    from flows.cli.compare import join_runs
     from flows.cli.inspect import render_again
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: render_again(folder), folder, context.obj["debug"]))
+    if (folder is None) == (results is None):
+        typer.echo("give one run folder, or --results GLOB", err=True)
+        raise typer.Exit(2)
+    if results is not None:
+        pattern = results
+        raise typer.Exit(guarded(lambda: join_runs(pattern, output), Path(results), context.obj["debug"]))
+    assert folder is not None
+    run = folder
+    raise typer.Exit(guarded(lambda: render_again(run), run, context.obj["debug"]))
+
+
+@app.command()
+def compare(
+    context: typer.Context,
+    first: RunFolder,
+    second: Annotated[Path | None, typer.Argument(metavar="RUN_B", help="the newer run")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="compare with this run of the history instead")
+    ] = None,
+    threshold: Annotated[float, typer.Option(metavar="PERCENT", help="a regression is worse by more than this")] = 5.0,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write a comment here")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test case for each cell here")] = None,
+    as_json: AsJson = False,
+    history: HistoryFile = None,
+) -> None:
+    """Hold a run against another, or against a baseline; exit code 4 on a regression."""
+    from flows.cli.compare import compare_runs
+    from flows.cli.run import guarded
+
+    work = lambda: compare_runs(first, second, baseline, threshold, markdown, junit, as_json, history)  # noqa: E731
+    raise typer.Exit(guarded(work, first, context.obj["debug"]))
+
+
+@app.command()
+def fit(
+    context: typer.Context,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.csv", help="columns ranks, throughput; optionally repeat, kind")
+    ],
+    as_json: AsJson = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="where to draw; also .svg")] = None,
+    residuals: Annotated[
+        Literal["relative", "absolute"], typer.Option(help="what is made small; other tools use absolute")
+    ] = "relative",
+) -> None:
+    """Fit scaling laws to throughput over ranks, and say which of them the numbers support."""
+    from flows.cli.fit import fit_file
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: fit_file(file, as_json, plot, residuals), file, context.obj["debug"]))
 
 
 @app.command()

@@ -38,6 +38,10 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool) -> int:
         caught = error
         console.print("interrupted; every launch was ended, what was measured is kept")
         code = OTHER_ERROR
+    except BrokenPipeError as error:
+        caught = error  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = OTHER_ERROR
     except (ValueError, OSError, LocalServerError) as error:
         caught = error
         console.print(_readable(error))

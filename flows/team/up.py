@@ -66,12 +66,9 @@ def up(setup: TeamSetup, background: bool = False) -> int:
         try:
             _wait_until_up(setup)
             _print_where(setup, background)
-            # In this order: both create the work pool where there is none.
-            _wait_until_online(setup, environment)
-            deployed = register(setup, environment)
             if supervisord is None:
-                return 0 if deployed else 1
-            _until_ended(setup, supervisord)
+                return 0 if _online_and_registered(setup, environment) else 1
+            _until_ended(setup, environment, supervisord)
             return 0
         except BaseException:
             _ignore_signals()
@@ -83,9 +80,19 @@ def up(setup: TeamSetup, background: bool = False) -> int:
                 supervisord.wait()
 
 
-def _until_ended(setup: TeamSetup, supervisord: "subprocess.Popen[bytes]") -> None:
-    """Return when `rankwise team down` or a signal has ended all. Raises TeamError where supervisord died."""
+def _online_and_registered(setup: TeamSetup, environment: dict[str, str]) -> bool:
+    """Whether the flows could be registered. In this order: both create the work pool where there is none."""
+    _wait_until_online(setup, environment)
+    return register(setup, environment)
+
+
+def _until_ended(setup: TeamSetup, environment: dict[str, str], supervisord: "subprocess.Popen[bytes]") -> None:
+    """Return when `rankwise team down` or a signal has ended all. Raises TeamError where supervisord died.
+
+    From here on the server answers: a signal is the ordinary end, also while the flows are being registered.
+    """
     try:
+        _online_and_registered(setup, environment)
         code = supervisord.wait()
     except KeyboardInterrupt:
         _ignore_signals()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw_optimization(figure: "Figure", gains: Sequence[Gain]) -> None:
-    """The gain of each variant: a faint dot for each pair, the median and the range of pairs."""
+    """The gain of each variant: a faint dot for each pair, the value and its interval (or the range of pairs)."""
     axes = figure.subplots()
     axes.axvline(1, color=IDEAL, linestyle="--", linewidth=1)
     for row, gain in enumerate(gains):
@@ -35,7 +35,7 @@ def draw_optimization(figure: "Figure", gains: Sequence[Gain]) -> None:
             )
             continue
         value = gain.throughput
-        axes.plot([value.low, value.high], [row, row], color=colour, linewidth=2, solid_capstyle="butt")
+        axes.plot(list(value.bounds), [row, row], color=colour, linewidth=2, solid_capstyle="butt")
         axes.plot(
             list(gain.throughput_by_repeat.values()),
             [row] * value.count,
@@ -46,11 +46,11 @@ def draw_optimization(figure: "Figure", gains: Sequence[Gain]) -> None:
             markersize=4,
         )
         axes.plot(
-            [value.median], [row], linestyle="none", marker=MARKERS[row % len(MARKERS)], color=colour, markersize=8
+            [value.value], [row], linestyle="none", marker=MARKERS[row % len(MARKERS)], color=colour, markersize=8
         )
         axes.annotate(
-            f"{number(value.median)}×",
-            (value.median, row),
+            f"{number(value.value)}×",
+            (value.value, row),
             (0, 9),
             textcoords="offset points",
             ha="center",

@@ -1,0 +1,165 @@
+"""Where the figures come from: models, environments, how it was measured, and the records of each cell.
+
+Each function takes the study as read and gives a `Table`, sentences, or None where there is nothing to show.
+"""
+
+from configs.cell import GenerateWorkload
+from reports.load import StudyResult, flat_environment, model_title
+from reports.read import Reading
+from reports.statistics import LEAST_REPEATS, estimate
+from reports.steady import LEAST_PASSES
+from reports.tables import MOST_ROWS, first_rows, largest_over_ranks
+from reports.text import MIB, UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, plural
+
+
+def environment_table(study: StudyResult) -> Table | None:
+    """What is the same in every environment of the records."""
+    known = [flat_environment(data) for data in study.environments.values() if data is not None]
+    if not known:
+        return None
+    rows = [(name, value) for name, value in known[0].items() if all(flat.get(name) == value for flat in known)]
+    return Table(("what", "value"), tuple((code(name), escaped(value)) for name, value in rows), text_columns=2)
+
+
+def environment_differences(study: StudyResult) -> Table | None:
+    """What differs between the environments of the records; None where nothing does."""
+    names, known = _differing(study)
+    if not names:
+        return None
+    rows = tuple((code(name), *(escaped(flat.get(name, UNKNOWN)) for flat in known.values())) for name in names)
+    return Table(("what", *(code(digest) for digest in known)), rows, text_columns=len(known) + 1)
+
+
+def environment_sentence(study: StudyResult) -> str | None:
+    """Whether environments differ only as the study itself makes them differ, or by the machine's state."""
+    names, known = _differing(study)
+    if not names:
+        return None
+    own = {f"variables.{name}" for cell in study.plan.cells.values() for name in cell.env} | set(SET_BY_THE_STUDY)
+    foreign = [name for name in names if name not in own]
+    if not foreign:
+        return f"The records come from {len(known)} environments, which differ only in what the study itself sets."
+    return (
+        f"The records come from {len(known)} environments that differ in {joined(foreign)}: "
+        "figures measured in different ones are not of the same machine state; mind that where they are compared."
+    )
+
+
+SET_BY_THE_STUDY = ("backend", "cores_per_rank", "threads", "variables.MALLOC_MMAP_THRESHOLD_")
+"""Follow from the number of ranks, the target, and the pass that looks for peak memory."""
+
+
+def _differing(study: StudyResult) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """Names whose value is not the same in every environment, and the environments by hash."""
+    known = {digest: flat_environment(data) for digest, data in study.environments.items() if data is not None}
+    names = sorted({name for flat in known.values() for name in flat})
+    return [name for name in names if len({flat.get(name) for flat in known.values()}) > 1], known
+
+
+def provenance_table(study: StudyResult) -> Table:
+    """Where each figure comes from: the cell's key, its repeats and the folder of its records."""
+    rows = []
+    for key, result in list(study.cells.items())[:MOST_ROWS]:
+        visits = list(result.visits.values())
+        digests = sorted({visit.record.environment for visit in visits if visit.record.environment})
+        rows.append(
+            (
+                code(key),
+                escaped(result.model),
+                escaped(result.name),
+                f"{len(result.completed)} of {result.planned}",
+                code(f"records/{key}/") if visits or result.memory else UNKNOWN,
+                joined(code(digest) for digest in digests) or UNKNOWN,
+            )
+        )
+    table = Table(("key", "model", "cell", "repeats", "records", "environment"), tuple(rows), text_columns=6)
+    return first_rows(table, len(study.cells))
+
+
+def models_table(study: StudyResult) -> Table | None:
+    """The models by resolved identity, with the figures that records give of them."""
+    visits: dict[str | None, list[Reading]] = {}
+    for result in study.cells.values():
+        visits.setdefault(result.cell.model, []).extend(result.completed.values())
+    rows = []
+    for model in study.plan.models:
+        mine = visits.get(model.identity, [])
+        hashes = sorted({str(value) for visit in mine if (value := visit.record.figures.get("weights_hash"))})
+        rows.append(
+            (
+                escaped(model.name),
+                code(model.identity),
+                "random" if model.synthetic else "real",
+                count(largest_over_ranks(mine, "model_parameters")),
+                joined(code(item) for item in hashes) or UNKNOWN,
+            )
+        )
+    columns = ("model", "identity", "weights", "parameters", "hash of the weights")
+    return Table(columns, tuple(rows), text_columns=5) if rows else None
+
+
+def loading_table(study: StudyResult) -> Table | None:
+    """Seconds until the weights were in memory, by what fixes them; only a launch's first visit tells."""
+    groups: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
+    for reading in study.readings:
+        seconds = reading.numbers_by_rank("load_seconds") if reading.used and reading.completed else []
+        if seconds:
+            size = reading.numbers_by_rank("load_bytes")
+            cell = reading.record.cell
+            group = (model_title(study.plan, cell.model), str(cell.layout), cell.dtype, cell.engine)
+            groups.setdefault(group, []).append((max(seconds), sum(size) if size else None))
+    rows: list[tuple[str, ...]] = []
+    for fixed, loads in groups.items():
+        rates = [size / seconds for seconds, size in loads if size is not None and seconds > 0]
+        rate = estimate_cell(estimate(rates), 1 / MIB)
+        rows.append((*map(escaped, fixed), str(len(loads)), estimate_cell(estimate(load[0] for load in loads)), rate))
+    columns = (
+        "model",
+        "layout",
+        "dtype",
+        "engine",
+        "launches",
+        "slowest rank, s, median (interval)",
+        "MiB/s, all ranks",
+    )
+    return Table(columns, tuple(rows), text_columns=4).without_empty_columns() if rows else None
+
+
+def measuring_lines(study: StudyResult) -> list[str]:
+    """How it was measured, in sentences, from the plan's rules and the records."""
+    rules, used = study.plan.measuring, [reading for reading in study.readings if reading.used]
+    timed = {reading.record.job for reading in used if reading.record.measuring_pass == "timed"}
+    memory = {reading.record.job for reading in used if reading.record.measuring_pass == "memory"}
+    lines = [
+        f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'visit')} planned; "
+        f"the records come from {_launches(len(timed))}"
+        + (f" and {_launches(len(memory))} that looked for peak memory only." if memory else "."),
+        "Two repeats of a cell are never in the same launch, so each is a start of the engine of its own. "
+        + (
+            f"Cells that share weights and processes share a launch, in an order drawn with seed {rules.seed}."
+            if study.plan.pack
+            else "Each cell had a launch of its own (`pack: false`)."
+        ),
+        f"A visit warms up with {_passes(rules.warmup)}, then measures at least {_passes(rules.least_passes)} "
+        f"and at least {number(rules.least_seconds)} s. A pass is over when its slowest rank is.",
+        f"In a visit of {LEAST_PASSES} passes or more its steady part is looked for, and its rates are of that part.",
+        "A cell's figure is the median over its repeats. Its interval, in parentheses, comes from the order of the "
+        f"repeats alone; below {LEAST_REPEATS} there is none, and the range (least to greatest) stands in brackets.",
+    ]
+    if any(isinstance(cell.workload, GenerateWorkload) for cell in study.plan.cells.values()):
+        lines.append(
+            "Time per output token is (end-to-end − time to first token) / (new tokens − 1) of a batch; "
+            "a visit gives the median over its batches."
+        )
+    times = [time for reading in used for time in (reading.record.started_at, reading.record.finished_at) if time]
+    if times:
+        lines.append(f"Measured between {min(times)} and {max(times)}.")
+    return lines
+
+
+def _launches(count: int) -> str:
+    return f"{count:,} launch{'' if count == 1 else 'es'}"
+
+
+def _passes(count: int) -> str:
+    return f"{count:,} pass{'' if count == 1 else 'es'}"
