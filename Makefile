@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume screenshots clean
+.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -42,6 +42,15 @@ bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subfl
 
 bench-resume: $(VENV)/.installed  ## kill a run at ten random moments; nothing may be lost or measured twice
 	$(BIN)/python -m flows.bench_resume
+
+bench-statistics: $(VENV)/.installed  ## coverage of intervals, false alarms and power, by simulation
+	$(BIN)/python -m flows.bench_statistics
+
+bench-laws: $(VENV)/.installed  ## do the intervals of scaling laws hold the truth? by simulation
+	$(BIN)/python -m flows.bench_laws
+
+bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 records: time and memory
+	$(BIN)/python -m flows.bench_report
 
 screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
 	$(BIN)/python tests/take_screenshots.py

@@ -19,7 +19,7 @@ from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from configs.base import Frozen
 from configs.prices import Market, Offer, Price
-from configs.study import StudyError, StrictLoader, yaml_message, suggestion
+from configs.study import StrictLoader, StudyError, suggestion, yaml_message
 
 
 class PriceEntry(Frozen):
