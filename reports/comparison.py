@@ -15,6 +15,7 @@ from typing import Any
 from configs.plan import PlannedExperiment
 from reports.load import CellResult, StudyResult
 from reports.statistics import Ratio, estimate, pair_ratios, paired_ratio
+from reports.tables import MOST_ROWS, first_rows
 from reports.text import (
     UNKNOWN,
     Table,
@@ -58,7 +59,7 @@ def sweep(study: StudyResult, experiment: PlannedExperiment) -> list[SweepPoint]
 def sweep_table(points: list[SweepPoint]) -> Table:
     """One row for each combination."""
     rows = []
-    for point in points:
+    for point in points[:MOST_ROWS]:
         result = point.result
         rows.append(
             (
@@ -82,7 +83,7 @@ def sweep_table(points: list[SweepPoint]) -> Table:
         "peak memory, MiB, all ranks",
         "state",
     )
-    return Table(columns, tuple(rows)).without_empty_columns()
+    return first_rows(Table(columns, tuple(rows)).without_empty_columns(), len(points))
 
 
 def sweep_sentence(points: list[SweepPoint]) -> str:

@@ -26,7 +26,7 @@ from reports.plots.style import COLOURS
 from reports.plots.training import draw_losses
 from reports.quality import quality_lines, stopped_table
 from reports.sections import correctness_section, experiment_sections, experiments_of
-from reports.steady_text import steady_lines, unsteady_table
+from reports.steady_text import steady_lines, steady_rule, unsteady_table
 from reports.text import escaped, plural
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "noise": tables.noise_warning(study),
         "failures": tables.failures_table(study),
         "models": provenance.models_table(study),
-        "measuring": [*provenance.measuring_lines(study), *steady_lines(study), *quality_lines(study)],
+        "measuring": [*provenance.measuring_lines(study), *steady_lines(study), steady_rule(), *quality_lines(study)],
         "stopped": stopped_table(study),
         "unsteady": unsteady_table(study),
         "environment": provenance.environment_table(study),

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 from configs.cell import GenerateWorkload
 from configs.objectives import Purpose
@@ -340,12 +341,11 @@ def _preprocessing(results: Sequence[CellResult]) -> Iterator[Saving]:
             spent, whole = visit.numbers_by_rank("preprocess_seconds"), visit.figure("visit_seconds")
             if spent and whole:
                 shares.append(max(spent) / (whole + max(spent)))
-    value = estimate(shares)
-    if value is None:
+    if not shares:
         yield Saving(name, HYBRID, UNKNOWN_EFFECT, "no record says how long the inputs took to prepare")
         return
-    basis = f"preparing inputs against measuring, median of {plural(value.count, 'visit')}"
-    yield Saving(name, HYBRID, f"at most {percent(value.median)} of the time", basis)
+    basis = f"preparing inputs against measuring, median of {plural(len(shares), 'visit')}"
+    yield Saving(name, HYBRID, f"at most {percent(median(shares))} of the time", basis)
 
 
 def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:

@@ -113,16 +113,15 @@ def order_weights(count: int, confidence: float) -> tuple[int, float] | None:
     None below LEAST_REPEATS, and where even least and most hold too little confidence.
     """
     assert 0.5 <= confidence < 1, confidence
-    coverage = [1.0]  # of the order statistics of each depth: the median is above so many or more of the values
-    ways = total = 1
-    for below in range(count // 2):
-        coverage.append(1 - total / 2 ** (count - 1))
-        ways = ways * (count - below) // (below + 1)
-        total += ways
-    depth = sum(value >= confidence for value in coverage) - 1
+    from scipy.special import bdtr
+
+    # Of the order statistics of each depth from 1: the median is above so many or more of the values.
+    coverage = 1 - 2 * bdtr(np.arange(count // 2), count, 0.5)
+    depth = int((coverage >= confidence).sum())
     if count < LEAST_REPEATS or depth == 0:
         return None
-    excess = (coverage[depth] - confidence) / (coverage[depth] - coverage[depth + 1])
+    outer, inner = float(coverage[depth - 1]), float(coverage[depth])
+    excess = (outer - confidence) / (outer - inner)
     share = (count - depth) * excess / (depth + (count - 2 * depth) * excess)
     return depth, share
 

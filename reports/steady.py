@@ -58,11 +58,6 @@ class Steady:
     count: int
     reason: str
 
-    @property
-    def cut(self) -> int:
-        """Passes left out as the start-up."""
-        return self.first
-
 
 def steady(series: Floats) -> Steady:
     """Find the steady part of a series of durations, in order of time. About 60 microseconds for 512."""

@@ -23,6 +23,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
 FAILED = "#B00020"
 IDEAL = "#777777"
+MOST_TICKS = 12
 
 STYLE: Any = {
     "svg.hashsalt": "rankwise",
@@ -144,9 +145,10 @@ def numeric(axes: "Axes", places: Sequence[float]) -> None:
 
 
 def log2(axes: "Axes", values: Sequence[float]) -> None:
-    """A scale of base 2 with a tick at each value and room at both ends."""
+    """A scale of base 2 with a tick at each value (of many, at some) and room at both ends."""
     distinct = sorted(set(values))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
+    shown = distinct[:: -(-len(distinct) // MOST_TICKS)]
+    axes.set_xticks(shown, [f"{value:g}" for value in shown])
     axes.minorticks_off()
     axes.set_xlim(distinct[0] / 1.25, distinct[-1] * 1.25)
