@@ -5,7 +5,7 @@
 
 A pass (or a training step) is over when the slowest rank is done, so its wall time is the largest over
 ranks. A visit's rate is all its work over the sum of those times. The visit is the sampling unit of all
-statistics (`reports.statistics`).
+statistics (`reports.numbers.statistics`).
 
 The wall time of a pass is split, as the mean over ranks, into what each rank did and how long it then had
 to wait for the slowest: prefill + decode + other + waiting for `generate`, busy + waiting for the others.

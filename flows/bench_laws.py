@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.law_fit import fit_law
-from reports.laws import MeasuredPoint, centres_of
+from reports.laws.fit import fit_law
+from reports.laws.laws import MeasuredPoint, centres_of
 
 
 @dataclass(frozen=True)

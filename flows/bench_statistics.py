@@ -42,8 +42,8 @@ from flows.bench_statistics_parts import (
     upper_bound,
     with_error,
 )
-from reports.drift import Noise, drift
-from reports.statistics import CONFIDENCE, median_interval
+from reports.numbers.drift import Noise, drift
+from reports.numbers.statistics import CONFIDENCE, median_interval
 
 COVERAGE_BAR = (0.93, 0.97)
 ALARM_BAR = 0.065

@@ -24,7 +24,7 @@ from flows.bench_statistics_parts import (
     target_for,
     with_error,
 )
-from reports.statistics import CONFIDENCE, median_interval
+from reports.numbers.statistics import CONFIDENCE, median_interval
 
 
 def limits(rng: np.random.Generator, studies: int) -> Section:

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.job import Measuring
-from reports.inversion import Floats
-from reports.statistics import CONFIDENCE, Bounds, median_intervals, paired_ratio, unpaired_ratio
-from reports.stopping import confidence, schedule
+from reports.numbers.inversion import Floats
+from reports.numbers.statistics import CONFIDENCE, Bounds, median_intervals, paired_ratio, unpaired_ratio
+from reports.numbers.stopping import confidence, schedule
 
 NOISE = 0.02
 RESAMPLES = 500
@@ -148,7 +148,7 @@ def mixture_median(centres: Floats) -> Floats:
 
 
 def near(samples: Floats, confidence: float, target: float) -> NDArray[np.bool_]:
-    """Of each study, whether half its interval is within that share of its median; as `reports.stopping.within`."""
+    """Of each study, whether half its interval is within that share of its median; as `stopping.within`."""
     found = median_intervals(samples, confidence)
     if found is None:
         return np.zeros(len(samples), dtype=bool)
@@ -156,7 +156,7 @@ def near(samples: Floats, confidence: float, target: float) -> NDArray[np.bool_]
 
 
 def stopped_at(samples: Floats, looks: Iterable[tuple[int, int]], confidence: float, target: float) -> Counts:
-    """At how many repeats each study ends. The same as `reports.stopping.next_look`, for many studies at once."""
+    """At how many repeats each study ends. As `stopping.next_look`, for many studies at once."""
     counts = np.full(len(samples), samples.shape[1])
     going = np.arange(len(samples))
     for look, confirmed in looks:
@@ -272,7 +272,7 @@ class Rule:
 
 
 def shipped(least: int, target: float) -> Rule:
-    """As `reports.stopping` has it."""
+    """As `reports.numbers.stopping` has it."""
     rules = Measuring(repeats=least, target_interval=target, most_repeats=MOST_REPEATS)
     return Rule(tuple(schedule(rules)), confidence(rules))
 

@@ -8,9 +8,9 @@ the report makes the lead bold, a terminal prints both.
 
 from dataclasses import dataclass
 
-from reports.correctness import Judged
-from reports.load import CellResult, StudyResult
-from reports.statistics import Estimate, paired_ratio
+from reports.experiments.correctness import Judged
+from reports.numbers.statistics import Estimate, paired_ratio
+from reports.reading.load import CellResult, StudyResult
 from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
 
 

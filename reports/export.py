@@ -11,8 +11,8 @@ from typing import Any
 from configs.cell import GenerateWorkload, NoopWorkload, TrainWorkload
 from configs.rates import LATENCY_COLUMNS
 from configs.record import Figure
-from reports.load import CellResult, StudyResult
-from reports.read import Reading
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
 from reports.tables import cpu_use, others_share
 
 RATES = (

@@ -4,10 +4,10 @@ Each function takes the study as read and gives a `Table`, sentences, or None wh
 """
 
 from configs.cell import GenerateWorkload
-from reports.load import StudyResult, flat_environment, model_title
-from reports.read import Reading
-from reports.statistics import LEAST_REPEATS, estimate
-from reports.steady import LEAST_PASSES
+from reports.numbers.statistics import LEAST_REPEATS, estimate
+from reports.numbers.steady import LEAST_PASSES
+from reports.reading.load import StudyResult, flat_environment, model_title
+from reports.reading.read import Reading
 from reports.tables import MOST_ROWS, first_rows, largest_over_ranks
 from reports.text import MIB, UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, plural
 

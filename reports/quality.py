@@ -9,10 +9,10 @@ two that follow each other differ by is what the machine does by itself.
 
 from collections import Counter
 
-from reports.drift import drift, noise
-from reports.load import CellResult, StudyResult
-from reports.statistics import LEAST_REPEATS, least_repeats
-from reports.stopping import within
+from reports.numbers.drift import drift, noise
+from reports.numbers.statistics import LEAST_REPEATS, least_repeats
+from reports.numbers.stopping import within
+from reports.reading.load import CellResult, StudyResult
 from reports.text import Table, code, escaped, estimate_cell, number, percent, plural
 
 _ROWS = 50

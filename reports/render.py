@@ -17,16 +17,16 @@ from configs.base import write_atomically
 from configs.paths import RunPaths
 from reports import provenance, tables
 from reports.answer import answer
-from reports.correctness import Judged, judge_experiment, tolerance_table
-from reports.decisions import decision_context
+from reports.decisions.context import decision_context
+from reports.experiments.correctness import Judged, judge_experiment, tolerance_table
+from reports.experiments.sections import correctness_section, experiment_sections, experiments_of
 from reports.export import cells_csv, records_parquet
-from reports.load import StudyResult, load_study
 from reports.plots.album import Album
 from reports.plots.style import COLOURS
 from reports.plots.training import draw_losses
 from reports.quality import quality_lines, stopped_table
-from reports.sections import correctness_section, experiment_sections, experiments_of
-from reports.steady_text import steady_lines, steady_rule, unsteady_table
+from reports.reading.load import StudyResult, load_study
+from reports.steady_text import steady_lines, unsteady_table
 from reports.text import escaped, plural
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "noise": tables.noise_warning(study),
         "failures": tables.failures_table(study),
         "models": provenance.models_table(study),
-        "measuring": [*provenance.measuring_lines(study), *steady_lines(study), steady_rule(), *quality_lines(study)],
+        "measuring": [*provenance.measuring_lines(study), *steady_lines(study), *quality_lines(study)],
         "stopped": stopped_table(study),
         "unsteady": unsteady_table(study),
         "environment": provenance.environment_table(study),

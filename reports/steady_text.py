@@ -6,9 +6,9 @@ table = unsteady_table(study)       # cells with a visit that is not steady; Non
 
 from statistics import median
 
-from reports.load import CellResult, StudyResult
-from reports.read import Reading
-from reports.steady import LARGEST_CUT, LEAST_CHANGE, LEAST_PASSES
+from reports.numbers.steady import LARGEST_CUT, LEAST_CHANGE, LEAST_PASSES
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
 from reports.tables import first_rows
 from reports.text import Table, escaped, percent, plural
 
@@ -48,7 +48,7 @@ def steady_lines(study: StudyResult) -> list[str]:
             f"{plural(len(unsteady), 'cell')}, whose rates are over all passes and may be of no lasting state: "
             f"{named}{more}."
         )
-    return lines
+    return [*lines, steady_rule()]
 
 
 def unsteady_table(study: StudyResult) -> Table | None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from configs.rates import Floats, by_rank
 from configs.record import Status
-from reports.load import MISSING, CellResult, StudyResult
-from reports.read import Reading
+from reports.reading.load import MISSING, CellResult, StudyResult
+from reports.reading.read import Reading
 from reports.text import (
     UNKNOWN,
     Table,

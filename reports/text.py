@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from reports.statistics import Estimate, Ratio
+from reports.numbers.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
 MIB = 2**20

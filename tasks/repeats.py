@@ -1,7 +1,7 @@
 """How often each cell is measured: the plan's number, and more while its interval is too wide. No Prefect here.
 
 `measuring.target_interval` makes `measuring.repeats` the least number. After each round every cell that
-is not known well enough gets further repeats (`reports.stopping` says how many), until it is, or
+is not known well enough gets further repeats (`reports.numbers.stopping` says how many), until it is, or
 `most_repeats`, the time or the money is spent. The plan in the run folder grows along, so that the report,
 `rankwise status` and a run that goes on later know how many there are and what ended them.
 """
@@ -13,8 +13,8 @@ from configs.base import write_atomically
 from configs.job import JobEnd, Launcher
 from configs.paths import RunPaths
 from configs.plan import Plan, Stop
-from reports.load import CellResult, load_study
-from reports.stopping import next_look, reason
+from reports.numbers.stopping import next_look, reason
+from reports.reading.load import CellResult, load_study
 from tasks.session import Session
 
 _HOUR_SECONDS = 3600.0

@@ -7,7 +7,7 @@ import pytest
 
 from configs.paths import RunPaths
 from flows.bench_report import BAR_BYTES, Rendering, make_plan, missed, render_alone, write_run
-from reports.load import load_study
+from reports.reading.load import load_study
 
 
 def test_the_made_up_study_is_as_large_as_asked_and_like_the_engines(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from flows.bench_statistics_parts import (
     two_cells,
     upper_bound,
 )
-from reports.statistics import estimate, median_interval
-from reports.stopping import next_look, within
+from reports.numbers.statistics import estimate, median_interval
+from reports.numbers.stopping import next_look, within
 
 SEED = 20261121
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.cli.fit import fit_file
-from reports.fit_file import read_points
+from reports.laws.file import read_points
 
 DATA = Path(__file__).parent / "data"
 

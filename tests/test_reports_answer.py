@@ -8,9 +8,9 @@ from configs.plan import Plan
 from configs.rates import Rates
 from configs.record import Failure, Record, Status
 from reports.answer import answer
-from reports.correctness import TOLERANCES, Judged, Verdict, Word
-from reports.load import CellResult, StudyResult
-from reports.read import Reading
+from reports.experiments.correctness import TOLERANCES, Judged, Verdict, Word
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
 
 
 def result(label: str, ranks: int, items: int, speeds: list[float], status: Status = Status.COMPLETED) -> CellResult:

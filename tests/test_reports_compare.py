@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.between_runs import BetweenRuns, between_runs
-from reports.compare import Comparison, Verdict, compare, judge, least_repeats, repeats_needed
-from reports.compare_export import as_json, junit_xml
-from reports.compare_text import aligned, change_table, headline, markdown, terminal_text
-from reports.run_figures import FIGURE_KINDS, CellFigures, RunFigures
-from reports.statistics import Ratio
+from reports.numbers.statistics import Ratio
+from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
+from reports.runs.between_runs import BetweenRuns, between_runs
+from reports.runs.compare import Comparison, Verdict, compare, judge, least_repeats, repeats_needed
+from reports.runs.compare_export import as_json, junit_xml
+from reports.runs.compare_text import aligned, change_table, headline, markdown, terminal_text
 
 THROUGHPUT, TTFT = FIGURE_KINDS[:2]
 HOME = {"hostname": "a", "commit": "c0ffee0", "dirty": "False", "torch": "2.9", "variables.OMP_NUM_THREADS": "1"}

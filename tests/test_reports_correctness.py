@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from reports.correctness import Answers, answers_of, judge
+from reports.experiments.correctness import Answers, answers_of, judge
 
 VOCABULARY = 8
 

@@ -20,15 +20,22 @@ from priced_runs import (
     write_run,
     write_visits,
 )
-from reports.cost import cell_costs, cost_sentences, inverse, phase_table, study_cost_sentence, study_cost_table
-from reports.cost import unit_cost_table as unit_table
-from reports.load import StudyResult, load_study
-from reports.pareto import cost_fronts, on_front, pareto_sentence, pareto_table, user_fronts
+from reports.decisions.cost import (
+    cell_costs,
+    cost_sentences,
+    inverse,
+    phase_table,
+    study_cost_sentence,
+    study_cost_table,
+)
+from reports.decisions.cost import unit_cost_table as unit_table
+from reports.decisions.pareto import cost_fronts, on_front, pareto_sentence, pareto_table, user_fronts
+from reports.decisions.spending import study_costs
+from reports.numbers.statistics import Estimate
 from reports.plots.cost import cost_height, draw_costs
 from reports.plots.pareto import draw_pareto, pareto_height
 from reports.plots.style import drawn
-from reports.spending import study_costs
-from reports.statistics import Estimate
+from reports.reading.load import StudyResult, load_study
 
 RATES = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
 

@@ -11,11 +11,11 @@ import pytest
 from test_reports_compare import HOME, around, cell_of, run_of
 
 from configs.record import NewerSchemaError
-from reports.compare import compare
-from reports.history import HISTORY_VERSION, open_history
 from reports.plots.history import draw_history, history_height
 from reports.plots.style import drawn
-from reports.run_figures import FIGURE_KINDS, RunFigures
+from reports.reading.run_figures import FIGURE_KINDS, RunFigures
+from reports.runs.compare import compare
+from reports.runs.history import HISTORY_VERSION, open_history
 
 
 def at(hour: int, middle: float = 100, **fields: object) -> RunFigures:

@@ -10,9 +10,9 @@ from configs.cell import Cell
 from configs.paths import RunPaths
 from configs.prices import Price, TargetPrices
 from configs.record import Status
-from reports.join import common_table, environment_table, find_runs, joined_report, nodes_of
-from reports.join_best import Contender, best_sentences
-from reports.load import load_study
+from reports.reading.load import load_study
+from reports.runs.join import common_table, environment_table, find_runs, joined_report, nodes_of
+from reports.runs.join_best import Contender, best_sentences
 
 TEN = [0.9955 + 0.001 * step for step in range(10)]
 

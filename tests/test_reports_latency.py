@@ -9,14 +9,14 @@ from test_reports_render import MODEL, experiment, generate, plan_of, write_plan
 
 from configs.cell import Cell, Layout, TrainWorkload
 from configs.record import Status
-from reports.latency import MOST_CURVES, latency, latency_curves, latency_sentence, latency_table
-from reports.load import StudyResult, load_study
-from reports.percentiles import percentiles, pool, quantiles
+from reports.experiments.latency import MOST_CURVES, latency, latency_curves, latency_sentence, latency_table
+from reports.experiments.time_split import time_split, time_split_sentence, time_split_table
+from reports.numbers.percentiles import percentiles, pool, quantiles
+from reports.numbers.statistics import percentile
 from reports.plots.latency import draw_latency
 from reports.plots.style import drawn
 from reports.plots.time_split import draw_time_split
-from reports.statistics import percentile
-from reports.time_split import time_split, time_split_sentence, time_split_table
+from reports.reading.load import StudyResult, load_study
 
 
 def passes(cell: Cell, count: int, ttft: float = 0.01, gap: float = 0.005, late: float = 0.0) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.bench_laws import Case, coverage
-from reports.fit_file import read_points
-from reports.law_fit import Residuals
-from reports.law_text import changed_text, fit_text, law_lines, more_than_linear, runs_chance
-from reports.laws import Kind, MeasuredPoint, ScalingLaws, fit_laws, scaled, serial_fraction
-from reports.statistics import Ratio
+from reports.laws.file import read_points
+from reports.laws.fit import Residuals
+from reports.laws.laws import Kind, MeasuredPoint, ScalingLaws, fit_laws, scaled, serial_fraction
+from reports.laws.text import changed_text, fit_text, law_lines, more_than_linear, runs_chance
+from reports.numbers.statistics import Ratio
 
 DATA = Path(__file__).parent / "data"
 

@@ -16,12 +16,12 @@ from configs.cell import Cell, NoopWorkload
 from configs.job import Measuring
 from configs.paths import RunPaths
 from configs.record import NewerSchemaError, Status
-from reports import readers
-from reports.load import StudyResult, load_study
-from reports.read import cell_folders
-from reports.readers import read_cells
-from reports.samples import read_samples
-from reports.stopping import confidence
+from reports.numbers.stopping import confidence
+from reports.reading import readers
+from reports.reading.load import StudyResult, load_study
+from reports.reading.read import cell_folders
+from reports.reading.readers import read_cells
+from reports.reading.samples import read_samples
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import Table
 

@@ -6,8 +6,7 @@ from configs.cell import Cell, Layout, NoopWorkload
 from configs.record import Status
 from configs.target import LocalTarget
 from priced_runs import LARGE, cell, make_plan, train_cell, write_record, write_run, write_visits
-from reports.load import load_study
-from reports.nodes import (
+from reports.decisions.nodes import (
     MOST_TABLES,
     NodeCell,
     batch_of,
@@ -18,6 +17,7 @@ from reports.nodes import (
     nodes_sentence,
     throughput_table,
 )
+from reports.reading.load import load_study
 
 TARGETS = (LocalTarget(name="gpu-a"), LocalTarget(name="gpu-b"))
 

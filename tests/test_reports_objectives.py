@@ -10,8 +10,7 @@ from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.record import Status
 from priced_runs import cell, make_plan, strong, train_cell, write_record, write_run, write_visits
-from reports.load import load_study
-from reports.objectives import (
+from reports.decisions.objectives import (
     MOST_ROWS,
     Judgement,
     judge_objectives,
@@ -19,6 +18,7 @@ from reports.objectives import (
     objectives_summary,
     objectives_table,
 )
+from reports.reading.load import load_study
 
 NOISE = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
 

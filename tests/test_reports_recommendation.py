@@ -13,15 +13,15 @@ from configs.prices import Price, TargetPrices
 from configs.record import Status
 from configs.target import LocalTarget
 from priced_runs import LARGE, TINY, as_prices, cell, make_plan, write_launch, write_record, write_run, write_visits
-from reports.cost import cell_costs
-from reports.decisions import decision_context
-from reports.load import StudyResult, load_study
-from reports.objectives import judge_objectives
+from reports.decisions.context import decision_context
+from reports.decisions.cost import cell_costs
+from reports.decisions.objectives import judge_objectives
+from reports.decisions.recommendation import Recommendation, recommend, recommendation_sentences, recommendation_table
+from reports.decisions.savings import Saving, savings, savings_table
+from reports.decisions.spending import study_costs
 from reports.plots.album import Album
-from reports.recommendation import Recommendation, recommend, recommendation_sentences, recommendation_table
+from reports.reading.load import StudyResult, load_study
 from reports.render import template_environment
-from reports.savings import Saving, savings, savings_table
-from reports.spending import study_costs
 
 NOISE = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
 OTHER = [99.0, 101.0, 100.0, 103.0, 97.5, 98.0, 102.0, 100.2, 100.1, 99.7]

@@ -11,14 +11,14 @@ from configs.job import Measuring
 from configs.plan import Plan, PlannedExperiment, Point
 from configs.rates import Rates
 from configs.record import Record, Status
-from reports.comparison import optimization, optimization_sentence, sweep, sweep_sentence
-from reports.load import CellResult, StudyResult
+from reports.experiments.comparison import optimization, optimization_sentence, sweep, sweep_sentence
+from reports.experiments.scaling import scaling, scaling_law_lines, scaling_sentence, scaling_table
+from reports.numbers.statistics import Ratio, pair_ratios
 from reports.plots.scaling import draw_scaling
 from reports.plots.style import drawn
 from reports.plots.sweep import sweep_axes
-from reports.read import Reading
-from reports.scaling import scaling, scaling_law_lines, scaling_sentence, scaling_table
-from reports.statistics import Ratio, pair_ratios
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
 
 
 def reading(cell: Cell, repeat: int, speed: float | None) -> Reading:

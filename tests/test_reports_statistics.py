@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from reports.drift import Noise, drift, noise
-from reports.inversion import EXACT_CANDIDATES, concordance, differences, inverted, p_value, rank_sum, slopes
-from reports.statistics import (
+from reports.numbers.drift import Noise, drift, noise
+from reports.numbers.inversion import EXACT_CANDIDATES, concordance, differences, inverted, p_value, rank_sum, slopes
+from reports.numbers.statistics import (
     LEAST_REPEATS,
     Estimate,
     corrected,

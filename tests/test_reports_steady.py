@@ -10,9 +10,9 @@ from hypothesis.extra.numpy import arrays
 from test_reports_render import experiment, generate, generated, plan_of, write_plan, write_record
 
 from configs.rates import Floats
-from reports.load import load_study
+from reports.numbers.steady import LARGEST_CUT, LEAST_PASSES, Steady, steady
+from reports.reading.load import load_study
 from reports.render import render_report
-from reports.steady import LARGEST_CUT, LEAST_PASSES, Steady, steady
 from reports.steady_text import steady_lines, steady_rule, unsteady_table
 
 SERIES = 400
@@ -140,7 +140,8 @@ def test_rates_are_of_the_steady_part_and_the_report_says_so(tmp_path_factory: p
     assert steady_visit.rates.passes == 70
     assert other.steady is not None and other.steady.found is False
     assert other.rates is not None and other.rates.passes == 100
-    first, second, third = steady_lines(study)
+    first, second, third, rule = steady_lines(study)
+    assert "MSER" in rule and "Mann-Kendall" in rule
     assert "found in 1 of 2 visits of at least 20 passes." in first
     assert "In 1 visit the first passes were cut as start-up: 30 %" in second
     assert third.startswith("None was found in 1 visit of 1 cell") and "the level changes by +" in third

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.job import Measuring
-from reports.statistics import estimate
-from reports.stopping import confidence, next_look, reason, schedule, within
+from reports.numbers.statistics import estimate
+from reports.numbers.stopping import confidence, next_look, reason, schedule, within
 
 STUDIES = 500
 SHARP = [100.0 + 0.01 * number for number in range(60)]

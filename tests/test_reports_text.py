@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from reports.statistics import Estimate
+from reports.numbers.statistics import Estimate
 from reports.text import Table, code, count, escaped, estimate_cell, estimate_text, joined, number, percent, shortened
 
 

@@ -16,9 +16,9 @@ from configs.rates import Rates
 from configs.record import Record, Status
 from configs.study import StudyError
 from configs.target import LocalTarget
-from reports.load import CellResult
-from reports.read import Reading
-from reports.stopping import next_look
+from reports.numbers.stopping import next_look
+from reports.reading.load import CellResult
+from reports.reading.read import Reading
 from tasks.machine import check_plan
 from tasks.repeats import Budget, launched_seconds, planned_with_repeats
 

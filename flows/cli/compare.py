@@ -12,13 +12,13 @@ from typing import Any
 
 from configs.base import write_atomically
 from configs.paths import RunPaths
-from reports.between_runs import BetweenRuns, between_runs
-from reports.compare import compare
-from reports.compare_export import as_json, junit_xml
-from reports.compare_text import aligned, markdown, short_commit, terminal_text
-from reports.history import FILE_NAME, KeptRun, open_history
-from reports.load import load_study
-from reports.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
+from reports.reading.load import load_study
+from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
+from reports.runs.between_runs import BetweenRuns, between_runs
+from reports.runs.compare import compare
+from reports.runs.compare_export import as_json, junit_xml
+from reports.runs.compare_text import aligned, markdown, short_commit, terminal_text
+from reports.runs.history import FILE_NAME, KeptRun, open_history
 from reports.text import UNKNOWN, Table, code, escaped, estimate_cell
 
 NO_REGRESSION, OTHER_ERROR, WRONG_ARGUMENTS, REGRESSION = 0, 1, 2, 4
@@ -239,7 +239,7 @@ def _moment(text: str | None) -> str:
 
 def join_runs(pattern: str, output: Path | None = None) -> int:
     """Write one report over the runs that a pattern names. Returns the exit code; raises as `find_runs`."""
-    from reports.join import find_runs, joined_report
+    from reports.runs.join import find_runs, joined_report
 
     found = find_runs(pattern)
     studies = [load_study(RunPaths(folder.absolute())) for folder in found.folders]

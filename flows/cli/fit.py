@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from configs.base import write_atomically
-from reports.fit_file import laws_json, laws_text, read_points
-from reports.law_fit import Residuals
-from reports.laws import fit_laws
+from reports.laws.file import laws_json, laws_text, read_points
+from reports.laws.fit import Residuals
+from reports.laws.laws import fit_laws
 
 FITTED, OTHER_ERROR, WRONG_FILE = 0, 1, 2
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.cost import CellCost
+from reports.decisions.cost import CellCost
 from reports.plots.style import COLOURS
 from reports.text import number, shortened
 

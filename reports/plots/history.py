@@ -14,9 +14,9 @@ from math import ceil, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from reports.history import KeptRun
 from reports.plots.style import COLOURS, IDEAL, crosses
-from reports.run_figures import CellFigures, FigureKind
+from reports.reading.run_figures import CellFigures, FigureKind
+from reports.runs.history import KeptRun
 from reports.text import joined, shortened
 
 if TYPE_CHECKING:

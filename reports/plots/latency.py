@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reports.latency import Curves
+from reports.experiments.latency import Curves
 from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reports.law_fit import Fit, Floats
-from reports.laws import TITLES, ScalingLaws, scaled
+from reports.laws.fit import Fit, Floats
+from reports.laws.laws import TITLES, ScalingLaws, scaled
+from reports.numbers.statistics import Estimate, Ratio
 from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS, crosses, log2
-from reports.statistics import Estimate, Ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

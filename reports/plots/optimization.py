@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.comparison import Gain
+from reports.experiments.comparison import Gain
 from reports.plots.style import COLOURS, FAILED, IDEAL, MARKERS
 from reports.text import number
 

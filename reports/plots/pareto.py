@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.pareto import Pareto
+from reports.decisions.pareto import Pareto
+from reports.numbers.statistics import Estimate
 from reports.plots.style import COLOURS, IDEAL
-from reports.statistics import Estimate
 from reports.text import shortened
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from reports.experiments.scaling import Scaling
 from reports.plots.laws import finish, ideal, law_line, mark_changed, percents, points_with_bars
 from reports.plots.style import medians
-from reports.scaling import Scaling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reports.statistics import Estimate
+from reports.numbers.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.comparison import SweepPoint
+from reports.experiments.comparison import SweepPoint
+from reports.numbers.statistics import Estimate
 from reports.plots.style import crosses, is_numeric, legend, medians, numeric, places
-from reports.statistics import Estimate
 from reports.text import MIB
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from reports.experiments.time_split import PARTS, TimeSplit
 from reports.plots.style import FAILED
-from reports.time_split import PARTS, TimeSplit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,300 @@
+"""What work costs: dollars per million tokens, per thousand steps or prompts, and for the whole study.
+
+    costs = cell_costs(study)                        # by cell, with the throughput's interval carried over
+    table = unit_cost_table(study, costs)            # and the other tables and sentences of this section
+
+A target's price is of the whole machine, so a cell that uses a part of it pays for all of it. Where no
+price is known there are no dollars, and the report says how to give one. A price is stale by the day
+the study was measured, never by today's: rendering again gives the same report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from configs.prices import STALE_DAYS, Price
+from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, TargetCost
+from reports.numbers.statistics import Estimate, estimate
+from reports.reading.load import CellResult, StudyResult
+from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, percent, plural
+
+MOST_ROWS = 60
+"""So many rows a table of cells shows in the report; cells.csv has a line for every cell."""
+
+HOW_TO_PRICE = (
+    "give `targets[].price_usd_per_hour`, a file of your own under `prices`, or say under `targets[].machine` what "
+    "is rented, such as `aws/g4dn.xlarge/us-east-1`"
+)
+BILLING = (
+    "Clouds bill by the second and at least 60 s for each start of a machine "
+    "([AWS](https://aws.amazon.com/ec2/pricing/on-demand/), "
+    "[Google Cloud](https://cloud.google.com/compute/vm-instance-pricing)); disks, network and taxes are not counted."
+)
+
+
+@dataclass(frozen=True)
+class CellCost:
+    """What one cell's work costs; None where price or figure is unknown. Items are prompts where it generates."""
+
+    result: CellResult
+    price: Price | None
+    usd_per_million_tokens: Estimate | None = None
+    usd_per_thousand_steps: Estimate | None = None
+    usd_per_thousand_items: Estimate | None = None
+    joules_per_token: Estimate | None = None
+
+
+def inverse(value: Estimate | None, numerator: float) -> Estimate | None:
+    """numerator / value, its interval turned over with it; None where the value is not above 0 throughout."""
+    if value is None or min(value.low, value.bounds[0]) <= 0:
+        return None
+    interval = None if value.interval is None else (numerator / value.interval[1], numerator / value.interval[0])
+    return Estimate(numerator / value.median, numerator / value.high, numerator / value.low, value.count, interval)
+
+
+def price_of(study: StudyResult, result: CellResult) -> Price | None:
+    """What an hour of the cell's target costs; None where it is unknown."""
+    known = study.plan.prices.get(result.cell.target)
+    return known.price if known else None
+
+
+def cell_costs(study: StudyResult) -> list[CellCost]:
+    """Every cell whose speed may be compared, in the plan's order."""
+    return [cell_cost(result, price_of(study, result)) for result in study.cells.values() if result.compared]
+
+
+def cell_cost(result: CellResult, price: Price | None) -> CellCost:
+    """The price of an hour over the work of an hour."""
+    joules = _joules_per_token(result)
+    if price is None:
+        return CellCost(result, None, joules_per_token=joules)
+    per_second = price.usd_per_hour / HOUR_SECONDS
+    items = result.estimate("prompts_per_second") or result.estimate("items_per_second")
+    steps = result.estimate("step_seconds")
+    return CellCost(
+        result,
+        price,
+        usd_per_million_tokens=inverse(result.estimate("tokens_per_second"), per_second * 1e6),
+        usd_per_thousand_steps=None if steps is None else steps.scaled(per_second * 1e3),
+        usd_per_thousand_items=inverse(items, per_second * 1e3),
+        joules_per_token=joules,
+    )
+
+
+def _joules_per_token(result: CellResult) -> Estimate | None:
+    """Mean power of a visit (figures named `*_joules`, of all ranks) over its throughput; None where unmeasured."""
+    values = []
+    for visit in result.completed.values():
+        rates = visit.rates
+        names = {name for name in (*visit.record.figures, *visit.record.rank_figures) if name.endswith("_joules")}
+        seconds = visit.figure("visit_seconds")
+        if names and seconds and rates is not None and rates.tokens_per_second:
+            joules = sum(sum(visit.numbers_by_rank(name)) for name in sorted(names))
+            values.append(joules / seconds / rates.tokens_per_second)
+    return estimate(values)
+
+
+def unit_cost_table(costs: Sequence[CellCost]) -> Table | None:
+    """One row for each cell with a price and a figure, the cheapest tokens of a model first; at most MOST_ROWS."""
+    rows = [cost for cost in _ordered(costs) if _has_figure(cost)]
+    if not rows:
+        return None
+    columns = (
+        "model",
+        "cell",
+        "target",
+        "ranks",
+        "USD an hour",
+        "USD per million tokens, median (interval)",
+        "USD per thousand steps",
+        "USD per thousand prompts or items",
+        "energy, J a token",
+    )
+    lines = tuple(
+        (
+            escaped(cost.result.model),
+            escaped(cost.result.name),
+            escaped(cost.result.cell.target),
+            count(cost.result.cell.layout.ranks),
+            number(cost.price.usd_per_hour if cost.price else None),
+            estimate_cell(cost.usd_per_million_tokens),
+            estimate_cell(cost.usd_per_thousand_steps),
+            estimate_cell(cost.usd_per_thousand_items),
+            estimate_cell(cost.joules_per_token),
+        )
+        for cost in rows[:MOST_ROWS]
+    )
+    return Table(columns, lines, text_columns=3).without_empty_columns()
+
+
+def _has_figure(cost: CellCost) -> bool:
+    """Whether any cost is known, of money or of energy."""
+    known = (cost.usd_per_million_tokens, cost.usd_per_thousand_steps, cost.usd_per_thousand_items)
+    return any(value is not None for value in (*known, cost.joules_per_token))
+
+
+def _ordered(costs: Sequence[CellCost]) -> list[CellCost]:
+    """Models and workloads in the plan's order, within them the cheapest first."""
+    groups = list(dict.fromkeys((cost.result.model, cost.result.cell.workload.kind) for cost in costs))
+
+    def place(cost: CellCost) -> tuple[int, float]:
+        value = cost.usd_per_million_tokens or cost.usd_per_thousand_items
+        group = groups.index((cost.result.model, cost.result.cell.workload.kind))
+        return group, value.median if value else float("inf")
+
+    return sorted(costs, key=place)
+
+
+def cost_sentences(study: StudyResult, costs: Sequence[CellCost], targets: Sequence[TargetCost]) -> list[str]:
+    """What to know before reading the tables: prices, their age, whole machines, energy."""
+    prices = _prices(study)
+    lines = [_price_sentence(study, name, price) for name, price in prices.items() if price is not None]
+    unpriced = [code(name) for name, price in prices.items() if price is None]
+    if unpriced:
+        lines.append(
+            f"Price unknown: nothing says what an hour of {joined(unpriced)} costs, so there are no dollars for it; "
+            f"{HOW_TO_PRICE}."
+        )
+    if any(cost.price for cost in costs):
+        lines += [_whole_machine(costs), BILLING]
+        left_out = sum(_has_figure(cost) for cost in costs) - MOST_ROWS
+        if left_out > 0:
+            lines.append(f"{plural(left_out, 'cell')} more are left out of the table; `cells.csv` has a line for each.")
+    if not any(cost.joules_per_token for cost in costs):
+        lines.append("Energy is unknown: no record has a figure in joules.")
+    pauses = sum(target.pause_seconds for target in targets)
+    if pauses:
+        lines.append(
+            f"{_hours(pauses)} h lie in pauses of more than {number(PAUSE_SECONDS / 60, 2)} minutes between launches. "
+            "They are not counted: a machine that is paid for would be given back."
+        )
+    unknown = sum(target.without_times for target in targets)
+    if unknown:
+        launches = f"{unknown:,} launch{'' if unknown == 1 else 'es'}"
+        lines.append(f"The start-up of {launches} is unknown: the launcher left no time, or no visit was reached.")
+    return lines
+
+
+def _prices(study: StudyResult) -> dict[str, Price | None]:
+    found = {}
+    for target in study.plan.targets:
+        known = study.plan.prices.get(target.name)
+        found[target.name] = known.price if known else None
+    return found
+
+
+def _price_sentence(study: StudyResult, target: str, price: Price) -> str:
+    place = f" in {escaped(price.region)}" if price.region else ""
+    text = (
+        f"An hour of target {code(target)} costs ${number(price.usd_per_hour, 4)} ({market_name(price)}{place}; "
+        f"source: {escaped(price.source)}"
+    )
+    return f"{text}{', ' + age if (age := _age(study, price)) else ''})."
+
+
+def _age(study: StudyResult, price: Price) -> str:
+    """How old the price was when the study was measured."""
+    if price.as_of is None:
+        return "" if price.source == "the study file" else "without a date"
+    measured = measured_on(study)
+    days = price.age_days(measured) if measured else None
+    if days is not None and days > STALE_DAYS:
+        return f"as of {price.as_of}, **stale**: {days:,} days old when this was measured"
+    return f"as of {price.as_of}"
+
+
+def measured_on(study: StudyResult) -> date | None:
+    """The day on which the last repeat that counts ended; None where none did."""
+    times = [reading.record.finished_at for reading in study.readings if reading.used and reading.record.finished_at]
+    return date.fromisoformat(max(times)[:10]) if times else None
+
+
+def market_name(price: Price) -> str:
+    """`on demand`, `spot`, `reserved 1 year`."""
+    return price.market.replace("_", " ")
+
+
+def _whole_machine(costs: Sequence[CellCost]) -> str:
+    """That a part of a machine is paid as the whole, and how many cells that concerns."""
+    most: dict[str, int] = {}
+    for cost in costs:
+        cell = cost.result.cell
+        most[cell.target] = max(most.get(cell.target, 0), cell.layout.ranks * cell.cores_per_rank)
+    fewer = sum(
+        cost.result.cell.layout.ranks * cost.result.cell.cores_per_rank < most[cost.result.cell.target]
+        for cost in costs
+    )
+    text = "The price is of the whole machine, whatever part of it a cell uses"
+    if not fewer:
+        return f"{text}."
+    verb = "uses" if fewer == 1 else "use"
+    return f"{text}: {fewer:,} of {plural(len(costs), 'cell')} {verb} less of it than the largest."
+
+
+def study_cost_table(targets: Sequence[TargetCost]) -> Table | None:
+    """What the whole study cost, by target."""
+    if not targets:
+        return None
+    columns = ("provider", "target", "total cost, USD", "duration, hours", "cost per hour, USD", "market", "launches")
+    rows = tuple(
+        (
+            escaped(provider(target)),
+            escaped(target.target),
+            number(target.usd),
+            _hours(target.total_seconds),
+            number(target.price.usd_per_hour if target.price else None, 4),
+            market_name(target.price) if target.price else "price unknown",
+            count(target.launches),
+        )
+        for target in targets
+    )
+    return Table(columns, rows, text_columns=2)
+
+
+def provider(target: TargetCost) -> str:
+    """Whose machine it is, where the target says so."""
+    if target.machine is None:
+        return UNKNOWN
+    name = target.machine.split("/")[0]
+    return name.upper() if name in ("aws", "gcp") else name.capitalize()
+
+
+def phase_table(targets: Sequence[TargetCost]) -> Table | None:
+    """Where the time and the money went."""
+    if not targets:
+        return None
+    priced = [target for target in targets if target.price]
+    columns = ["phase"]
+    for target in targets:
+        columns.append(f"{escaped(target.target)}, s")
+        columns.append("share")
+        columns += ["USD"] if target in priced else []
+    rows = []
+    for phase in PHASES:
+        row = [phase]
+        for target in targets:
+            seconds = target.seconds[phase]
+            row += [number(seconds), percent(seconds / target.total_seconds if target.total_seconds else None)]
+            row += [number(target.usd_for(seconds))] if target in priced else []
+        rows.append(tuple(row))
+    return Table(tuple(columns), tuple(rows))
+
+
+def study_cost_sentence(targets: Sequence[TargetCost]) -> str | None:
+    """What the study cost and how much of that was measuring; None where no launch left its times."""
+    if not targets:
+        return None
+    total = sum(target.total_seconds for target in targets)
+    measuring = sum(target.seconds["measuring"] + target.seconds["memory pass"] for target in targets)
+    failed = sum(target.seconds["failed attempts"] for target in targets)
+    known = [usd for target in targets if (usd := target.usd) is not None]
+    took = f"{_hours(total)} h of machine time, {percent(measuring / total if total else None)} of it measuring"
+    took += f" and {percent(failed / total)} in failed attempts" if failed else ""
+    if len(known) < len(targets):
+        unpriced = joined(code(target.target) for target in targets if target.usd is None)
+        return f"The study took {took}. What that cost is unknown: {unpriced} has no price."
+    return f"The study cost ${number(sum(known))}: {took}."
+
+
+def _hours(seconds: float) -> str:
+    return number(seconds / HOUR_SECONDS)

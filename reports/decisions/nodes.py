@@ -1,0 +1,211 @@
+"""Nodes side by side: latency, throughput and memory by node and batch size, and how well each node did.
+
+    tables = latency_table([NodeCell("gpu-a", result), ...])
+    table = node_table(cells)
+
+A node is a target of one study, or one of several runs that are joined. What else tells cells apart (model,
+workload, precision, layout) makes a table of its own, so that a row compares like with like. A cell
+without a figure shows how it ended.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from configs.base import canonical_json
+from configs.cell import Cell, GenerateWorkload, TrainWorkload
+from reports.reading.load import MISSING, CellResult, StudyResult
+from reports.tables import cpu_use
+from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent, shortened
+
+MOST_TABLES = 12
+"""So many tables of one figure are printed; cells.csv has a line for every cell."""
+
+
+@dataclass(frozen=True)
+class NodeCell:
+    """One cell as measured on one node."""
+
+    node: str
+    result: CellResult
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """Cells that differ in node and batch size only."""
+
+    title: str
+    table: Table
+
+
+def node_cells(study: StudyResult) -> list[NodeCell]:
+    """The cells of one study, by target. Cells that keep answers are no measurements of speed."""
+    return [NodeCell(result.cell.target, result) for result in study.cells.values() if result.compared]
+
+
+def batch_of(cell: Cell) -> int:
+    """Sequences of a rank's batch (generate), of a step over all ranks (train), or items (noop)."""
+    work = cell.workload
+    if isinstance(work, GenerateWorkload):
+        return work.batch_size
+    return work.global_batch_size if isinstance(work, TrainWorkload) else work.items
+
+
+BATCH_FIELDS = {"batch_size", "global_batch_size", "items", "num_prompts"}
+"""What may differ between cells of one series over batch sizes: random prompts are as many as the batch holds."""
+
+
+def without_batch(cell: Cell, *others: str) -> str:
+    """One text for cells that differ in the batch size (and the other fields named) only."""
+    rest = cell.model_dump(mode="json", exclude={"workload": BATCH_FIELDS, **dict.fromkeys(others, True)})
+    return canonical_json(rest)
+
+
+def work_key(cell: Cell) -> str:
+    """One text for cells that do the same work, in whatever batches, layout and precision."""
+    return canonical_json(cell.workload.model_dump(mode="json", exclude=BATCH_FIELDS | {"label"}))
+
+
+def work_title(cell: Cell) -> str:
+    """`generate, prompt tokens 32, new tokens 8`: what the work is, without the batch."""
+    hidden = BATCH_FIELDS | {"kind", "answers", "label"}
+    told = cell.workload.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
+    return ", ".join(
+        [cell.workload.kind, *(f"{name.replace('_', ' ')} {shortened(str(value), 12)}" for name, value in told.items())]
+    )
+
+
+def latency_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
+    """Milliseconds a token, a step or a pass: a table for each model, workload, precision and layout."""
+    return _tables(cells, _latency, "latency")
+
+
+def throughput_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
+    """Tokens or items a second, the same way."""
+    return _tables(cells, lambda result: estimate_cell(result.estimate("throughput")), "throughput")
+
+
+def memory_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
+    """MiB at the peak, over all ranks, the same way."""
+    return _tables(
+        cells, lambda result: number(None if result.peak_bytes is None else result.peak_bytes / MIB), "peak memory"
+    )
+
+
+def _latency(result: CellResult) -> str:
+    per_token = result.cell.workload.kind == "generate"
+    return estimate_cell(result.estimate("time_per_output_token_seconds" if per_token else "latency_seconds"), 1000)
+
+
+_UNITS = {
+    ("latency", "generate"): "ms a token, median (interval)",
+    ("latency", "train"): "ms a step, median (interval)",
+    ("latency", "noop"): "ms a pass, median (interval)",
+    ("throughput", "noop"): "items/s, median (interval)",
+}
+
+
+def _tables(cells: Sequence[NodeCell], written: Callable[[CellResult], str], figure: str) -> list[NodeTable]:
+    """Rows are nodes, columns batch sizes. Of cells that differ in something else yet, the first on a node is shown."""
+    groups: dict[tuple[str, ...], list[NodeCell]] = {}
+    for item in cells:
+        groups.setdefault(_group(item.result), []).append(item)
+    tables = []
+    for (model, kind, *rest), members in groups.items():
+        grid: dict[tuple[str, int], str] = {}
+        for item in members:
+            grid.setdefault((item.node, batch_of(item.result.cell)), _or_state(item.result, written))
+        if all(text == UNKNOWN for text in grid.values()):
+            continue
+        nodes = list(dict.fromkeys(node for node, _ in grid))
+        batches = sorted({batch for _, batch in grid})
+        rows = tuple((escaped(node), *(grid.get((node, batch), UNKNOWN) for batch in batches)) for node in nodes)
+        columns = ("node", *(f"batch {batch:,}" for batch in batches))
+        unit = _UNITS.get((figure, kind), _OTHER_UNITS[figure])
+        tables.append(NodeTable(f"{', '.join([model, *rest])}: {unit}", Table(columns, rows)))
+    return tables[:MOST_TABLES]
+
+
+_OTHER_UNITS = {
+    "latency": "ms, median (interval)",
+    "throughput": "tokens/s, median (interval)",
+    "peak memory": "MiB, all ranks",
+}
+
+
+def _or_state(result: CellResult, written: Callable[[CellResult], str]) -> str:
+    """The figure; for a cell that was tried and has none, how it ended."""
+    if result.completed:
+        return written(result)
+    return "not measured" if result.status == MISSING else result.status.replace("_", " ")
+
+
+def _group(result: CellResult) -> tuple[str, ...]:
+    """Model, kind of workload, and the rest of what a row must have in common."""
+    cell = result.cell
+    engine = [cell.engine] if cell.engine != "rankwise" else []
+    return (result.model, cell.workload.kind, str(cell.layout), cell.dtype, *engine, work_title(cell))
+
+
+def node_table(cells: Sequence[NodeCell]) -> Table | None:
+    """How each node did over all its cells: average throughput, success, failures, CPU use; None without cells.
+
+    The average is of cells whose figures are of one unit, so that a node that measured the larger cells
+    looks faster: compare nodes that measured the same.
+    """
+    if not cells:
+        return None
+    rows = []
+    for node, unit in dict.fromkeys((item.node, item.result.unit) for item in cells):
+        results = [item.result for item in cells if (item.node, item.result.unit) == (node, unit)]
+        medians = [value.median for result in results if (value := result.estimate("throughput")) is not None]
+        planned, completed = sum(result.planned for result in results), sum(len(result.completed) for result in results)
+        shares = [share for result in results if (share := cpu_use(result)) is not None]
+        rows.append(
+            (
+                escaped(node),
+                unit,
+                f"{sum(bool(result.completed) for result in results):,} of {len(results):,}",
+                number(sum(medians) / len(medians) if medians else None),
+                percent(completed / planned if planned else None),
+                f"{completed:,} of {planned:,}",
+                _failures(results),
+                percent(sum(shares) / len(shares) if shares else None),
+            )
+        )
+    columns = (
+        "node",
+        "unit",
+        "cells measured",
+        "average throughput",
+        "success rate",
+        "repeats completed",
+        "failures",
+        "own cores in use, average",
+    )
+    return Table(columns, tuple(rows), text_columns=2)
+
+
+def _failures(results: Sequence[CellResult]) -> str:
+    """`out of memory 3, timeout 1`; repeats without a record are `missing`."""
+    counts: dict[str, int] = {}
+    for result in results:
+        for visit in result.visits.values():
+            if not visit.completed:
+                name = visit.record.status.value.replace("_", " ")
+                counts[name] = counts.get(name, 0) + 1
+        missing = result.planned - len(result.visits)
+        if missing > 0:
+            counts[MISSING] = counts.get(MISSING, 0) + missing
+    return ", ".join(f"{name} {found:,}" for name, found in counts.items()) or "none"
+
+
+def nodes_sentence(cells: Sequence[NodeCell]) -> str:
+    """Where node tables stop, and what a row compares."""
+    groups = len({_group(item.result) for item in cells})
+    text = (
+        "Rows are nodes, columns batch sizes; a cell without a figure shows how it ended. Where cells of one place "
+        "differ in the number of prompts or their label only, the first of the plan is shown."
+    )
+    if groups > MOST_TABLES:
+        text += f" The first {MOST_TABLES} of {groups} combinations are shown; `cells.csv` has a line for every cell."
+    return text

@@ -1,0 +1,331 @@
+"""Which cells hold the study's objectives: met, missed or undecided, each with its interval.
+
+    judgements = judge_objectives(study)
+    table = objectives_table(judgements)
+
+`met` and `missed` need the whole 95 % interval on one side of the bound. A bound inside the interval, too
+few repeats for an interval, or a figure that is not known leave it `undecided`, with the reason.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from configs.plan import PlannedExperiment
+from reports.decisions.cost import cell_cost, price_of
+from reports.decisions.nodes import batch_of, without_batch
+from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
+from reports.reading.load import CellResult, StudyResult
+from reports.text import UNKNOWN, Table, escaped, joined, number, plural
+
+Word = Literal["met", "missed", "undecided"]
+
+MOST_ROWS = 60
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One bound: how it is called, in which unit it is printed, and on which side of it to stay."""
+
+    field: str
+    title: str
+    unit: str
+    scale: float
+    at_most: bool
+    kinds: tuple[str, ...]
+
+
+OBJECTIVES = {
+    objective.field: objective
+    for objective in (
+        Objective("p99_latency_seconds", "P99 latency", "ms", 1000, True, ("generate", "train", "noop")),
+        Objective("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True, ("generate",)),
+        Objective("p99_token_seconds", "P99 time between tokens", "ms", 1000, True, ("generate",)),
+        Objective("tokens_per_second", "throughput", "tokens/s", 1, False, ("generate", "train")),
+        Objective("speedup", "speed-up", "times", 1, False, ()),
+        Objective("exposed_communication_share", "exposed communication", "%", 100, True, ()),
+        Objective("usd_per_million_tokens", "cost per million tokens", "USD", 1, True, ("generate", "train")),
+    )
+}
+_PERCENTILES: dict[str, dict[str, str]] = {
+    "p99_latency_seconds": {"generate": "request", "train": "step", "noop": "pass"},
+    "p99_ttft_seconds": {"generate": "ttft"},
+    "p99_token_seconds": {"generate": "token"},
+}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One objective of one cell, or of one scaling experiment, or of the whole study (`model` None)."""
+
+    objective: Objective
+    bound: float
+    word: Word
+    reason: str
+    model: str | None
+    subject: str
+    result: CellResult | None = None
+    value: float | None = None
+    interval: Bounds | None = None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A figure as far as it is known. `why`: what an interval lacks; `note`: to mind whatever the verdict."""
+
+    value: float | None
+    interval: Bounds | None
+    why: str
+    note: str = ""
+
+
+def judge_objectives(study: StudyResult) -> list[Judgement]:
+    """Every objective that the study states, of every cell or experiment that has such a figure."""
+    found: list[Judgement] = []
+    for field, objective in OBJECTIVES.items():
+        bound = getattr(study.plan.objectives, field)
+        if bound is None:
+            continue
+        if field == "speedup":
+            found += _speedups(study, objective, bound)
+        elif field == "exposed_communication_share":
+            reason = "not measured by this version"
+            found.append(Judgement(objective, bound, "undecided", reason, None, "every cell"))
+        else:
+            found += _of_cells(study, objective, bound)
+    return found
+
+
+def _of_cells(study: StudyResult, objective: Objective, bound: float) -> Iterator[Judgement]:
+    for result in study.cells.values():
+        if result.compared and result.cell.workload.kind in objective.kinds:
+            known = _figure(study, result, objective.field)
+            word, reason = _verdict(objective, bound, known)
+            yield Judgement(
+                objective, bound, word, reason, result.model, result.name, result, known.value, known.interval
+            )
+
+
+def _figure(study: StudyResult, result: CellResult, field: str) -> _Known:
+    """The figure that an objective bounds."""
+    if not result.completed:
+        return _Known(None, None, f"not measured: {result.status.replace('_', ' ')}")
+    if field in _PERCENTILES:
+        return _percentile(result, _PERCENTILES[field][result.cell.workload.kind])
+    if field == "usd_per_million_tokens":
+        price = price_of(study, result)
+        return (
+            _Known(None, None, "price unknown")
+            if price is None
+            else _of(cell_cost(result, price).usd_per_million_tokens)
+        )
+    return _of(result.estimate(field))
+
+
+def _of(value: Estimate | None) -> _Known:
+    if value is None:
+        return _Known(None, None, "not measured")
+    return _Known(value.median, value.interval, _no_interval(value.count, "repeat"))
+
+
+def _no_interval(count: int, noun: str) -> str:
+    verb = "gives" if count == 1 else "give"
+    return f"{plural(count, noun)} {verb} no interval, {LEAST_REPEATS} do"
+
+
+def _percentile(result: CellResult, kind: str) -> _Known:
+    """The P99 of all samples; its interval has the repeat as its unit."""
+    found = result.percentiles(kind)
+    if found is None:
+        return _Known(None, None, "not measured")
+    note = f"P99 from {found.samples:,} samples only" if found.marked else ""
+    repeats = len(result.completed)
+    few = (
+        _no_interval(repeats, "repeat") if repeats < LEAST_REPEATS else "no interval: repeats too short for a P99 each"
+    )
+    return _Known(found.p99, found.p99_interval, few, note)
+
+
+def _speedups(study: StudyResult, objective: Objective, bound: float) -> Iterator[Judgement]:
+    for experiment in study.plan.experiments:
+        if experiment.kind in ("strong", "weak") and len(experiment.points) > 1:
+            known, subject = _speedup(study, experiment)
+            word, reason = _verdict(objective, bound, known)
+            model = study.cells[experiment.points[0].cell].model
+            yield Judgement(objective, bound, word, reason, model, subject, None, known.value, known.interval)
+
+
+def _speedup(study: StudyResult, experiment: PlannedExperiment) -> tuple[_Known, str]:
+    """Throughput of the largest point over the baseline's, block by block."""
+    results = sorted(study.points(experiment), key=lambda result: result.cell.layout.ranks)
+    named = next((point.cell for point in experiment.points if point.baseline), results[0].key)
+    base, largest = study.cells[named], results[-1]
+    subject = f"{experiment.name}, {plural(largest.cell.layout.ranks, 'rank')} over {base.cell.layout.ranks}"
+    ratio = paired_ratio(largest.values("throughput"), base.values("throughput"), confidence=base.confidence)
+    if ratio is not None:
+        return _Known(ratio.value, ratio.interval, _no_interval(ratio.count, "pair")), subject
+    lost = [result for result in (largest, base) if not result.completed]
+    why = f"not measured: {lost[0].status.replace('_', ' ')}" if lost else "no block has both points"
+    return _Known(None, None, why), subject
+
+
+def _verdict(objective: Objective, bound: float, known: _Known) -> tuple[Word, str]:
+    """Only a whole interval on one side decides."""
+    word, reason = _side(objective, bound, known)
+    return word, f"{reason}; {known.note}" if known.note else reason
+
+
+def _side(objective: Objective, bound: float, known: _Known) -> tuple[Word, str]:
+    if known.value is None:
+        return "undecided", known.why
+    if known.interval is None:
+        side = "within" if (known.value <= bound) == objective.at_most else "beyond"
+        return "undecided", f"{known.why}; the figure itself is {side} the bound"
+    low, high = known.interval
+    if (high <= bound) if objective.at_most else (low >= bound):
+        return "met", "the whole interval is within the bound"
+    if (low > bound) if objective.at_most else (high < bound):
+        return "missed", "the whole interval is beyond the bound"
+    return "undecided", "the bound lies in the interval"
+
+
+def objectives_summary(judgements: Sequence[Judgement]) -> Table | None:
+    """How often each objective is met, missed or undecided."""
+    if not judgements:
+        return None
+    rows = []
+    for objective in dict.fromkeys(judgement.objective for judgement in judgements):
+        mine = [judgement for judgement in judgements if judgement.objective == objective]
+        words = [judgement.word for judgement in mine]
+        unknown = sum(judgement.value is None for judgement in mine)
+        tally = [f"{words.count(word):,}" for word in ("met", "missed", "undecided")]
+        rows.append((_stated(mine[0]), *tally, f"{unknown:,}"))
+    return Table(("objective", "met", "missed", "undecided", "of these without a figure"), tuple(rows))
+
+
+def objectives_table(judgements: Sequence[Judgement]) -> Table | None:
+    """Each judgement with its figure; at most MOST_ROWS, shared out over the objectives."""
+    if not judgements:
+        return None
+    rows = tuple(
+        (
+            _stated(judgement),
+            escaped(judgement.model or UNKNOWN),
+            escaped(judgement.subject),
+            f"**{judgement.word}**" if judgement.word != "undecided" else judgement.word,
+            _value(judgement),
+            escaped(judgement.reason),
+        )
+        for judgement in shown(judgements)
+    )
+    return Table(
+        ("objective", "model", "cell or experiment", "verdict", "figure (interval)", "why"), rows, text_columns=6
+    )
+
+
+def shown(judgements: Sequence[Judgement]) -> list[Judgement]:
+    """The rows of the table: of each objective as many as of the others, in the plan's order."""
+    objectives = list(dict.fromkeys(judgement.objective for judgement in judgements))
+    if len(judgements) <= MOST_ROWS:
+        return list(judgements)
+    share = MOST_ROWS // len(objectives)
+    return [
+        judgement
+        for objective in objectives
+        for judgement in [item for item in judgements if item.objective == objective][:share]
+    ]
+
+
+def _stated(judgement: Judgement) -> str:
+    objective = judgement.objective
+    side = "at most" if objective.at_most else "at least"
+    return f"{objective.title} {side} {number(judgement.bound * objective.scale)} {objective.unit}"
+
+
+def _value(judgement: Judgement) -> str:
+    if judgement.value is None:
+        return UNKNOWN
+    objective = judgement.objective
+    text = f"{number(judgement.value * objective.scale)}"
+    if judgement.interval is not None:
+        low, high = (number(bound * objective.scale) for bound in judgement.interval)
+        text += f" ({low} to {high})"
+    return f"{text} {objective.unit}"
+
+
+def objectives_sentences(judgements: Sequence[Judgement]) -> list[str]:
+    """For each objective and model what holds it; of cells that differ in their batch alone the largest that does."""
+    lines = []
+    groups: dict[tuple[Objective, str, str], list[Judgement]] = {}
+    for judgement in judgements:
+        if judgement.result is not None and judgement.model is not None:
+            group = (judgement.objective, judgement.model, judgement.result.cell.workload.kind)
+            groups.setdefault(group, []).append(judgement)
+    for (_, model, kind), members in groups.items():
+        lines.append(_group_sentence(f"{model} ({kind})", members))
+    for judgement in judgements:
+        if judgement.result is None and judgement.model is not None:
+            text = f"{judgement.model}, {judgement.subject}: {_stated(judgement)} is {judgement.word}"
+            lines.append(f"{text} ({_value(judgement)}; {judgement.reason}).")
+        elif judgement.result is None:
+            lines.append(f"{_stated(judgement)} is {judgement.word}: {judgement.reason}.")
+    left_out = len(judgements) - len(shown(judgements))
+    if left_out > 0:
+        lines.append(f"{left_out:,} more judgements are left out of the table.")
+    return lines
+
+
+def _group_sentence(model: str, members: Sequence[Judgement]) -> str:
+    """`Under 40.0 ms (P99 time between tokens), batch 16 is the largest that holds the objective.`"""
+    stated = _stated(members[0])
+    met = [judgement for judgement in members if judgement.word == "met"]
+    open_ones = sum(judgement.word == "undecided" for judgement in members)
+    tail = ""
+    if open_ones:
+        reasons = Counter(judgement.reason.split(";")[0] for judgement in members if judgement.word == "undecided")
+        reason, often = reasons.most_common(1)[0]
+        tail = f" Undecided: {open_ones:,} of {len(members):,}, mostly because: {reason} ({often:,})."
+    if not met:
+        which = "is not known to be held by any cell" if open_ones else "is missed by every cell"
+        return f"{model}: {stated} {which}.{tail}"
+    largest: dict[str, list[str]] = {}
+    for series in _series(members):
+        found = _largest_batch(series)
+        if found is not None:
+            largest.setdefault(found[0], []).append(found[1])
+    if not largest:
+        held = joined(judgement.subject for judgement in met[:3]) + (
+            f" and {len(met) - 3} more" if len(met) > 3 else ""
+        )
+        return f"{model}: {stated} is held by {len(met):,} of {len(members):,} cells ({held}).{tail}"
+    side = "Under" if members[0].objective.at_most else "Above"
+    bound = f"{number(members[0].bound * members[0].objective.scale)} {members[0].objective.unit}"
+    shown = "; ".join(f"{text} ({'; '.join(places)})" for text, places in largest.items())
+    return f"{model}: {side} {bound} ({members[0].objective.title}), {shown}.{tail}"
+
+
+def _series(members: Sequence[Judgement]) -> list[list[Judgement]]:
+    """Judgements of cells that differ in nothing but the batch size, with two sizes or more."""
+    groups: dict[str, list[Judgement]] = {}
+    for judgement in members:
+        assert judgement.result is not None
+        groups.setdefault(without_batch(judgement.result.cell), []).append(judgement)
+    return [
+        group
+        for group in groups.values()
+        if len({batch_of(judgement.result.cell) for judgement in group if judgement.result}) > 1
+    ]
+
+
+def _largest_batch(series: Sequence[Judgement]) -> tuple[str, str] | None:
+    """(the largest batch that holds the objective, of which layout, precision and target); None where none does."""
+    held = [judgement.result for judgement in series if judgement.word == "met" and judgement.result is not None]
+    if not held:
+        return None
+    cell = max(held, key=lambda result: batch_of(result.cell)).cell
+    size, tried = batch_of(cell), max(batch_of(judgement.result.cell) for judgement in series if judgement.result)
+    text = f"batch {size:,} is the largest that holds the objective"
+    if size == tried:
+        text = f"batch {size:,}, the largest tried, holds the objective"
+    return text, f"{cell.layout}, {cell.dtype}, {cell.target}"

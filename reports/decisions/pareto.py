@@ -1,0 +1,157 @@
+"""Pareto fronts: the cells that no other cell beats in both of two figures at once.
+
+    fronts = user_fronts(study)            # tokens/s of a user against tokens/s of a rank
+    fronts = cost_fronts(cell_costs(study))    # throughput against dollars per million tokens
+
+A point is dominated where another is at least as good in both figures and better in one. The front is
+exact for the medians; whether neighbours on it differ is for their intervals to say.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from reports.decisions.cost import CellCost, inverse
+from reports.numbers.statistics import Estimate
+from reports.reading.load import CellResult, StudyResult
+from reports.text import Table, escaped, estimate_cell, number, plural
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """One cell by its two figures. `front`: no other cell beats it in both."""
+
+    result: CellResult
+    x: Estimate
+    y: Estimate
+    front: bool
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """All points of one model; more y is always better. `prices`: so many different ones the points have."""
+
+    title: str
+    model: str
+    x_label: str
+    y_label: str
+    more_x: bool
+    points: tuple[ParetoPoint, ...]
+    prices: int = 0
+
+    @property
+    def front(self) -> list[ParetoPoint]:
+        """The front in order of x."""
+        return sorted((point for point in self.points if point.front), key=lambda point: point.x.median)
+
+
+def on_front(points: Sequence[tuple[float, float]], more_x: bool = True) -> list[bool]:
+    """Which points are dominated by no other. More y is better; more x, or less where `more_x` is false.
+
+    Equal points do not dominate each other. O(n log n): by falling x the best y so far decides.
+    """
+    signed = [(x if more_x else -x, y) for x, y in points]
+    order = sorted(range(len(signed)), key=lambda index: (-signed[index][0], -signed[index][1]))
+    kept = [False] * len(signed)
+    best_y, best_x = float("-inf"), float("inf")
+    for index in order:
+        x, y = signed[index]
+        if y > best_y:
+            kept[index] = True
+            best_x, best_y = x, y
+        elif y == best_y and x == best_x:
+            kept[index] = True
+    return kept
+
+
+def user_fronts(study: StudyResult) -> list[Pareto]:
+    """Speed for one user (1 / time per output token) against throughput of a rank, by model."""
+    groups: dict[str, list[tuple[CellResult, Estimate, Estimate]]] = {}
+    for result in study.cells.values():
+        user = inverse(result.estimate("time_per_output_token_seconds"), 1.0)
+        total = result.estimate("tokens_per_second")
+        if result.compared and user is not None and total is not None:
+            rank = total.scaled(1 / result.cell.layout.ranks)
+            groups.setdefault(result.model, []).append((result, user, rank))
+    labels = ("tokens/s for one user (1 / time per output token)", "tokens/s of a rank")
+    return [
+        _pareto(f"Speed for one user against throughput: {model}", model, labels, True, group)
+        for model, group in groups.items()
+    ]
+
+
+def cost_fronts(costs: Iterable[CellCost]) -> list[Pareto]:
+    """Throughput against dollars per million tokens, by model and kind of workload; needs prices."""
+    groups: dict[tuple[str, str], list[tuple[CellResult, Estimate, Estimate]]] = {}
+    prices: dict[tuple[str, str], set[float]] = {}
+    for cost in costs:
+        total = cost.result.estimate("tokens_per_second")
+        if cost.price is not None and cost.usd_per_million_tokens is not None and total is not None:
+            group = (cost.result.model, cost.result.cell.workload.kind)
+            groups.setdefault(group, []).append((cost.result, cost.usd_per_million_tokens, total))
+            prices.setdefault(group, set()).add(cost.price.usd_per_hour)
+    labels = ("USD per million tokens", "tokens/s over all ranks")
+    return [
+        replace(_pareto(f"Throughput against cost: {model}, {kind}", model, labels, False, members), prices=different)
+        for (model, kind), members in groups.items()
+        if (different := len(prices[model, kind]))
+    ]
+
+
+def _pareto(
+    title: str,
+    model: str,
+    labels: tuple[str, str],
+    more_x: bool,
+    group: Sequence[tuple[CellResult, Estimate, Estimate]],
+) -> Pareto:
+    front = on_front([(x.median, y.median) for _, x, y in group], more_x)
+    points = tuple(ParetoPoint(*item, kept) for item, kept in zip(group, front, strict=True))
+    return Pareto(title, model, *labels, more_x, points)
+
+
+def pareto_table(pareto: Pareto) -> Table:
+    """The front, numbered as in the figure."""
+    rows = tuple(
+        (
+            str(position),
+            escaped(point.result.name),
+            escaped(point.result.cell.target),
+            estimate_cell(point.x),
+            estimate_cell(point.y),
+        )
+        for position, point in enumerate(pareto.front, start=1)
+    )
+    columns = (
+        "number",
+        "cell",
+        "target",
+        f"{pareto.x_label}, median (interval)",
+        f"{pareto.y_label}, median (interval)",
+    )
+    return Table(columns, rows, text_columns=3)
+
+
+def pareto_sentence(pareto: Pareto) -> str:
+    """How many cells are on the front, and what its ends trade for each other."""
+    front, total = pareto.front, len(pareto.points)
+    beaten = total - len(front)
+    verb = "is" if len(front) == 1 else "are"
+    text = f"{len(front):,} of {plural(total, 'cell')} {verb} beaten by no other in both"
+    text += "; the rest is drawn faint." if beaten else "."
+    if len(front) == 1:
+        why = "" if pareto.more_x or pareto.prices > 1 else " With one price for all, the fastest is the cheapest."
+        return f"{text} One cell is best in both: {front[0].result.name}.{why}"
+    first, last = front[0], front[-1]
+    x_gain, y_gain = (
+        last.x.median / first.x.median,
+        max(first.y.median, last.y.median) / min(first.y.median, last.y.median),
+    )
+    if pareto.more_x:
+        return (
+            f"{text} From {first.result.name} to {last.result.name} a user gets {number(x_gain)} times the speed, "
+            f"and a rank gives {number(y_gain)} times fewer tokens."
+        )
+    return (
+        f"{text} From {first.result.name} to {last.result.name} throughput grows {number(y_gain)} times, "
+        f"and a token costs {number(x_gain)} times as much."
+    )

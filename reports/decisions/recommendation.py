@@ -1,0 +1,252 @@
+"""What to run: the best node and batch size for latency, throughput and cost, and by how much they win.
+
+    found = recommend(study, costs, judgements)
+    recommendation_table(found); recommendation_sentences(study, found)
+
+Cells are compared that do the same work: model, kind of workload and its fields, the batch size aside. The
+best was chosen among all of them, so its ratio to the next is corrected for as many comparisons; where its
+interval reaches 1 the two cannot be told apart, and that is said.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.decisions.cost import CellCost
+from reports.decisions.nodes import batch_of, work_key, work_title
+from reports.decisions.objectives import Judgement
+from reports.decisions.spending import HOUR_SECONDS
+from reports.numbers.statistics import Estimate, Ratio, least_repeats, paired_ratio
+from reports.reading.load import CellResult, StudyResult
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, plural, ratio_cell, ratio_text
+
+MOST_WORKS = 8
+"""So many kinds of work the report recommends for; in plain studies there are one or two."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted of a cell, in which unit, and whether less of it is better."""
+
+    name: str
+    unit: str
+    scale: float
+    less: bool
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The best cell for a goal. `ratio`: how many times better than the next; None where no block has both."""
+
+    model: str
+    work: str
+    goal: Goal
+    best: CellResult
+    value: Estimate
+    second: CellResult | None
+    ratio: Ratio | None
+    candidates: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether the win is sure."""
+        if self.second is None:
+            return "the only one"
+        if self.ratio is None:
+            return "not compared: no block has both"
+        if self.ratio.differs is None:
+            return "not known: too few repeats"
+        return "wins" if self.ratio.differs else "not told apart"
+
+
+Values = Callable[[CellResult], Mapping[int, float]]
+
+
+def recommend(
+    study: StudyResult, costs: Sequence[CellCost], judgements: Sequence[Judgement] = ()
+) -> list[Recommendation]:
+    """For each model and work the best cell for each goal; with objectives the cheapest that meets them all."""
+    priced = {cost.result.key: cost for cost in costs if cost.price is not None}
+    groups: dict[tuple[str, str], list[CellResult]] = {}
+    for result in study.cells.values():
+        if result.compared and result.completed:
+            groups.setdefault((result.model, work_key(result.cell)), []).append(result)
+    holds = _holding(judgements)
+    found: list[Recommendation] = []
+    for members in groups.values():
+        found += _of_group(members, priced, holds if judgements else None)
+    return found
+
+
+def _of_group(
+    members: Sequence[CellResult], priced: Mapping[str, CellCost], holds: set[str] | None
+) -> list[Recommendation]:
+    """Latency, throughput, cost, and the cheapest (without prices the fastest) of those that hold every objective."""
+    kind = members[0].cell.workload.kind
+    latency_field, latency_unit = {
+        "generate": ("time_per_output_token_seconds", "ms a token"),
+        "train": ("step_seconds", "ms a step"),
+    }.get(kind, ("latency_seconds", "ms a pass"))
+    item = "items" if kind == "noop" else "tokens"
+    usd_unit, usd_scale = ("USD per thousand items", 1e3) if kind == "noop" else ("USD per million tokens", 1e6)
+
+    def usd(result: CellResult) -> Mapping[int, float]:
+        cost = priced.get(result.key)
+        if cost is None or cost.price is None:
+            return {}
+        factor = cost.price.usd_per_hour / HOUR_SECONDS * usd_scale
+        return {repeat: factor / value for repeat, value in result.values("throughput").items() if value > 0}
+
+    def usd_estimate(result: CellResult) -> Estimate | None:
+        cost = priced.get(result.key)
+        return None if cost is None else cost.usd_per_million_tokens or cost.usd_per_thousand_items
+
+    goals: list[tuple[Goal, Sequence[CellResult], Values, Callable[[CellResult], Estimate | None]]] = [
+        (Goal("latency", latency_unit, 1000, True), members, *_field(latency_field)),
+        (Goal("throughput", f"{item}/s", 1, False), members, *_field("throughput")),
+    ]
+    cheapest = (Goal("cost", usd_unit, 1, True), members, usd, usd_estimate)
+    has_price = any(usd_estimate(result) is not None for result in members)
+    goals += [cheapest] if has_price else []
+    if holds is not None:
+        holding = [result for result in members if result.key in holds]
+        name = "cheapest that meets the objectives" if has_price else "fastest that meets the objectives"
+        last = cheapest if has_price else goals[1]
+        goals.append((Goal(name, last[0].unit, 1, last[0].less), holding, last[2], last[3]))
+    chosen = (_best(members[0], *goal) for goal in goals)
+    return [recommendation for recommendation in chosen if recommendation is not None]
+
+
+def _field(name: str) -> tuple[Values, Callable[[CellResult], Estimate | None]]:
+    return (lambda result: result.values(name)), (lambda result: result.estimate(name))
+
+
+def _best(
+    example: CellResult,
+    goal: Goal,
+    members: Sequence[CellResult],
+    values: Values,
+    estimated: Callable[[CellResult], Estimate | None],
+) -> Recommendation | None:
+    """The member with the best median, against the next."""
+    known = [(value, result) for result in members if (value := estimated(result)) is not None]
+    if not known:
+        return None
+    known.sort(key=lambda pair: pair[0].median if goal.less else -pair[0].median)
+    (value, best), others = known[0], [result for _, result in known[1:]]
+    second = others[0] if others else None
+    ratio = None
+    if second is not None:
+        pair = (values(second), values(best)) if goal.less else (values(best), values(second))
+        ratio = paired_ratio(*pair, comparisons=len(others), confidence=best.confidence)
+    return Recommendation(
+        example.model, work_title(example.cell), goal, best, value, second, ratio, candidates=len(known)
+    )
+
+
+def _holding(judgements: Sequence[Judgement]) -> set[str]:
+    """Keys of the cells that meet every objective that is theirs."""
+    words: dict[str, list[str]] = {}
+    for judgement in judgements:
+        if judgement.result is not None:
+            words.setdefault(judgement.result.key, []).append(judgement.word)
+    return {key for key, found in words.items() if all(word == "met" for word in found)}
+
+
+def recommendation_table(found: Sequence[Recommendation]) -> Table | None:
+    """One row for each model, work and goal."""
+    if not found:
+        return None
+    rows = tuple(
+        (
+            escaped(item.model),
+            escaped(item.work),
+            item.goal.name,
+            escaped(item.best.cell.target),
+            f"{batch_of(item.best.cell):,}",
+            escaped(f"{item.best.cell.layout}, {item.best.cell.dtype}"),
+            f"{estimate_cell(item.value, item.goal.scale)} {item.goal.unit}",
+            escaped(_short(item.second)) if item.second is not None else UNKNOWN,
+            ratio_cell(item.ratio),
+            item.verdict,
+        )
+        for item in shown(found)
+    )
+    columns = (
+        "model",
+        "work",
+        "best for",
+        "node",
+        "batch",
+        "layout and precision",
+        "figure (interval)",
+        "next best",
+        "times better (interval)",
+        "verdict",
+    )
+    return Table(columns, rows, text_columns=len(columns))
+
+
+def shown(found: Sequence[Recommendation]) -> list[Recommendation]:
+    """Those of the works with the most candidates, in the plan's order."""
+    candidates: dict[tuple[str, str], int] = {}
+    for item in found:
+        work = (item.model, item.work)
+        candidates[work] = max(candidates.get(work, 0), item.candidates)
+    kept = sorted(candidates, key=lambda work: -candidates[work])[:MOST_WORKS]
+    return [item for item in found if (item.model, item.work) in kept]
+
+
+def _short(result: CellResult) -> str:
+    """`gpu-a, batch 8, dp=2, bfloat16`."""
+    cell = result.cell
+    return f"{cell.target}, batch {batch_of(cell):,}, {cell.layout}, {cell.dtype}"
+
+
+def recommendation_sentences(
+    study: StudyResult, found: Sequence[Recommendation], judgements: Sequence[Judgement] = ()
+) -> list[str]:
+    """For each goal what to run and by how much it wins; then what could not be recommended, and why."""
+    lines = [_sentence(item) for item in shown(found)]
+    left_out = len({(item.model, item.work) for item in found}) - MOST_WORKS
+    if left_out > 0:
+        lines.append(f"{left_out:,} more kinds of work, of fewer cells each, are left out.")
+    done = {(item.model, item.goal.name) for item in found}
+    models = list(dict.fromkeys(result.model for result in study.cells.values() if result.compared))
+    for model in models:
+        measured = [
+            result for result in study.cells.values() if result.model == model and result.compared and result.completed
+        ]
+        if not measured:
+            lines.append(f"{model}: nothing to recommend, no cell has a figure.")
+            continue
+        if (model, "cost") not in done:
+            one = len({result.cell.target for result in measured}) == 1
+            text = "; on one machine the cheapest token is that of the highest throughput" if one else ""
+            lines.append(f"{model}: what is cheapest in dollars is unknown without a price{text}.")
+        if judgements and not any(name == model and "objectives" in goal for name, goal in done):
+            undecided = any(item.model == model and item.word == "undecided" for item in judgements)
+            why = "some verdicts are undecided" if undecided else "each misses one at least"
+            lines.append(f"{model}: no cell is known to meet every objective; {why}.")
+    return lines
+
+
+def _sentence(item: Recommendation) -> str:
+    value = estimate_text(item.value, item.goal.unit, item.goal.scale)
+    text = f"{item.model} ({item.work}), {item.goal.name}: {_short(item.best)} gives {value}"
+    if item.second is None:
+        return f"{text}; it is the only candidate."
+    if item.ratio is None:
+        return f"{text}; the next is {_short(item.second)}, measured in no block with it."
+    ratio, second = (
+        ratio_text(item.ratio, "pair"),
+        f"the next of {plural(item.candidates, 'candidate')}, {_short(item.second)}",
+    )
+    if item.goal.less:
+        verb, measure = ("takes", "as long") if item.goal.name == "latency" else ("costs", "as much")
+        text += f"; {second}, {verb} {ratio} {measure}"
+    else:
+        text += f", {ratio} that of {second}"
+    if item.ratio.differs is None:
+        needed = least_repeats(item.ratio.comparisons)
+        return f"{text}. That is no interval ({needed} repeats would give one), so the order of the two is not sure."
+    return f"{text}." if item.ratio.differs else f"{text}: the interval reaches 1, so the two cannot be told apart."

@@ -1,0 +1,374 @@
+"""What each usual saving would bring here, with a number where prices or measurements give one.
+
+    found = savings(study, costs, targets)
+    savings_table(found)
+
+Only what follows from the study's prices, records and inputs is given a number. Everything else is unknown
+and says what to supply: rules of thumb from elsewhere are not this user's numbers.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from configs.cell import GenerateWorkload
+from configs.objectives import Purpose
+from configs.paths import RunPaths
+from configs.prices import Market, Price, TargetPrices
+from configs.prompts import read_prompts
+from configs.target import LocalTarget
+from reports.decisions.cost import CellCost, market_name
+from reports.decisions.nodes import batch_of, without_batch, work_key
+from reports.decisions.spending import TargetCost
+from reports.experiments.correctness import Judged
+from reports.numbers.statistics import Ratio, estimate, paired_ratio
+from reports.reading.load import CellResult, StudyResult
+from reports.tables import cpu_use
+from reports.text import Table, code, escaped, joined, mebibytes, number, percent, plural
+
+BATCH: tuple[Purpose, ...] = ("batch", "hybrid")
+SERVING: tuple[Purpose, ...] = ("serving", "hybrid")
+EVERY: tuple[Purpose, ...] = ("batch", "serving", "hybrid")
+HYBRID: tuple[Purpose, ...] = ("hybrid",)
+
+UNKNOWN_EFFECT = "unknown"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One saving: for which purposes, what it would bring (Markdown), and what that rests on or lacks."""
+
+    name: str
+    purposes: tuple[Purpose, ...]
+    effect: str
+    basis: str
+
+
+def savings(
+    study: StudyResult,
+    costs: Sequence[CellCost],
+    targets: Sequence[TargetCost],
+    judged: Sequence[tuple[str, Judged]] = (),
+) -> list[Saving]:
+    """Every saving for the study's purpose, or for all three where it names none."""
+    results = [cost.result for cost in costs if cost.result.completed]
+    found = [
+        *_market(study, "spot or preemptible machines", BATCH, ("spot",)),
+        *_region(study),
+        *_market(study, "reserved machines", EVERY, ("reserved_1_year", "reserved_3_years")),
+        _auto_scaling(targets),
+        *_batch_size(costs),
+        *_smaller_model(results, judged),
+        *_caching(study),
+        *_several_models(results),
+        *_preprocessing(results),
+        *_across_targets(costs),
+    ]
+    purpose = study.plan.purpose
+    return [saving for saving in found if purpose is None or purpose in saving.purposes]
+
+
+def savings_table(found: Sequence[Saving]) -> Table | None:
+    """One row for each saving."""
+    if not found:
+        return None
+    rows = tuple((saving.name, ", ".join(saving.purposes), saving.effect, saving.basis) for saving in found)
+    return Table(("saving", "for", "what it would bring", "from what, or what is missing"), rows, text_columns=4)
+
+
+def _market(
+    study: StudyResult, name: str, purposes: tuple[Purpose, ...], markets: tuple[Market, ...]
+) -> Iterator[Saving]:
+    """Another market for the same machine: in its own region if that is known, else the cheapest."""
+    missing: list[str] = []
+    for target, prices, price in _priced_targets(study):
+        title, home = f"{name} ({code(target.name)})", price.region or target.region
+        if price.market in markets:
+            yield Saving(title, purposes, "taken already", f"its cells are priced as {market_name(price)}")
+            continue
+        found = False
+        for market in markets:
+            known = [other for other in prices.others if other.market == market]
+            here = [other for other in known if other.region in (None, home)]
+            if known:
+                found = True
+                other = min(here or known, key=lambda item: item.usd_per_hour)
+                yield Saving(title, purposes, _change(price, other), _offers(price, other) + _condition(price, other))
+        missing += [] if found else [target.name]
+    if missing:
+        words = joined(f"`market: {market}`" for market in markets)
+        basis = f"no such price of {joined(map(code, missing))} is known; give it with {words} in a file under `prices`"
+        yield Saving(name, purposes, UNKNOWN_EFFECT, basis)
+    yield from _without_price(study, name, purposes)
+
+
+def _priced_targets(study: StudyResult) -> Iterator[tuple[LocalTarget, TargetPrices, Price]]:
+    for target in study.plan.targets:
+        prices = study.plan.prices.get(target.name)
+        if prices is not None and prices.price is not None:
+            yield target, prices, prices.price
+
+
+def _without_price(study: StudyResult, name: str, purposes: tuple[Purpose, ...]) -> Iterator[Saving]:
+    """One row for all targets whose own price is unknown."""
+    known = {target.name for target, _, _ in _priced_targets(study)}
+    unknown = [target.name for target in study.plan.targets if target.name not in known]
+    if unknown:
+        yield Saving(name, purposes, UNKNOWN_EFFECT, f"the price of {joined(map(code, unknown))} is unknown")
+
+
+def _condition(price: Price, other: Price) -> str:
+    """What a market asks in return."""
+    if other.market == "spot":
+        return "; work that is lost when the machine is taken away is not counted"
+    share = other.usd_per_hour / price.usd_per_hour
+    return f"; paid around the clock, so it pays from {percent(share, 2)} use on" if share < 1 else ""
+
+
+def _region(study: StudyResult) -> Iterator[Saving]:
+    """The same machine in the same market elsewhere."""
+    name = "a cheaper region"
+    missing: list[str] = []
+    for target, prices, price in _priced_targets(study):
+        home = price.region or target.region
+        others = [other for other in prices.others if other.market == price.market and other.region not in (None, home)]
+        if not others:
+            missing.append(target.name)
+            continue
+        best = min(others, key=lambda item: item.usd_per_hour)
+        effect = _change(price, best) if best.usd_per_hour < price.usd_per_hour else "nothing"
+        basis = f"{_offers(price, best)}, the cheapest of {plural(len(others), 'other region')} known"
+        yield Saving(f"{name} ({code(target.name)})", BATCH, effect, f"{basis}; moving the data is not counted")
+    if missing:
+        basis = f"no price of {joined(map(code, missing))} in another region is known; give one under `prices`"
+        yield Saving(name, BATCH, UNKNOWN_EFFECT, basis)
+    yield from _without_price(study, name, BATCH)
+
+
+def _change(price: Price, other: Price) -> str:
+    share = 1 - other.usd_per_hour / price.usd_per_hour
+    return f"**{percent(share)}** less" if share > 0 else f"{percent(-share)} more"
+
+
+def _offers(price: Price, other: Price) -> str:
+    """Both prices, with market, place, day and source of the other."""
+    place = f" in {escaped(other.region)}" if other.region else ""
+    day = f", {other.as_of}" if other.as_of else ""
+    return (
+        f"${number(other.usd_per_hour, 4)} an hour {market_name(other)}{place} ({escaped(other.source)}{day}) "
+        f"against ${number(price.usd_per_hour, 4)}"
+    )
+
+
+def _auto_scaling(targets: Sequence[TargetCost]) -> Saving:
+    """The idle share of the user's own load is not in a study; how long a new process takes is."""
+    startup = estimate([seconds for target in targets for seconds in target.startups])
+    basis = "the saving is the idle share of your load over a day, which a study does not see"
+    if startup is not None:
+        basis += (
+            f"; a launch took {number(startup.median)} s until its first visit (median of {startup.count:,}), "
+            "so a new node answers no sooner than that after it has booted"
+        )
+    return Saving("auto-scaling", EVERY, UNKNOWN_EFFECT, basis)
+
+
+def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
+    """The batch of highest throughput against the smallest: on one machine less time a token is less money a token."""
+    series: dict[str, list[CellCost]] = {}
+    for cost in costs:
+        if cost.result.completed and cost.result.cell.workload.kind != "noop":
+            series.setdefault(without_batch(cost.result.cell), []).append(cost)
+    gains: dict[str, tuple[Ratio, CellCost, CellCost]] = {}
+    for members in series.values():
+        gain = _batch_gain(members)
+        model = members[0].result.model
+        if gain is not None and (model not in gains or gain[0].value > gains[model][0].value):
+            gains[model] = gain
+    for model, (ratio, small, best) in gains.items():
+        cell = best.result.cell
+        basis = f"batch {batch_of(cell):,} against {batch_of(small.result.cell):,} ({cell.layout}, {cell.dtype}, "
+        basis += f"{escaped(cell.target)}), same price an hour"
+        if small.usd_per_million_tokens and best.usd_per_million_tokens:
+            low, high = (cost.usd_per_million_tokens.median for cost in (best, small) if cost.usd_per_million_tokens)
+            basis += f": ${number(low)} instead of ${number(high)} per million tokens"
+        yield Saving(
+            f"batch size ({escaped(model)})", EVERY, _less(ratio), f"{basis}{_slower(small.result, best.result)}"
+        )
+    if not gains:
+        missing = "no two batch sizes of one layout were measured; sweep over `batch_size`"
+        yield Saving("batch size", EVERY, UNKNOWN_EFFECT, missing)
+
+
+def _slower(small: CellResult, best: CellResult) -> str:
+    """What the larger batch asks of a user."""
+    before, after = (result.estimate("time_per_output_token_seconds") for result in (small, best))
+    if before is None or after is None:
+        return ""
+    return f"; a user waits {number(after.median * 1000)} ms for a token instead of {number(before.median * 1000)} ms"
+
+
+def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio, CellCost, CellCost] | None:
+    """(throughput of the best batch over the smallest's, the smallest, the best); None where there are not two."""
+    known = [(value.median, cost) for cost in members if (value := cost.result.estimate("throughput")) is not None]
+    if len({batch_of(cost.result.cell) for _, cost in known}) < 2:
+        return None
+    best = max(known, key=lambda pair: pair[0])[1]
+    small = min((cost for _, cost in known), key=lambda cost: batch_of(cost.result.cell))
+    if best is small:
+        return None
+    ratio = _ratio(best.result, small.result, len(known) - 1)
+    return None if ratio is None else (ratio, small, best)
+
+
+def _ratio(first: CellResult, second: CellResult, comparisons: int) -> Ratio | None:
+    """Throughput over throughput, block by block."""
+    values = (first.values("throughput"), second.values("throughput"))
+    return paired_ratio(*values, comparisons=comparisons, confidence=first.confidence)
+
+
+def _less(ratio: Ratio) -> str:
+    """A ratio of throughputs as the share of machine time, so of money, that is saved."""
+    text = f"**{percent(1 - 1 / ratio.value)}** less a token" if ratio.value > 1 else "nothing"
+    if ratio.value <= 1 or ratio.count == 1:
+        return text
+    low, high = (percent(1 - 1 / bound) for bound in ratio.bounds)
+    brackets = "[{} to {}]" if ratio.interval is None else "({} to {})"
+    return f"{text} {brackets.format(low, high)}"
+
+
+def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, Judged]]) -> Iterator[Saving]:
+    """Each model against the next larger one on the same work and target, with what is known of its answers."""
+    name = "a smaller or distilled model"
+    best: dict[tuple[str, str], dict[str, CellResult]] = {}
+    for result in results:
+        value = result.estimate("tokens_per_second")
+        if value is not None and result.cell.model is not None:
+            group = best.setdefault((result.cell.target, work_key(result.cell)), {})
+            kept = group.get(result.model)
+            kept_value = kept.estimate("tokens_per_second") if kept else None
+            if kept_value is None or value.median > kept_value.median:
+                group[result.model] = result
+    count = 0
+    for group in best.values():
+        sized = [(size, result) for result in group.values() if (size := _parameters(result)) is not None]
+        for (small_size, small), (large_size, large) in pairwise(sorted(sized, key=lambda pair: pair[0])):
+            ratio = _ratio(small, large, 1)
+            if ratio is not None and small_size < large_size:
+                count += 1
+                sizes = [
+                    f"{escaped(item.model)} ({number(_parameters(item), 3)} parameters)" for item in (small, large)
+                ]
+                basis = f"{' against '.join(sizes)}, best cell of each on {code(small.cell.target)}; "
+                yield Saving(name, SERVING, _less(ratio), basis + _quality(small, large, judged))
+    if not count:
+        missing = "no two models did the same work in this study; measure the smaller one beside the larger"
+        yield Saving(name, SERVING, UNKNOWN_EFFECT, missing)
+
+
+def _parameters(result: CellResult) -> float | None:
+    return next((size for visit in result.completed.values() if (size := visit.figure("model_parameters"))), None)
+
+
+def _quality(small: CellResult, large: CellResult, judged: Sequence[tuple[str, Judged]]) -> str:
+    """What is known of how the answers of two models compare."""
+    random = [result.model for result in (small, large) if (result.cell.model or "").startswith("synthetic:")]
+    if random:
+        return "what it does to the answers is unknown: random weights have no right answers"
+    perplexities = {model: item.verdict.perplexity_candidate for model, item in judged}
+    ours, theirs = perplexities.get(small.model), perplexities.get(large.model)
+    if ours is None or theirs is None:
+        return "what it does to the answers is unknown: a correctness experiment of both gives their perplexities"
+    return f"perplexity {number(ours)} against {number(theirs)} on the prompts (comparable with one tokenizer only)"
+
+
+def _caching(study: StudyResult) -> Iterator[Saving]:
+    """Repeated prompts in the workload's inputs: the most that a cache of whole answers could save."""
+    name = "caching of frequent requests"
+    files: dict[tuple[str, str | None, int | None], None] = {}
+    for result in study.cells.values():
+        work = result.cell.workload
+        if result.compared and isinstance(work, GenerateWorkload) and work.prompts is not None:
+            files[work.prompts, work.variant, work.limit] = None
+    whole = [key for key in files if (key[0], None, None) not in files or key[1:] == (None, None)]
+    count = 0
+    for digest, variant, limit in whole:
+        path = RunPaths(study.folder).inputs / f"{digest}.jsonl"
+        if path.is_file():
+            prompts = read_prompts(path, variant, limit)
+            repeated = sum(found - 1 for found in Counter(prompts).values())
+            part = "".join(f", {field} {value}" for field, value in (("variant", variant), ("limit", limit)) if value)
+            effect = f"at most **{percent(repeated / len(prompts))}** of requests" if repeated else "nothing"
+            asked = f"{repeated:,} of {plural(len(prompts), 'prompt')}"
+            basis = f"{asked} of {code(digest[:12])}{escaped(part)} were asked before"
+            count += 1
+            yield Saving(name, SERVING, effect, f"{basis}; your traffic may repeat itself more")
+    if not count:
+        missing = "the prompts are random; give recorded requests as `workload.prompts` to see how many repeat"
+        yield Saving(name, SERVING, UNKNOWN_EFFECT, missing)
+
+
+def _several_models(results: Sequence[CellResult]) -> Iterator[Saving]:
+    """What the fastest cell of each model leaves of its cores, and the memory that another would need beside it."""
+    name = "several models on one machine"
+    best: dict[str, CellResult] = {}
+    for result in results:
+        value, kept = result.estimate("throughput"), best.get(result.model)
+        kept_value = kept.estimate("throughput") if kept else None
+        if value is not None and (kept_value is None or value.median > kept_value.median):
+            best[result.model] = result
+    found = False
+    for model, result in best.items():
+        use = cpu_use(result)
+        if use is not None and result.cell.model is not None:
+            found = True
+            memory = f"; it holds {mebibytes(result.peak_bytes)} MiB" if result.peak_bytes is not None else ""
+            idle = 1 - use
+            basis = f"the fastest cell of {escaped(model)} uses {percent(use)} of its cores' time{memory}"
+            effect = f"at most {percent(idle, 2)} of these cores" if idle >= 0.005 else "nothing: the cores are busy"
+            yield Saving(name, SERVING, effect, f"{basis}; measured alone, not together")
+    if not found:
+        yield Saving(name, SERVING, UNKNOWN_EFFECT, "no record says how busy the cores were")
+
+
+def _preprocessing(results: Sequence[CellResult]) -> Iterator[Saving]:
+    """Time spent on preparing inputs, over the time of the visit: all that moving it elsewhere could free."""
+    name = "preprocessing elsewhere"
+    shares = []
+    for result in results:
+        for visit in result.completed.values():
+            spent, whole = visit.numbers_by_rank("preprocess_seconds"), visit.figure("visit_seconds")
+            if spent and whole:
+                shares.append(max(spent) / (whole + max(spent)))
+    if not shares:
+        yield Saving(name, HYBRID, UNKNOWN_EFFECT, "no record says how long the inputs took to prepare")
+        return
+    basis = f"preparing inputs against measuring, median of {plural(len(shares), 'visit')}"
+    yield Saving(name, HYBRID, f"at most {percent(median(shares))} of the time", basis)
+
+
+def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
+    """The same cell on several targets with prices: what routing it to the cheapest saves over the dearest."""
+    name = "the cheaper place for each work (own machines for the baseline, cloud for peaks)"
+    groups: dict[tuple[str, str], list[tuple[float, CellCost]]] = {}
+    for cost in costs:
+        value, cell = cost.usd_per_million_tokens, cost.result.cell
+        if value is not None:
+            rest = without_batch(cell, "target", "cores_per_rank", "env")
+            groups.setdefault((rest, str(batch_of(cell))), []).append((value.median, cost))
+    best: tuple[float, CellCost, CellCost] | None = None
+    for members in groups.values():
+        if len({cost.result.cell.target for _, cost in members}) > 1:
+            (low, cheap), (high, dear) = min(members, key=lambda pair: pair[0]), max(members, key=lambda pair: pair[0])
+            if best is None or low / high < best[0]:
+                best = (low / high, cheap, dear)
+    if best is None:
+        missing = "no cell was measured on two targets with prices; name both under `targets`"
+        yield Saving(name, HYBRID, UNKNOWN_EFFECT, missing)
+        return
+    share, cheap, dear = best
+    here, there = (code(cost.result.cell.target) for cost in (cheap, dear))
+    work = escaped(f"{cheap.result.model}, {cheap.result.cell.label}")
+    basis = f"{work} on {here} against {there}, medians; the largest difference found"
+    yield Saving(name, HYBRID, f"**{percent(1 - share)}** less a token", basis)

@@ -1,0 +1,164 @@
+"""Where a study's time went, launch by launch, and what it cost: start-up, measuring, failures, idle time.
+
+    targets = study_costs(study)       # by target, in the plan's order
+
+Times are those that the launchers and the records left (`jobs/<job>/launcher.json`, `end.json`, `started_at`
+and `finished_at` of each attempt, superseded and failed ones included). Waiting for a turn on the machine
+is not a launch's own time.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from configs.base import Frozen
+from configs.job import Job, JobEnd, Launcher
+from configs.paths import JobPaths, RunPaths
+from configs.prices import Price
+from configs.record import Record, Status
+from reports.reading.load import StudyResult
+
+_Model = TypeVar("_Model", bound=Frozen)
+
+HOUR_SECONDS = 3600.0
+PAUSE_SECONDS = 600.0
+"""A longer gap between launches is a pause: who pays by the hour gives the machine back, so it has no price."""
+
+PHASES = ("start-up", "measuring", "memory pass", "failed attempts", "between and after visits", "idle")
+"""What a launch's time is spent on. `idle` is between launches, while the machine is kept."""
+
+
+@dataclass
+class TargetCost:
+    """Where the time of a target's launches went, in seconds by phase, and what it cost."""
+
+    target: str
+    machine: str | None
+    price: Price | None
+    launches: int = 0
+    without_times: int = 0
+    pause_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    startups: list[float] = field(default_factory=list)
+
+    @property
+    def total_seconds(self) -> float:
+        """All phases; pauses are none."""
+        return sum(self.seconds.values())
+
+    @property
+    def usd(self) -> float | None:
+        """What all of it cost; None where the price is unknown."""
+        return self.usd_for(self.total_seconds)
+
+    def usd_for(self, seconds: float) -> float | None:
+        """What so many seconds of the target cost; None where the price is unknown."""
+        return None if self.price is None else seconds / HOUR_SECONDS * self.price.usd_per_hour
+
+
+@dataclass(frozen=True)
+class LaunchTimes:
+    """One launch: when it had the machine, in seconds since the epoch, and what it did. `startup`: where known."""
+
+    target: str
+    began: float
+    ended: float
+    phases: dict[str, float]
+    startup: float | None
+
+
+def study_costs(study: StudyResult) -> list[TargetCost]:
+    """Time and money of every launch that ran, by target."""
+    costs = {}
+    for target in study.plan.targets:
+        known = study.plan.prices.get(target.name)
+        costs[target.name] = TargetCost(target.name, target.machine, known.price if known else None)
+    launches = launch_times(study)
+    for launch in launches:
+        cost = costs.setdefault(launch.target, TargetCost(launch.target, None, None))
+        cost.launches += 1
+        for phase, seconds in launch.phases.items():
+            cost.seconds[phase] += seconds
+        if launch.startup is None:
+            cost.without_times += 1
+        else:
+            cost.startups.append(launch.startup)
+    _add_gaps(launches, costs)
+    return [cost for cost in costs.values() if cost.launches]
+
+
+def _add_gaps(launches: list[LaunchTimes], costs: dict[str, TargetCost]) -> None:
+    """Time in which no launch ran, given to the target of the launch that ends it."""
+    busy_until: float | None = None
+    for launch in sorted(launches, key=lambda item: (item.began, item.ended)):
+        if busy_until is not None and launch.began > busy_until:
+            gap = launch.began - busy_until
+            if gap > PAUSE_SECONDS:
+                costs[launch.target].pause_seconds += gap
+            else:
+                costs[launch.target].seconds["idle"] += gap
+        busy_until = launch.ended if busy_until is None else max(busy_until, launch.ended)
+
+
+def launch_times(study: StudyResult) -> list[LaunchTimes]:
+    """Every launch of the run folder that ran, those that left no record included."""
+    run = RunPaths(study.folder)
+    records: dict[str, list[Record]] = {path.name: [] for path in (run.jobs.iterdir() if run.jobs.is_dir() else [])}
+    for reading in study.readings:
+        records.setdefault(reading.record.job, []).append(reading.record)
+    found = (_times(run.job(name), records[name]) for name in sorted(records))
+    return [launch for launch in found if launch is not None]
+
+
+def _times(paths: JobPaths, records: list[Record]) -> LaunchTimes | None:
+    """None for a launch that never ran: its visits were given up before it began."""
+    launcher, end = _read(paths.launcher, Launcher), _read(paths.end, JobEnd)
+    began = _seconds(launcher.turn_at or launcher.started_at) if launcher else None
+    ended = _seconds(end.finished_at) if end else None
+    visits = sorted(
+        (_seconds(record.started_at), _seconds(record.finished_at), _phase(record))
+        for record in records
+        if record.started_at is not None and record.finished_at is not None
+    )
+    if not visits:
+        return None if began is None or ended is None else _without_visits(paths, records, began, ended)
+    first = visits[0][0] if began is None else began
+    phases = dict.fromkeys(PHASES, 0.0)
+    cursor = first
+    for position, (started, finished, phase) in enumerate(visits):
+        phases["start-up" if position == 0 else "between and after visits"] += max(0.0, started - cursor)
+        phases[phase] += max(0.0, finished - max(started, cursor))
+        cursor = max(cursor, finished)
+    last = cursor if ended is None else max(cursor, ended)
+    phases["between and after visits"] += last - cursor
+    startup = None if began is None else max(0.0, visits[0][0] - began)
+    return LaunchTimes(records[0].cell.target, first, last, phases, startup)
+
+
+def _without_visits(paths: JobPaths, records: list[Record], began: float, ended: float) -> LaunchTimes | None:
+    """A launch that ended before its first visit: all of it is lost."""
+    job = None if records else _read(paths.job, Job)
+    cell = records[0].cell if records else (job.cell if job else None)
+    if cell is None:
+        return None
+    phases = dict.fromkeys(PHASES, 0.0) | {"failed attempts": max(0.0, ended - began)}
+    return LaunchTimes(cell.target, began, max(began, ended), phases, None)
+
+
+def _phase(record: Record) -> str:
+    if record.status is not Status.COMPLETED:
+        return "failed attempts"
+    return "measuring" if record.measuring_pass == "timed" else "memory pass"
+
+
+def _read(path: Path, model: type[_Model]) -> _Model | None:
+    """A file of a job folder; None where there is none, or it was never finished."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,1 @@
+"""What each kind of experiment answers: a figure, a sentence, a table."""

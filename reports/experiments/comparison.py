@@ -1,0 +1,193 @@
+"""Sweeps and optimizations: cells that differ in named fields, set side by side.
+
+    swept = sweep(study, experiment)            # throughput, latency and memory over the swept fields
+    gains = optimization(study, experiment)     # each variant against the baseline of the same block
+
+A launch visits its cells once in random order, so repeat i of a variant and repeat i of the baseline
+were measured close in time: the gain is the ratio over such pairs. Intervals of one table hold together,
+they are corrected for the number of variants.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from configs.plan import PlannedExperiment
+from reports.numbers.statistics import Ratio, estimate, pair_ratios, paired_ratio
+from reports.reading.load import CellResult, StudyResult
+from reports.tables import MOST_ROWS, first_rows
+from reports.text import (
+    UNKNOWN,
+    Table,
+    change_cell,
+    escaped,
+    estimate_cell,
+    mebibytes,
+    number,
+    percent,
+    ratio_cell,
+    ratio_text,
+)
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One combination of swept values."""
+
+    label: str
+    values: Mapping[str, Any]
+    result: CellResult
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One variant against the baseline. Ratios: above 1 is more tokens, more seconds, more bytes."""
+
+    variant: str
+    result: CellResult
+    throughput: Ratio | None
+    throughput_by_repeat: dict[int, float]
+    seconds: Ratio | None
+    memory: float | None
+
+
+def sweep(study: StudyResult, experiment: PlannedExperiment) -> list[SweepPoint]:
+    """The points in the order of the study file."""
+    return [SweepPoint(point.label, point.values, study.cells[point.cell]) for point in experiment.points]
+
+
+def sweep_table(points: list[SweepPoint]) -> Table:
+    """One row for each combination."""
+    rows = []
+    for point in points[:MOST_ROWS]:
+        result = point.result
+        rows.append(
+            (
+                escaped(point.label),
+                f"{len(result.completed)} of {result.planned}",
+                estimate_cell(result.estimate("throughput")),
+                estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
+                estimate_cell(result.estimate("ttft_seconds"), 1000),
+                estimate_cell(result.estimate("step_seconds"), 1000),
+                mebibytes(result.peak_bytes),
+                result.status.replace("_", " "),
+            )
+        )
+    columns = (
+        "point",
+        "repeats",
+        f"{points[0].result.unit}, median (interval)",
+        "ms a token, median (interval)",
+        "ms to first token, median (interval)",
+        "ms a step, median (interval)",
+        "peak memory, MiB, all ranks",
+        "state",
+    )
+    return first_rows(Table(columns, tuple(rows)).without_empty_columns(), len(points))
+
+
+def sweep_sentence(points: list[SweepPoint]) -> str:
+    """Where throughput is highest, and what was not measured."""
+    values = [(value.median, point) for point in points if (value := point.result.estimate("throughput"))]
+    lost = [point for point in points if point.result.estimate("throughput") is None]
+    if not values:
+        return "No point of this sweep has a figure."
+    best_value, best = max(values, key=lambda pair: pair[0])
+    worst_value, worst = min(values, key=lambda pair: pair[0])
+    text = f"Throughput is highest at {best.label}: {number(best_value)} {best.result.unit}"
+    text += f", {number(best_value / worst_value)} times that of {worst.label}." if best is not worst else "."
+    peaks = [(peak, point) for point in points if (peak := point.result.peak_bytes) is not None]
+    if len(peaks) > 1:
+        low, high = min(peaks, key=lambda pair: pair[0]), max(peaks, key=lambda pair: pair[0])
+        text += f" Peak memory goes from {mebibytes(low[0])} MiB ({low[1].label}) to {mebibytes(high[0])} MiB"
+        text += f" ({high[1].label})."
+    if lost:
+        listed = "; ".join(f"{point.label} ({point.result.status.replace('_', ' ')})" for point in lost)
+        text += f" Without a figure, drawn as a cross: {listed}."
+    return text
+
+
+def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[CellResult, list[Gain]]:
+    """The baseline, and the gain of each variant against it."""
+    assert experiment.points, f"experiment {experiment.name} has no points"
+    named = next((point for point in experiment.points if point.baseline), experiment.points[0])
+    base = study.cells[named.cell]
+    variants = len(experiment.points) - 1
+    gains = []
+    for point in experiment.points:
+        if point is named:
+            continue
+        result = study.cells[point.cell]
+        ours, theirs = result.values("throughput"), base.values("throughput")
+        gains.append(
+            Gain(
+                variant=point.label,
+                result=result,
+                throughput=paired_ratio(ours, theirs, variants, base.confidence),
+                throughput_by_repeat=pair_ratios(ours, theirs),
+                seconds=paired_ratio(_seconds(result), _seconds(base), variants, base.confidence),
+                memory=_memory_ratio(result, base),
+            )
+        )
+    return base, gains
+
+
+def _seconds(result: CellResult) -> dict[int, float]:
+    """Latency by repeat: time per output token, or of a step where that is what there is."""
+    return result.values("time_per_output_token_seconds") or result.values("step_seconds")
+
+
+def _memory_ratio(result: CellResult, base: CellResult) -> float | None:
+    return result.peak_bytes / base.peak_bytes if result.peak_bytes is not None and base.peak_bytes else None
+
+
+def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
+    """The baseline's row, then one for each variant."""
+    latency = "ms a step" if base.cell.workload.kind == "train" else "ms a token"
+    columns = (
+        "variant",
+        "pairs",
+        f"{base.unit}, median (interval)",
+        "gain (interval)",
+        f"{latency}, median (interval)",
+        "change of it (interval)",
+        "peak memory, MiB, all ranks",
+        "change of peak",
+        "state",
+    )
+    rows = [("baseline", UNKNOWN, *_absolute(base, "1", UNKNOWN, UNKNOWN))]
+    for gain in gains:
+        memory = percent(gain.memory - 1) if gain.memory is not None else UNKNOWN
+        absolute = _absolute(gain.result, ratio_cell(gain.throughput), change_cell(gain.seconds), memory)
+        rows.append((escaped(gain.variant), f"{len(gain.throughput_by_repeat)}", *absolute))
+    return Table(columns, tuple(rows)).without_empty_columns()
+
+
+def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[str, ...]:
+    return (
+        estimate_cell(result.estimate("throughput")),
+        gain,
+        estimate_cell(estimate(_seconds(result).values()), 1000),
+        change,
+        mebibytes(result.peak_bytes),
+        memory,
+        result.status.replace("_", " "),
+    )
+
+
+def optimization_sentence(base: CellResult, gains: list[Gain]) -> str:
+    """The gain of each variant, and whether it can be told from noise."""
+    if not base.completed:
+        return f"The baseline has no figure ({base.status.replace('_', ' ')}), so no gain is given."
+    texts = []
+    for gain in gains:
+        if gain.throughput is None:
+            texts.append(f"{gain.variant} has no figure ({gain.result.status.replace('_', ' ')}).")
+            continue
+        text = f"{gain.variant} gives {ratio_text(gain.throughput, 'pair')} the baseline's throughput"
+        if gain.throughput.differs is False:
+            text += "; that may be noise"
+        elif gain.throughput.interval is None and gain.throughput.low < 1 < gain.throughput.high:
+            text += "; its pairs disagree on which is faster"
+        texts.append(text + ".")
+    return " ".join(texts) or "No variant was planned."

@@ -1,0 +1,163 @@
+"""How latency is distributed over the cells of an experiment: percentiles in a table, whole curves in a figure.
+
+    result = latency(study, experiment)          # None where nothing in it has a latency
+    latency_table(result), latency_sentence(result)
+    draw_latency(figure, latency_curves(study, result))      # reports.plots.latency
+
+What is waited for is a request where the workload generates, a step where it trains, a pass of noop. The
+percentiles are over all samples of the steady part of every completed repeat; a P99 of fewer than 1,000
+samples is marked, not hidden.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from configs.plan import PlannedExperiment
+from configs.rates import LATENCY_COLUMNS, RATE_COLUMNS, Floats, VisitSamples
+from reports.numbers.percentiles import Percentiles
+from reports.reading.load import CellResult, StudyResult
+from reports.tables import first_rows
+from reports.text import UNKNOWN, Table, escaped, number, plural
+
+WAITED_FOR = {"generate": "request", "train": "step", "noop": "pass"}
+"""Workload kind -> the latency that a user sees."""
+
+MOST_CURVES = 6
+CURVE_POINTS = 400
+"""A curve is drawn through so many of its samples: more would not be seen, and SVG files would be large."""
+
+MARK = "†"
+
+
+@dataclass(frozen=True)
+class LatencyPoint:
+    """One cell of the experiment; `percentiles` by kind of latency, empty where it was not measured."""
+
+    label: str
+    result: CellResult
+    percentiles: Mapping[str, Percentiles]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The latencies of an experiment. `kind` is what is waited for."""
+
+    kind: str
+    points: tuple[LatencyPoint, ...]
+
+    @property
+    def measured(self) -> list[LatencyPoint]:
+        return [point for point in self.points if self.kind in point.percentiles]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One cell's distribution: `seconds` at rising `shares` (0 to 1) of the samples."""
+
+    label: str
+    seconds: Floats
+    shares: Floats
+    percentiles: Percentiles
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the figure shows."""
+
+    kind: str
+    curves: tuple[Curve, ...]
+
+
+def latency(study: StudyResult, experiment: PlannedExperiment) -> Latency | None:
+    """The points in the order of the experiment; None where none of them has a latency."""
+    points = []
+    for point in experiment.points:
+        result = study.cells[point.cell]
+        known = {kind: found for kind in LATENCY_COLUMNS if (found := result.percentiles(kind)) is not None}
+        points.append(LatencyPoint(point.label, result, known))
+    if not any(point.percentiles for point in points):
+        return None
+    kind = next(WAITED_FOR[point.result.cell.workload.kind] for point in points if point.percentiles)
+    return Latency(kind, tuple(points))
+
+
+def latency_table(result: Latency) -> Table:
+    """One row for each point, in milliseconds, at most as many as a reader bears."""
+    columns = ("point", "samples", *(f"P{share} of a {result.kind}, ms" for share in (50, 90)))
+    columns += (f"P99 of a {result.kind}, ms (interval)", "P99 to the first token, ms", "P99 between tokens, ms")
+    rows = tuple(_row(result.kind, point) for point in result.points)
+    return first_rows(Table(columns, rows).without_empty_columns())
+
+
+def _row(kind: str, point: LatencyPoint) -> tuple[str, ...]:
+    main = point.percentiles.get(kind)
+    tails = (p99_cell(point.percentiles.get(other)) for other in ("ttft", "token"))
+    if main is None:
+        return (escaped(point.label), UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, *tails)
+    numbers = (f"{main.samples:,}", number(main.p50 * 1000), number(main.p90 * 1000))
+    return (escaped(point.label), *numbers, p99_cell(main), *tails)
+
+
+def p99_cell(value: Percentiles | None) -> str:
+    """`41.2 (40.8 to 42.0)` in milliseconds; with a mark where its samples are too few."""
+    if value is None:
+        return UNKNOWN
+    text = number(value.p99 * 1000) + (MARK if value.marked else "")
+    if value.p99_interval is None:
+        return text
+    low, high = (number(bound * 1000) for bound in value.p99_interval)
+    return f"{text} ({low} to {high})"
+
+
+def latency_sentence(result: Latency) -> str:
+    """The shortest and the longest tail, and what the mark means where there is one."""
+    known = [(point, point.percentiles[result.kind]) for point in result.measured]
+    if not known:
+        return "No point of this experiment has a latency."
+    best, worst = (pick(known, key=lambda pair: pair[1].p99) for pick in (min, max))
+    text = f"P99 of a {result.kind} is {_milliseconds(best[1])} at {best[0].label}"
+    if worst[0] is not best[0]:
+        text += f" and {_milliseconds(worst[1])} at {worst[0].label}"
+    spread = max(known, key=lambda pair: pair[1].p99 / pair[1].p50 if pair[1].p50 else 0.0)
+    if spread[1].p50 > 0:
+        text += f"; the longest tail has {spread[0].label}, P99 {number(spread[1].p99 / spread[1].p50)} times P50"
+    text += "."
+    marked = sum(percentiles.marked for _, percentiles in known)
+    if marked:
+        text += (
+            f" {MARK} marks a P99 of fewer than 1,000 samples ({marked:,} of {plural(len(known), 'point')}): "
+            "it hangs on a handful of them."
+        )
+    if any(percentiles.p99_interval for _, percentiles in known):
+        text += " The interval comes from how the P99 of single repeats scatters."
+    return text
+
+
+def _milliseconds(value: Percentiles) -> str:
+    return f"{number(value.p99 * 1000)} ms" + (MARK if value.marked else "")
+
+
+def latency_curves(study: StudyResult, result: Latency) -> Curves:
+    """The distributions to draw, read again from the samples: those of at most MOST_CURVES points, evenly chosen."""
+    chosen = result.measured
+    if len(chosen) > MOST_CURVES:
+        places = np.linspace(0, len(chosen) - 1, MOST_CURVES).round().astype(int)
+        chosen = [chosen[place] for place in places]
+    return Curves(result.kind, tuple(_curve(study, result.kind, point) for point in chosen))
+
+
+def _curve(study: StudyResult, kind: str, point: LatencyPoint) -> Curve:
+    cell, parts = point.result.cell, []
+    for visit in point.result.completed.values():
+        if kind in visit.p99_seconds:
+            samples = study.samples(visit, RATE_COLUMNS[cell.workload.kind])
+            kept = VisitSamples(cell, samples).without_first(visit.steady.first if visit.steady else 0)
+            parts.append(kept.latencies()[kind])
+    ordered = np.sort(np.concatenate(parts))
+    count = len(ordered)
+    # Evenly over the ranks, and every one of the slowest, which the tail is made of.
+    body = np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int)
+    places = np.union1d(body, np.arange(max(0, count - CURVE_POINTS // 4), count))
+    return Curve(point.label, ordered[places], (places + 1) / count, point.percentiles[kind])

@@ -1,0 +1,110 @@
+"""Each experiment of each model as a section: a figure, what to see in it, and the table behind it."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from configs.plan import PlannedExperiment
+from reports.experiments.comparison import (
+    optimization,
+    optimization_sentence,
+    optimization_table,
+    sweep,
+    sweep_sentence,
+    sweep_table,
+)
+from reports.experiments.correctness import Judged, completions_table, correctness_table
+from reports.experiments.latency import latency, latency_curves, latency_sentence, latency_table
+from reports.experiments.scaling import scaling, scaling_law_lines, scaling_sentence, scaling_table
+from reports.experiments.time_split import time_split, time_split_sentence, time_split_table
+from reports.plots.album import Album
+from reports.plots.latency import draw_latency
+from reports.plots.optimization import draw_optimization
+from reports.plots.scaling import draw_scaling
+from reports.plots.sweep import draw_sweep, sweep_axes
+from reports.plots.time_split import draw_time_split
+from reports.reading.load import CellResult, StudyResult
+from reports.text import Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment of one model: a figure, what to see in it, and the table behind it."""
+
+    title: str
+    sentence: str
+    table: Table
+    plot: str | None = None
+    completions: Table | None = None
+    lines: tuple[str, ...] = ()
+    more: tuple["Section", ...] = ()
+
+
+def experiments_of(study: StudyResult, kind: str) -> list[PlannedExperiment]:
+    return [experiment for experiment in study.plan.experiments if experiment.kind == kind and experiment.points]
+
+
+def experiment_sections(study: StudyResult, album: Album) -> dict[str, list[Section]]:
+    """The experiments' sections by kind, in the order of the study file."""
+    makers = {
+        "strong": _scaling,
+        "weak": _scaling,
+        "sweep": _sweep,
+        "optimization": _optimization,
+    }
+    return {
+        kind: [maker(study, experiment, album) for experiment in experiments_of(study, kind)]
+        for kind, maker in makers.items()
+    }
+
+
+def _scaling(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = scaling(study, experiment), study.title(experiment)
+    measured = any(point.throughput for point in result.points)
+    plot = album.add(title, partial(draw_scaling, result=result)) if measured else None
+    more = (*_time_split(study, experiment, album), *_latency(study, experiment, album))
+    laws = tuple(scaling_law_lines(result))
+    return Section(title, scaling_sentence(result), scaling_table(result), plot, lines=laws, more=more)
+
+
+def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    points, title = sweep(study, experiment), study.title(experiment)
+    measured = any(point.result.estimate("throughput") for point in points)
+    height = 3.1 + 0.2 * (len(sweep_axes(points)[1]) // 3)  # the legend has a line for three series
+    plot = album.add(title, partial(draw_sweep, points=points), height) if measured else None
+    more = _latency(study, experiment, album)
+    return Section(title, sweep_sentence(points), sweep_table(points), plot, more=more)
+
+
+def _optimization(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    (base, gains), title = optimization(study, experiment), study.title(experiment)
+    plot = None
+    if any(gain.throughput for gain in gains):
+        plot = album.add(title, partial(draw_optimization, gains=gains), height=1.2 + 0.45 * len(gains))
+    more = _latency(study, experiment, album)
+    return Section(title, optimization_sentence(base, gains), optimization_table(base, gains), plot, more=more)
+
+
+def _time_split(study: StudyResult, experiment: PlannedExperiment, album: Album) -> tuple[Section, ...]:
+    found = time_split(study, experiment)
+    if found is None or not found.names:
+        return ()
+    plot = album.add(f"{study.title(experiment)} time split", partial(draw_time_split, result=found))
+    return (Section("Where the time goes", time_split_sentence(found), time_split_table(found), plot),)
+
+
+def _latency(study: StudyResult, experiment: PlannedExperiment, album: Album) -> tuple[Section, ...]:
+    """Latency of what somebody waits for; a noop's passes are nobody's."""
+    found = latency(study, experiment)
+    if found is None or found.kind == "pass":
+        return ()
+    curves = latency_curves(study, found)
+    plot = album.add(f"{study.title(experiment)} latency", partial(draw_latency, drawn=curves))
+    return (Section("Latency", latency_sentence(found), latency_table(found), plot),)
+
+
+def correctness_section(
+    study: StudyResult, experiment: PlannedExperiment, base: CellResult, judged: list[Judged]
+) -> Section:
+    sentence = f"The reference is {base.name}: unmodified, in a launch of its own."
+    completions = completions_table(study, base, judged)
+    return Section(study.title(experiment), sentence, correctness_table(judged), completions=completions)

@@ -1,0 +1,1 @@
+"""Scaling laws: fitted, chosen, refused, put into words."""

@@ -1,0 +1,1 @@
+"""A run folder becomes cells with their readings, ten or a hundred thousand records."""

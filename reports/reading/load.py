@@ -1,0 +1,248 @@
+"""Read a run folder: the plan, every record, and for each repeat the attempt that decides.
+
+    study = load_study(RunPaths(folder))
+    study.cells[key].estimate("throughput")         # median and interval over the repeats
+    study.cells[key].percentiles("request")         # P50, P90, P99 of all requests, with their number
+
+Samples are reduced to rates as they are read (`reports.reading.read`), so that a hundred thousand records fit in
+little memory; `study.samples` reads those of one record again.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from configs.cell import Cell, GenerateWorkload
+from configs.paths import RunPaths
+from configs.plan import Plan, PlannedExperiment, PlannedModel
+from configs.rates import Column
+from configs.record import Status
+from reports.numbers.percentiles import Percentiles, Pooled, percentiles
+from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
+from reports.numbers.stopping import confidence
+from reports.reading.read import Reading, cell_folders, read_plan
+from reports.reading.readers import read_cells
+from reports.reading.samples import read_samples
+
+MISSING = "missing"
+"""Stands where a repeat has left no record at all."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What is known of one cell: for each repeat the record that decides."""
+
+    key: str
+    cell: Cell
+    name: str
+    model: str
+    planned: int
+    visits: dict[int, Reading]
+    memory: Reading | None
+    pooled: Mapping[str, Pooled] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
+
+    @cached_property
+    def completed(self) -> dict[int, Reading]:
+        """Repeats that were measured."""
+        return {repeat: visit for repeat, visit in self.visits.items() if visit.completed}
+
+    def values(self, figure: str) -> dict[int, float]:
+        """One field of `Rates` by repeat, where it is known."""
+        found = {repeat: getattr(visit.rates, figure, None) for repeat, visit in self.completed.items()}
+        return {repeat: value for repeat, value in found.items() if value is not None}
+
+    def estimate(self, figure: str) -> Estimate | None:
+        """Median, range and interval over the repeats of one field of `Rates`."""
+        if figure not in self._estimates:
+            self._estimates[figure] = estimate(self.values(figure).values(), self.confidence)
+        return self._estimates[figure]
+
+    @cached_property
+    def _estimates(self) -> dict[str, Estimate | None]:
+        """Asked for again and again: by tables, sentences, plots and exports."""
+        return {}
+
+    def percentiles(self, kind: str) -> Percentiles | None:
+        """P50, P90 and P99 of its latencies of a kind (keys of `configs.rates.LATENCY_COLUMNS`); None: it has none."""
+        return self._percentiles.get(kind)
+
+    @cached_property
+    def _percentiles(self) -> dict[str, Percentiles]:
+        tails = {
+            kind: [visit.p99_seconds[kind] for visit in self.completed.values() if kind in visit.p99_seconds]
+            for kind in self.pooled
+        }
+        return {kind: percentiles(pooled, tails[kind], self.confidence) for kind, pooled in self.pooled.items()}
+
+    @property
+    def title(self) -> str:
+        """The cell with its model, where it has one."""
+        return self.name if self.cell.model is None else f"{self.model}, {self.name}"
+
+    @property
+    def unit(self) -> str:
+        """Unit of `Rates.throughput` for this cell."""
+        return "items/s" if self.cell.workload.kind == "noop" else "tokens/s"
+
+    @property
+    def compared(self) -> bool:
+        """Whether its speed may be compared: keeping answers costs time, so those cells are left out."""
+        return not (isinstance(self.cell.workload, GenerateWorkload) and self.cell.workload.answers)
+
+    @property
+    def status(self) -> str:
+        """`completed` where at least one repeat is; else how the last repeat with a record ended; else `missing`."""
+        if self.completed:
+            return Status.COMPLETED.value
+        if not self.visits:
+            return MISSING
+        return self.visits[max(self.visits)].record.status.value
+
+    def peak_by_rank(self) -> list[float]:
+        """Peak memory of each rank in the untimed pass, in bytes; empty where it is unknown."""
+        if self.memory is None or not self.memory.completed:
+            return []
+        return self.memory.numbers_by_rank("peak_memory_bytes")
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Peak memory summed over the ranks: what the machine must have."""
+        peaks = self.peak_by_rank()
+        return sum(peaks) if peaks else None
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A run folder, read."""
+
+    folder: Path
+    plan: Plan
+    cells: dict[str, CellResult]
+    readings: tuple[Reading, ...]
+    environments: dict[str, dict[str, Any] | None]
+
+    def points(self, experiment: PlannedExperiment) -> list[CellResult]:
+        """The cells of an experiment, in the order of its points."""
+        return [self.cells[point.cell] for point in experiment.points]
+
+    def samples(self, visit: Reading, columns: tuple[str, ...]) -> dict[str, Column]:
+        """The named columns of a record of this study. Raises ValueError naming the file."""
+        return read_samples((self.folder / visit.path).with_suffix(".npz"), columns)
+
+    def title(self, experiment: PlannedExperiment) -> str:
+        """`strong: llama-110m (random weights)`."""
+        return experiment.name + (f": {_title_of_name(self.plan, experiment.model)}" if experiment.model else "")
+
+
+def load_study(run: RunPaths) -> StudyResult:
+    """Read plan and records. Raises the errors of `configs.record`, naming the file that cannot be read."""
+    plan = read_plan(run.plan)
+    folders = cell_folders(run.records, plan.repeats)
+    found = read_cells(folders, run.folder)
+    pooled = {Path(folder.folder).name: read.pooled for folder, read in zip(folders, found, strict=True)}
+    readings = tuple(reading for read in found for reading in read.readings)
+    return StudyResult(run.folder, plan, _cells(plan, readings, pooled), readings, _environments(run, readings))
+
+
+def model_title(plan: Plan, identity: str | None) -> str:
+    """The name that a study gives a model, marked where its weights are random."""
+    if identity is None:
+        return "no model"
+    named = next((model for model in plan.models if model.identity == identity), None)
+    return _marked(named) if named else identity
+
+
+def _title_of_name(plan: Plan, name: str) -> str:
+    named = next((model for model in plan.models if model.name == name), None)
+    return _marked(named) if named else name
+
+
+def _marked(model: PlannedModel) -> str:
+    return f"{model.name} (random weights)" if model.synthetic else model.name
+
+
+def _cells(
+    plan: Plan, readings: Iterable[Reading], pooled: Mapping[str, Mapping[str, Pooled]]
+) -> dict[str, CellResult]:
+    timed: dict[str, dict[int, Reading]] = defaultdict(dict)
+    memory: dict[str, Reading] = {}
+    for reading in readings:
+        record = reading.record
+        if reading.used and record.measuring_pass == "timed":
+            timed[record.key][record.repeat] = reading
+        elif reading.used:
+            memory[record.key] = reading
+    names, level = cell_names(plan), confidence(plan.measuring)
+    return {
+        key: CellResult(
+            key=key,
+            cell=cell,
+            name=names[key],
+            model=model_title(plan, cell.model),
+            planned=plan.repeats.get(key, 0),
+            visits=dict(sorted(timed[key].items())),
+            memory=memory.get(key),
+            pooled=pooled.get(key, {}),
+            confidence=level,
+        )
+        for key, cell in plan.cells.items()
+    }
+
+
+def cell_names(plan: Plan) -> dict[str, str]:
+    """A name for each cell by key: its label, with what tells it from others of the same label."""
+    groups: dict[tuple[str | None, str], list[str]] = defaultdict(list)
+    for key, cell in plan.cells.items():
+        groups[cell.model, _label(cell)].append(key)
+    names = {}
+    for (_, label), keys in groups.items():
+        fields = {key: _flat(plan.cells[key].model_dump(mode="json")) for key in keys}
+        every = sorted({name for flat in fields.values() for name in flat})
+        telling = [name for name in every if len({repr(flat.get(name)) for flat in fields.values()}) > 1]
+        for key in keys:
+            extra = [f"{name.rpartition('.')[2]} {fields[key].get(name)}" for name in telling]
+            names[key] = ", ".join([label, *extra])
+    return names
+
+
+def _label(cell: Cell) -> str:
+    label = cell.label if cell.engine == "rankwise" else f"{cell.engine}, {cell.label}"
+    answers = isinstance(cell.workload, GenerateWorkload) and cell.workload.answers
+    return f"{label}, answers kept" if answers else label
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, dict) and value:
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def flat_environment(environment: dict[str, Any]) -> dict[str, str]:
+    """An environment as dotted names and text, sorted by name."""
+    flat = _flat(environment)
+    texts = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in flat.items()
+    }
+    return dict(sorted(texts.items()))
+
+
+def _environments(run: RunPaths, readings: Iterable[Reading]) -> dict[str, dict[str, Any] | None]:
+    hashes = {reading.record.environment for reading in readings if reading.used} - {None}
+    found: dict[str, dict[str, Any] | None] = {}
+    for digest in sorted(str(item) for item in hashes):
+        path = run.environment(digest)
+        try:
+            data = json.loads(path.read_bytes()) if path.is_file() else None
+        except ValueError as error:
+            raise ValueError(f"{path}: not JSON ({error})") from error
+        found[digest] = data if isinstance(data, dict) else None
+    return found
