@@ -11,6 +11,8 @@ from typing import Any
 from configs.cell import GenerateWorkload, NoopWorkload, TrainWorkload
 from configs.rates import LATENCY_COLUMNS
 from configs.record import Figure
+from reports.decisions.cost import cell_cost, price_of
+from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.tables import cpu_use, others_share
@@ -52,13 +54,24 @@ def _workload_fields() -> list[str]:
 def _cell_columns() -> list[str]:
     """What a person looks for first, then the other figures, then what the cell is."""
     columns = ["key", "experiments", "model", "name", "status", "repeats_planned", "repeats_completed"]
-    columns += [f"{rate}_{what}" for rate in RATES for what in ("median", "min", "max", "low", "high")]
+    columns += [f"{rate}_{what}" for rate in (*RATES, "usd_per_million_tokens") for what in _WHAT]
     columns += [f"{kind}_{what}" for kind in LATENCY_COLUMNS for what in _PERCENTILES]
     columns += ["visits_steady", "visits_not_steady", "visits_too_short_to_tell"]
     columns += ["peak_memory_bytes_all_ranks", "peak_memory_bytes_largest_rank", "cpu_share_of_own_cores"]
     columns += ["others_cpu_share_max", "repeats_failed", "repeats_missing", "model_identity", "random_weights"]
-    columns += ["layout", "ranks", "strategy", "dtype", "engine", "target", "nodes", "cores_per_rank", "env"]
-    return [*columns, *(f"workload_{field}" for field in _workload_fields()), "records"]
+    columns += [
+        "layout",
+        "ranks",
+        "strategy",
+        "dtype",
+        "engine",
+        "target",
+        "nodes",
+        "cores_per_rank",
+        "env",
+        "usd_per_hour",
+    ]
+    return [*columns, "usd_per_hour", *(f"workload_{field}" for field in _workload_fields()), "records"]
 
 
 def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str, Any]:
@@ -93,14 +106,26 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
     }
     line |= {f"workload_{field}": value for field, value in cell.workload.model_dump(mode="json").items()}
     for rate in RATES:
-        value = result.estimate(rate)
-        line[f"{rate}_median"] = value.median if value else None
-        line[f"{rate}_min"] = value.low if value else None
-        line[f"{rate}_max"] = value.high if value else None
-        line[f"{rate}_low"], line[f"{rate}_high"] = (value.interval if value else None) or (None, None)
+        line |= _estimate(rate, result.estimate(rate))
+    price = price_of(study, result)
+    cost = cell_cost(result, price if result.compared else None)
+    line["usd_per_hour"] = price.usd_per_hour if price else None
+    line |= _estimate("usd_per_million_tokens", cost.usd_per_million_tokens)
     for kind in LATENCY_COLUMNS:
         line |= _percentiles(result, kind)
     return line | _steady(result)
+
+
+_WHAT = ("median", "min", "max", "low", "high")
+
+
+def _estimate(name: str, value: Estimate | None) -> dict[str, float | None]:
+    """`low` and `high` are the 95 % interval."""
+    if value is None:
+        return {}
+    low, high = value.interval or (None, None)
+    known = (value.median, value.low, value.high, low, high)
+    return {f"{name}_{what}": figure for what, figure in zip(_WHAT, known, strict=True)}
 
 
 _PERCENTILES = ("samples", "p50_seconds", "p90_seconds", "p99_seconds", "p99_low_seconds", "p99_high_seconds")
