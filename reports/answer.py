@@ -8,6 +8,7 @@ the report makes the lead bold, a terminal prints both.
 
 from dataclasses import dataclass
 
+from reports.decisions.cost import cell_cost, price_of
 from reports.experiments.correctness import Judged
 from reports.numbers.statistics import Estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult
@@ -28,7 +29,7 @@ class Sentence:
 
 def answer(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
-    sentences = [best for group in _groups(study) if (best := _best(group)) is not None]
+    sentences = [best for group in _groups(study) if (best := _best(study, group)) is not None]
     if judged:
         sentences.append(_correctness(judged))
     sentences.append(_lost(study))
@@ -44,14 +45,16 @@ def _groups(study: StudyResult) -> list[list[CellResult]]:
     return list(groups.values())
 
 
-def _best(group: list[CellResult]) -> Sentence | None:
+def _best(study: StudyResult, group: list[CellResult]) -> Sentence | None:
     """The best cells of a group for throughput, latency and memory; None where nothing was measured."""
     values = [(value, result) for result in group if (value := result.estimate("throughput")) is not None]
     if not values:
         return None
     values.sort(key=lambda pair: -pair[0].median)
     value, best = values[0]
-    parts = [f"It gives {estimate_text(value, best.unit)}{_advantage(best, values)}."]
+    cost = cell_cost(best, price_of(study, best)).usd_per_million_tokens
+    paid = f" at ${number(cost.median)} per million tokens" if cost else ""
+    parts = [f"It gives {estimate_text(value, best.unit)}{paid}{_advantage(best, values)}."]
     latency = _least(group, "time_per_output_token_seconds") or _least(group, "step_seconds")
     if latency is not None:
         unit = "ms a step" if latency[1].cell.workload.kind == "train" else "ms a token"

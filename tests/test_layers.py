@@ -27,7 +27,6 @@ OWNERS = {
     "pandas": {"reports"},
     "pyarrow": {"reports"},
     "scipy": {"reports"},
-    "pymannkendall": {"reports"},
     "matplotlib": {"reports"},
     "jinja2": {"reports"},
     "prefect": {"tasks", "flows"},

@@ -1,5 +1,7 @@
 """Dollars of cells and of the study, and the Pareto fronts: every figure is known beforehand."""
 
+import csv
+import io
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from priced_runs import (
     write_run,
     write_visits,
 )
+from reports.answer import answer
 from reports.decisions.cost import (
     cell_costs,
     cost_sentences,
@@ -31,6 +34,7 @@ from reports.decisions.cost import (
 from reports.decisions.cost import unit_cost_table as unit_table
 from reports.decisions.pareto import cost_fronts, on_front, pareto_sentence, pareto_table, user_fronts
 from reports.decisions.spending import study_costs
+from reports.export import cells_csv
 from reports.numbers.statistics import Estimate
 from reports.plots.cost import cost_height, draw_costs
 from reports.plots.pareto import draw_pareto, pareto_height
@@ -58,6 +62,17 @@ def test_dollars_per_million_tokens_carry_the_interval(tmp_path: Path) -> None:
     assert "| tiny | 1 rank, float32, batch 4, 5 tokens | local | 1 | 0.360 | 1.00 (" in str(
         unit_table([cost]).markdown()
     )
+
+
+def test_the_opening_and_the_table_of_cells_say_what_the_best_costs(tmp_path: Path) -> None:
+    one = cell()
+    run = write_run(tmp_path / "run", make_plan([one], prices={"local": 0.36}))
+    write_visits(run, one, RATES)
+    study = load_study(run)
+    assert " 10 repeats) at $1.00 per million tokens: the only cell with a figure." in answer(study, [])[0].body
+    (line,) = csv.DictReader(io.StringIO(cells_csv(study)))
+    assert (line["usd_per_hour"], float(line["usd_per_million_tokens_median"])) == ("0.36", pytest.approx(1.0))
+    assert float(line["usd_per_million_tokens_low"]) < 1.0 < float(line["usd_per_million_tokens_high"])
 
 
 def test_dollars_per_thousand_steps(tmp_path: Path) -> None:
