@@ -47,7 +47,8 @@ class ReportSummary:
 
 def preload() -> None:
     """Import what rendering will need: a caller that waits for something else can have it done meanwhile."""
-    for name in ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "pyarrow.parquet"):
+    drawing = ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
+    for name in (*drawing, "pyarrow.parquet", "scipy.stats"):
         importlib.import_module(name)
     template_environment().get_template("report.md.j2")
 
