@@ -1,0 +1,317 @@
+"""Two runs held against each other, cell by cell: better, worse, the same, or not to be told.
+
+    comparison = compare(run_figures(study_a, "a"), run_figures(study_b, "b"), threshold=0.05)
+    comparison.regressions                          # cells for which a gate should close
+
+Cells are matched by key. Two runs share no block, so ratios are unpaired; their intervals hold for all
+ratios of the comparison at once. What shifts a whole run is in the ratio and not in its interval, unless
+runs of the same code in the history say how large such shifts are (`reports.runs.between_runs`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from math import ceil, exp, log
+from statistics import median
+
+import numpy as np
+
+from configs.record import Status
+from reports.runs.between_runs import BetweenRuns
+from reports.reading.load import MISSING
+from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures
+from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
+
+DEFAULT_THRESHOLD = 0.05
+MOST_REPEATS = 10_000
+"""Repeats beyond this are not advised: the difference is too near the edge for any number to settle."""
+
+
+class Verdict(StrEnum):
+    """What the repeats say of the second run against the first."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    SAME = "same"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure of one cell. `ratio` is second / first; `bounds` its interval, widened by the noise between runs.
+
+    `verdict` is None where the figure has one value a run (peak memory), which no interval can judge.
+    `repeats_needed`: about so many in each run would settle a "cannot tell"; None where none is known to.
+    """
+
+    kind: FigureKind
+    first: Estimate
+    second: Estimate
+    ratio: Ratio
+    bounds: Bounds | None
+    verdict: Verdict | None
+    regression: bool = False
+    repeats_needed: int | None = None
+
+
+@dataclass(frozen=True)
+class CellChange:
+    """One cell that both runs planned."""
+
+    first: CellFigures
+    second: CellFigures
+    verdict: Verdict
+    regression: bool
+    changes: tuple[Change, ...] = ()
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.first.key
+
+    def change(self, figure: str) -> Change | None:
+        """The change of one figure, where both runs have it."""
+        return next((change for change in self.changes if change.kind.name == figure), None)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact in which the runs differ: the values seen in each, empty where it was not there."""
+
+    what: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that is said of two runs. `half_width` is the typical one of throughput's intervals, as a share."""
+
+    first: RunFigures
+    second: RunFigures
+    threshold: float
+    comparisons: int
+    cells: tuple[CellChange, ...]
+    only_first: tuple[CellFigures, ...]
+    only_second: tuple[CellFigures, ...]
+    answers_kept: tuple[CellFigures, ...]
+    differences: tuple[Difference, ...]
+    rules: tuple[Difference, ...]
+    half_width: float | None
+    between: Mapping[str, BetweenRuns]
+
+    @property
+    def regressions(self) -> tuple[CellChange, ...]:
+        """Worse by more than the threshold, or newly failing."""
+        return tuple(cell for cell in self.cells if cell.regression)
+
+    def count(self, verdict: Verdict) -> int:
+        """Cells of a verdict."""
+        return sum(cell.verdict is verdict for cell in self.cells)
+
+    def busy(self, run: RunFigures) -> dict[str, float]:
+        """The largest share of CPU that others took during each matched cell of a run, by title."""
+        shares = {cell.key: run.cells[cell.key].values(OTHERS_SHARE) for cell in self.cells}
+        return {run.cells[key].title: max(values) for key, values in shares.items() if values}
+
+
+def compare(
+    first: RunFigures,
+    second: RunFigures,
+    threshold: float = DEFAULT_THRESHOLD,
+    between: Mapping[str, BetweenRuns] | None = None,
+) -> Comparison:
+    """Match and judge. Raises ValueError for a threshold outside 0 to 1, or where no cell can be compared."""
+    if not 0 < threshold < 1:
+        raise ValueError(f"threshold: {threshold:g} is not a share between 0 and 1; 0.05 stands for 5 %")
+    matched = [key for key in first.cells if key in second.cells]
+    kept = [key for key in matched if not first.cells[key].compared]
+    keys = [key for key in matched if first.cells[key].compared]
+    if not keys:
+        raise ValueError(_nothing_to_compare(first, second, bool(kept)))
+    comparisons = sum(_ratios(first.cells[key], second.cells[key]) for key in keys)
+    between = between or {}
+    cells = tuple(_cell(first.cells[key], second.cells[key], threshold, max(1, comparisons), between) for key in keys)
+    return Comparison(
+        first=first,
+        second=second,
+        threshold=threshold,
+        comparisons=comparisons,
+        cells=cells,
+        only_first=tuple(cell for key, cell in first.cells.items() if key not in second.cells),
+        only_second=tuple(cell for key, cell in second.cells.items() if key not in first.cells),
+        answers_kept=tuple(first.cells[key] for key in kept),
+        differences=environment_differences(first, second, keys),
+        rules=_differences(first.rules, second.rules),
+        half_width=_half_width(cells),
+        between=between,
+    )
+
+
+def judge(kind: FigureKind, bounds: Bounds | None, value: float, threshold: float) -> tuple[Verdict, bool]:
+    """(verdict, whether it is a regression) of second / first with its interval."""
+    if bounds is None:
+        return Verdict.CANNOT_TELL, False
+    low, high = bounds
+    if low > 1 or high < 1:
+        worse = (low > 1) != kind.more_is_better
+        beyond = abs(value - 1) > threshold
+        return (Verdict.WORSE, beyond) if worse else (Verdict.BETTER, False)
+    inside = 1 - threshold < low and high < 1 + threshold
+    return (Verdict.SAME if inside else Verdict.CANNOT_TELL), False
+
+
+def repeats_needed(ratio: Ratio, bounds: Bounds | None, repeats: int, threshold: float) -> int | None:
+    """About how many repeats in each run would settle it, if the ratio stays: widths shrink as 1 / sqrt(repeats).
+
+    None where the noise between runs is what is too wide, or no sensible number of repeats would do.
+    """
+    if ratio.interval is None:
+        return least_repeats(ratio.comparisons)
+    if bounds != ratio.interval:
+        return None
+    middle = abs(log(ratio.value))
+    width = max(log(ratio.interval[1]) - log(ratio.value), log(ratio.value) - log(ratio.interval[0]))
+    enough = max(middle, log(1 + threshold) - middle)
+    needed = ceil(repeats * (width / enough) ** 2)
+    return max(needed, repeats + 1) if needed <= MOST_REPEATS else None
+
+
+@lru_cache(maxsize=64)
+def least_repeats(comparisons: int) -> int:
+    """The fewest repeats in each of two runs that give so many ratios an interval."""
+    count = LEAST_REPEATS
+    while (ratio := unpaired_ratio([2.0] * count, [1.0] * count, comparisons)) is None or ratio.interval is None:
+        count += 1
+    return count
+
+
+def environment_differences(first: RunFigures, second: RunFigures, keys: list[str]) -> tuple[Difference, ...]:
+    """In what the environments differ that these cells were measured in; what matters most comes first."""
+    names = {name for run in (first, second) for flat in run.environments.values() for name in flat or ()}
+    facts = [run.facts(names, keys) for run in (first, second)]
+    hosts = [{host for key in keys for host in run.cells[key].hosts} for run in (first, second)]
+    for known, found in zip(facts, hosts, strict=True):
+        known["hosts"] = found
+    if facts[0].get("hostname") == facts[0]["hosts"] and facts[1].get("hostname") == facts[1]["hosts"]:
+        names -= {"hostname"}  # one host a run, said by `hosts`
+    ordered = sorted({*names, "hosts"}, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+    return tuple(
+        Difference(name, tuple(sorted(facts[0][name])), tuple(sorted(facts[1][name])))
+        for name in ordered
+        if facts[0][name] != facts[1][name]
+    )
+
+
+FIRST = ("hosts", "hostname", "cpu_model", "cores", "memory_bytes", "commit", "dirty", "torch", "python", "kernel")
+"""The facts that explain a difference most often."""
+
+
+def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[Difference, ...]:
+    changed = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
+    texts = [[(side[name],) if name in side else () for name in changed] for side in (first, second)]
+    return tuple(Difference(name, *values) for name, *values in zip(changed, *texts, strict=True))
+
+
+def _nothing_to_compare(first: RunFigures, second: RunFigures, answers: bool) -> str:
+    """Why no cell can be compared, with the field that differs where two cells differ in one only."""
+    if answers:
+        return "the cells that both runs have keep their answers, which takes time; their speed is not compared"
+    text = f"{first.name} and {second.name} have no cell in common; cells are matched by key"
+    names = {
+        tuple(name for name in sorted({*one.fields, *two.fields}) if one.fields.get(name) != two.fields.get(name))
+        for one in first.cells.values()
+        for two in second.cells.values()
+    }
+    nearest = min(names, key=lambda fields: (len(fields), fields), default=())
+    return f"{text}. The nearest two differ in: {', '.join(nearest)}" if nearest else text
+
+
+def _ratios(first: CellFigures, second: CellFigures) -> int:
+    """How many figures of a cell are judged."""
+    return sum(_judged(kind) and bool(first.values(kind.name) and second.values(kind.name)) for kind in FIGURE_KINDS)
+
+
+def _judged(kind: FigureKind) -> bool:
+    return kind.name != "peak_memory_bytes"
+
+
+def _cell(
+    first: CellFigures, second: CellFigures, threshold: float, comparisons: int, between: Mapping[str, BetweenRuns]
+) -> CellChange:
+    if not (first.completed and second.completed):
+        return _unmeasured(first, second)
+    changes = tuple(
+        change
+        for kind in FIGURE_KINDS
+        if (change := _change(kind, first, second, threshold, comparisons, between.get(kind.name))) is not None
+    )
+    regression = any(change.regression for change in changes)
+    main = next((change.verdict for change in changes if change.verdict is not None), None)
+    verdict = Verdict.WORSE if regression else main or Verdict.CANNOT_TELL
+    return CellChange(first, second, verdict, regression, changes, _lost_repeats(first, second))
+
+
+def _unmeasured(first: CellFigures, second: CellFigures) -> CellChange:
+    """A cell without figures in one run or both: newly failing is worse, mended is better."""
+    states = [status.replace("_", " ") for status in (first.status, second.status)]
+    if first.completed and second.broken:
+        return CellChange(first, second, Verdict.WORSE, True, why=f"newly fails: {states[1]}")
+    if first.broken and second.completed:
+        return CellChange(first, second, Verdict.BETTER, False, why=f"works again: {states[0]} before")
+    said = [
+        f"{which}: {'not measured' if state == MISSING else state}" for which, state in zip(SIDES, states, strict=True)
+    ]
+    why = "no figure in " + " and ".join(text for text in said if not text.endswith(Status.COMPLETED))
+    return CellChange(first, second, Verdict.CANNOT_TELL, False, why=why)
+
+
+SIDES = ("the first", "the second")
+
+
+def _lost_repeats(first: CellFigures, second: CellFigures) -> str:
+    """Whether repeats failed in a cell that has figures all the same."""
+    lost = [
+        f"{cell.failed} of {cell.planned} in {side}"
+        for side, cell in zip(SIDES, (first, second), strict=True)
+        if cell.failed
+    ]
+    return f"repeats failed: {' and '.join(lost)}" if lost else ""
+
+
+def _change(
+    kind: FigureKind,
+    first: CellFigures,
+    second: CellFigures,
+    threshold: float,
+    comparisons: int,
+    between: BetweenRuns | None,
+) -> Change | None:
+    """The change of one figure; None where one of the runs has none."""
+    confidence = max(first.confidence, second.confidence)
+    ratio = unpaired_ratio(second.values(kind.name), first.values(kind.name), comparisons, confidence)
+    before, after = first.estimate(kind.name), second.estimate(kind.name)
+    if ratio is None or before is None or after is None:
+        return None
+    if not _judged(kind):
+        return Change(kind, before, after, ratio, bounds=None, verdict=None)
+    bounds = _widened(ratio, between)
+    verdict, regression = judge(kind, bounds, ratio.value, threshold)
+    needed = repeats_needed(ratio, bounds, ratio.count, threshold) if verdict is Verdict.CANNOT_TELL else None
+    return Change(kind, before, after, ratio, bounds, verdict, regression, needed)
+
+
+def _widened(ratio: Ratio, between: BetweenRuns | None) -> Bounds | None:
+    """The interval of the repeats or what two runs of the same code differ by, whichever reaches further."""
+    if ratio.interval is None or between is None:
+        return ratio.interval
+    low, high = ratio.interval
+    return min(low, ratio.value / between.margin), max(high, ratio.value * between.margin)
+
+
+def _half_width(cells: tuple[CellChange, ...]) -> float | None:
+    """Median over cells of how far the interval of throughput's ratio reaches from its middle."""
+    bounds = [change.bounds for cell in cells if (change := cell.change("throughput")) and change.bounds]
+    widths = [exp(float(np.log(high / low)) / 2) - 1 for low, high in bounds]
+    return median(widths) if widths else None

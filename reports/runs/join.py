@@ -1,0 +1,267 @@
+"""Several runs in one report: nodes side by side, what differs between them, and which is best for what.
+
+    found = find_runs("runs/*")                         # folders, and what else the pattern named
+    text = joined_report([load_study(RunPaths(folder)) for folder in found.folders])
+
+A node is a target of a run. Where two runs have a target of the same name, each is a node of its own, named
+with its run folder, so that measurements of different machines or days never flow into one figure. Cells are
+the same where they agree in everything but the target.
+"""
+
+import glob
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from pathlib import Path
+
+from configs.base import content_hash
+from configs.cell import Cell
+from configs.paths import RunPaths
+from reports.runs.compare import FIRST
+from reports.runs.compare_text import short_commit
+from reports.decisions.cost import cell_cost, price_of
+from reports.runs.join_best import Contender, best_sentences
+from reports.reading.load import StudyResult
+from reports.decisions.nodes import NodeCell, latency_table, memory_table, node_table, nodes_sentence, throughput_table
+from reports.render import template_environment
+from reports.reading.run_figures import RunFigures, run_figures
+from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, percent
+
+
+@dataclass(frozen=True)
+class Found:
+    """Run folders that a pattern names, and the paths that it names besides."""
+
+    folders: tuple[Path, ...]
+    others: tuple[str, ...]
+
+
+def find_runs(pattern: str) -> Found:
+    """The run folders that a pattern such as `runs/*` names; a file in one, such as `runs/*/plan.json`, names it too.
+
+    Raises ValueError where the pattern matches nothing, no run, or one run only.
+    """
+    matches = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    if not matches:
+        raise ValueError(f"--results {pattern}: matches nothing; give run folders, such as --results 'runs/*' (quoted)")
+    folders: dict[Path, Path] = {}
+    others = []
+    for match in map(Path, matches):
+        folder = match if match.is_dir() else match.parent
+        if RunPaths(folder).plan.exists():
+            folders.setdefault(folder.resolve(), folder)
+        elif match.is_dir():
+            others.append(str(match))
+    if not folders:
+        raise ValueError(f"--results {pattern}: names no run; a run folder has a plan.json")
+    if len(folders) == 1:
+        only = next(iter(folders.values()))
+        raise ValueError(f"--results {pattern}: one run only, {only}; `rankwise report {only}` makes its report")
+    return Found(tuple(folders.values()), tuple(others))
+
+
+@dataclass(frozen=True)
+class Node:
+    """A target of a run, with its cells whose speed may be compared."""
+
+    name: str
+    study: StudyResult
+    figures: RunFigures
+    target: str
+    cells: tuple[NodeCell, ...]
+
+    def facts(self, names: Sequence[str]) -> dict[str, set[str]]:
+        """The named facts of the environments that its cells were measured in."""
+        return self.figures.facts(names, [item.result.key for item in self.cells])
+
+
+def nodes_of(studies: Sequence[StudyResult]) -> list[Node]:
+    """Every target of every run that has cells to compare, named so that no two are alike."""
+    targets = [list(dict.fromkeys(result.cell.target for result in study.cells.values())) for study in studies]
+    times = Counter(name for names in targets for name in names)
+    labels = _labels([study.folder for study in studies])
+    titles = _model_titles(studies)
+    nodes = []
+    for study, names, label in zip(studies, targets, labels, strict=True):
+        figures = run_figures(study, label)
+        for target in names:
+            name = target if times[target] == 1 else f"{target} ({label})"
+            results = [result for result in study.cells.values() if result.cell.target == target and result.compared]
+            if not results:
+                continue
+            cells = [NodeCell(name, replace(result, model=titles[result.cell.model or ""])) for result in results]
+            nodes.append(Node(name, study, figures, target, tuple(cells)))
+    return nodes
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """The shortest end of each folder's path that no other folder has."""
+    parts = [folder.absolute().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(each[-length:]) for each in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(folder) for folder in folders]
+
+
+def _model_titles(studies: Sequence[StudyResult]) -> dict[str, str]:
+    """One name for each model identity, and no name for two."""
+    titles: dict[str, str] = {"": "no model"}
+    for study in studies:
+        for result in study.cells.values():
+            titles.setdefault(result.cell.model or "", result.model)
+    shared = Counter(titles.values())
+    return {
+        identity: title if shared[title] == 1 else f"{title} {content_hash(identity, digits=6)}"
+        for identity, title in titles.items()
+    }
+
+
+def without_target(cell: Cell) -> str:
+    """What cells have in common that are the same but for where they ran."""
+    return content_hash(cell.model_dump(mode="json", exclude={"target"}))
+
+
+def joined_report(studies: Sequence[StudyResult], others: Sequence[str] = ()) -> str:
+    """The Markdown. `others`: paths that the pattern named and that are no runs.
+
+    Raises ValueError where no run has a cell whose speed may be compared.
+    """
+    nodes = nodes_of(studies)
+    if not nodes:
+        raise ValueError("the runs have no cells whose speed may be compared: those that keep answers are left out")
+    cells = [item for node in nodes for item in node.cells]
+    text = (
+        template_environment()
+        .get_template("joined.md.j2")
+        .render(
+            title=joined(dict.fromkeys(study.plan.study for study in studies)),
+            nodes=nodes,
+            studies=studies,
+            best=best_sentences(_contenders(nodes)),
+            runs=runs_table(nodes),
+            others=others,
+            environment=environment_sentence(nodes),
+            differences=environment_table(nodes),
+            common=common_table(nodes),
+            how=nodes_sentence(cells),
+            latency=latency_table(cells),
+            throughput=throughput_table(cells),
+            memory=memory_table(cells),
+            node_table=node_table(cells),
+            costs=cost_table(nodes),
+        )
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def runs_table(nodes: Sequence[Node]) -> Table:
+    """Which node stands for what: run, target, when, with which code, on which hosts."""
+    rows = []
+    for node in nodes:
+        hosts = sorted({host for item in node.cells for host in node.figures.cells[item.result.key].hosts})
+        rows.append(
+            (
+                escaped(node.name),
+                code(node.figures.name),
+                escaped(node.target),
+                (node.figures.started_at or UNKNOWN)[:16].replace("T", " "),
+                short_commit(node.figures.commit) if node.figures.commit else UNKNOWN,
+                escaped(", ".join(hosts)) or UNKNOWN,
+                f"{sum(bool(item.result.completed) for item in node.cells)} of {len(node.cells)}",
+            )
+        )
+    columns = ("node", "run", "target", "measured", "commit", "hosts", "cells with a figure")
+    return Table(columns, tuple(rows), text_columns=6)
+
+
+def environment_table(nodes: Sequence[Node]) -> Table | None:
+    """The facts in which the nodes differ, a column for each node; None where they differ in nothing."""
+    names = _differing(nodes)
+    facts = [node.facts(names) for node in nodes]
+    rows = [(code(name), *(escaped(", ".join(sorted(known[name]))) or UNKNOWN for known in facts)) for name in names]
+    return Table(("what", *(escaped(node.name) for node in nodes)), tuple(rows), len(nodes) + 1) if rows else None
+
+
+def environment_sentence(nodes: Sequence[Node]) -> str:
+    """Whether nodes were measured alike."""
+    names = _differing(nodes)
+    rules = sorted({name for node in nodes for name in node.figures.rules})
+    rules = [name for name in rules if len({node.figures.rules.get(name) for node in nodes}) > 1]
+    text = "All nodes were measured in the same environment."
+    if names:
+        text = f"The environments differ in {joined(names)}. No figure mixes nodes: each stands for one of them."
+    return text + (f" They were measured by different rules: {joined(rules)}." if rules else "")
+
+
+def _differing(nodes: Sequence[Node]) -> list[str]:
+    names = sorted({name for node in nodes for flat in node.figures.environments.values() for name in flat or ()})
+    facts = [known for node in nodes if any((known := node.facts(names)).values())]
+    found = [name for name in names if any(known[name] != facts[0][name] for known in facts)]
+    return sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+
+
+def common_table(nodes: Sequence[Node]) -> Table | None:
+    """Like for like: only the cells that every node has a figure for. None where there are none."""
+    medians: list[dict[str, float]] = [_medians(node) for node in nodes]
+    common = set(medians[0]).intersection(*medians[1:])
+    if not common:
+        return None
+    best = {cell: max(found[cell] for found in medians) for cell in common}
+    rows = []
+    for node, found in zip(nodes, medians, strict=True):
+        mean = exp(sum(log(found[cell] / best[cell]) for cell in common) / len(common))
+        fastest = sum(found[cell] == best[cell] for cell in common)
+        rows.append((escaped(node.name), count(len(common)), count(fastest), percent(mean)))
+    columns = ("node", "cells that every node has", "fastest in", "throughput over the fastest's, geometric mean")
+    return Table(columns, tuple(rows))
+
+
+def _medians(node: Node) -> dict[str, float]:
+    """Median throughput of each cell of a node, by what the cell is but for its target."""
+    values = {without_target(item.result.cell): item.result.estimate("throughput") for item in node.cells}
+    return {cell: value.median for cell, value in values.items() if value is not None and value.median > 0}
+
+
+def _contenders(nodes: Sequence[Node]) -> list[Contender]:
+    found = []
+    for node in nodes:
+        for item in node.cells:
+            price = price_of(node.study, item.result)
+            found.append(Contender(node.name, item.result, price.usd_per_hour if price else None))
+    return found
+
+
+def cost_table(nodes: Sequence[Node]) -> Table | None:
+    """What the work of each node costs at its cheapest, by model; None where no price is known."""
+    rows = []
+    for node in nodes:
+        costs = [cell_cost(item.result, price_of(node.study, item.result)) for item in node.cells]
+        priced = [(cost.usd_per_million_tokens, cost) for cost in costs if cost.usd_per_million_tokens]
+        for model in dict.fromkeys(cost.result.model for _, cost in priced):
+            value, cheapest = min(
+                ((value, cost) for value, cost in priced if cost.result.model == model), key=lambda pair: pair[0].median
+            )
+            assert cheapest.price is not None
+            price = cheapest.price
+            rows.append(
+                (
+                    escaped(node.name),
+                    escaped(model),
+                    escaped(cheapest.result.name),
+                    number(price.usd_per_hour, 4),
+                    estimate_cell(value),
+                    escaped(price.source),
+                )
+            )
+    columns = (
+        "node",
+        "model",
+        "cheapest cell",
+        "USD an hour",
+        "USD per million tokens, median (interval)",
+        "price from",
+    )
+    return Table(columns, tuple(rows), text_columns=3) if rows else None
