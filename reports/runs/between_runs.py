@@ -16,8 +16,8 @@ from math import exp, sqrt
 
 import numpy as np
 
-from reports.reading.run_figures import FIGURE_KINDS, RunFigures
 from reports.numbers.statistics import CONFIDENCE
+from reports.reading.run_figures import FIGURE_KINDS, RunFigures
 
 LEAST_RUNS = 3
 """Two runs give one degree of freedom, whose 95 % quantile (12.7) makes any bound meaningless."""

@@ -18,10 +18,10 @@ from statistics import median
 import numpy as np
 
 from configs.record import Status
-from reports.runs.between_runs import BetweenRuns
+from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
 from reports.reading.load import MISSING
 from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures
-from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
+from reports.runs.between_runs import BetweenRuns
 
 DEFAULT_THRESHOLD = 0.05
 MOST_REPEATS = 10_000

@@ -10,9 +10,9 @@ import re
 from typing import Any
 from xml.etree import ElementTree as xml
 
+from reports.reading.run_figures import CellFigures, RunFigures
 from reports.runs.compare import CellChange, Change, Comparison, Difference, Verdict
 from reports.runs.compare_text import change_text, ratio_text, what_would_help
-from reports.reading.run_figures import CellFigures, RunFigures
 from reports.text import UNKNOWN
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

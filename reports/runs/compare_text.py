@@ -9,10 +9,10 @@ Pure functions of a `reports.runs.compare.Comparison`; `reports.runs.compare_exp
 import re
 from collections.abc import Sequence
 
-from reports.runs.compare import CellChange, Change, Comparison, Verdict
 from reports.numbers.drift import drift, noise
-from reports.render import template_environment
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
+from reports.render import template_environment
+from reports.runs.compare import CellChange, Change, Comparison, Verdict
 from reports.tables import NOISE_LIMIT
 from reports.text import UNKNOWN, Table, code, escaped, joined, number, percent, plural, repeats
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from configs.base import content_hash
 from configs.cell import Cell
 from configs.paths import RunPaths
+from reports.decisions.cost import cell_cost, price_of
+from reports.decisions.nodes import NodeCell, latency_table, memory_table, node_table, nodes_sentence, throughput_table
+from reports.reading.load import StudyResult
+from reports.reading.run_figures import RunFigures, run_figures
+from reports.render import template_environment
 from reports.runs.compare import FIRST
 from reports.runs.compare_text import short_commit
-from reports.decisions.cost import cell_cost, price_of
 from reports.runs.join_best import Contender, best_sentences
-from reports.reading.load import StudyResult
-from reports.decisions.nodes import NodeCell, latency_table, memory_table, node_table, nodes_sentence, throughput_table
-from reports.render import template_environment
-from reports.reading.run_figures import RunFigures, run_figures
 from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, percent
 
 

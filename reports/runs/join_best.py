@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from configs.base import content_hash
 from configs.cell import Cell
-from reports.reading.load import CellResult
 from reports.numbers.statistics import Estimate, Ratio, estimate, unpaired_ratio
+from reports.reading.load import CellResult
 from reports.text import estimate_text, joined, number
 
 HOUR_SECONDS = 3600.0
