@@ -223,7 +223,7 @@ def test_pairs_that_disagree_and_variants_that_failed() -> None:
 def test_a_sweep_names_its_best_point_and_what_is_lost() -> None:
     points = sweep(*study_of({"x 1": (1, [10.0]), "x 2": (1, [25.0]), "x 4": (1, [None])}, "sweep"))
     assert sweep_sentence(points) == (
-        "Throughput is highest at x 2: 25.0 items/s, 2.50 times that of x 1. "
+        "Throughput is highest at x 2: 25.0 items/s, 2.50 times (1 pair) that of x 1. "
         "Without a figure, drawn as a cross: x 4 (timeout)."
     )
     assert sweep_sentence(points[2:]) == "No point of this sweep has a figure."

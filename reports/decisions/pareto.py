@@ -146,12 +146,8 @@ def pareto_sentence(pareto: Pareto) -> str:
         last.x.median / first.x.median,
         max(first.y.median, last.y.median) / min(first.y.median, last.y.median),
     )
+    text += f" From {first.result.name} to {last.result.name}, median against median,"
     if pareto.more_x:
-        return (
-            f"{text} From {first.result.name} to {last.result.name} a user gets {number(x_gain)} times the speed, "
-            f"and a rank gives {number(y_gain)} times fewer tokens."
-        )
-    return (
-        f"{text} From {first.result.name} to {last.result.name} throughput grows {number(y_gain)} times, "
-        f"and a token costs {number(x_gain)} times as much."
-    )
+        speed = f"{number(x_gain)} times the speed"
+        return f"{text} a user gets {speed}, and a rank gives {number(y_gain)} times fewer tokens."
+    return f"{text} throughput grows {number(y_gain)} times, and a token costs {number(x_gain)} times as much."

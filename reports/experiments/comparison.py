@@ -95,7 +95,10 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
     best_value, best = max(values, key=lambda pair: pair[0])
     worst_value, worst = min(values, key=lambda pair: pair[0])
     text = f"Throughput is highest at {best.label}: {number(best_value)} {best.result.unit}"
-    text += f", {number(best_value / worst_value)} times that of {worst.label}." if best is not worst else "."
+    ours, least = best.result, worst.result
+    ratio = paired_ratio(ours.values("throughput"), least.values("throughput"), len(values) - 1 or 1, ours.confidence)
+    times = ratio_text(ratio, "pair") if ratio else f"{number(best_value / worst_value)} times"
+    text += f", {times} that of {worst.label}." if best is not worst else "."
     peaks = [(peak, point) for point in points if (peak := point.result.peak_bytes) is not None]
     if len(peaks) > 1:
         low, high = min(peaks, key=lambda pair: pair[0]), max(peaks, key=lambda pair: pair[0])
