@@ -108,7 +108,7 @@ def test_the_same_code_gives_no_alarm_and_ten_per_cent_slower_does(
     study = write_study(
         tmp_path,
         experiments={"grid": {"kind": "sweep", "over": {"seconds": [0.03, 0.05]}}},
-        measuring={"repeats": 10, "least_seconds": 0.5},
+        measuring={"repeats": 6, "least_seconds": 0.2, "memory": False},
     )
     path = os.pathsep.join(filter(None, [str(tmp_path / "slowed"), os.environ.get("PYTHONPATH")]))
     for name, variables in (("first", {}), ("again", {}), ("slow", {"PYTHONPATH": path})):
