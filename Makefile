@@ -16,7 +16,7 @@ team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until C
 	$(BIN)/rankwise team up
 
 test: $(VENV)/.installed-dev  ## every test that this machine can run
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
 	$(BIN)/ruff format --check .

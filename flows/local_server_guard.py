@@ -244,15 +244,20 @@ def lower_priority() -> None:
 
 
 def serve(listener: int, parent: int) -> NoReturn:
-    """Run Prefect's API and UI on an inherited socket until SIGTERM, or until the guard dies.
+    """Run Prefect's API and UI on an inherited socket until SIGTERM, or until the guard dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the guard is gone")
+    run_api_server([socket.socket(fileno=listener)], access_log=False)
+
+
+def run_api_server(sockets: list[socket.socket] | None, **settings: Any) -> NoReturn:
+    """Run Prefect's API and UI in this process until SIGTERM, on given sockets or as `settings` of uvicorn say.
 
     Start-up is mostly imports and, with a new database, migrations: the garbage collector finds
     nothing there but takes a quarter of the time. The priority is lowered when the server is ready:
     at nice 19 a busy machine would not let it become so.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the guard is gone")
     gc.disable()
     import uvicorn
     from prefect.server.api.server import create_app
@@ -264,10 +269,9 @@ def serve(listener: int, parent: int) -> NoReturn:
             gc.enable()
             lower_priority()
 
-    settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "on"}
-    config = uvicorn.Config(create_app(final=True), timeout_graceful_shutdown=2, **settings)
-    server = QuietServer(config)
-    server.run(sockets=[socket.socket(fileno=listener)])
+    common: dict[str, Any] = {"log_level": "warning", "lifespan": "on", "timeout_graceful_shutdown": 2}
+    server = QuietServer(uvicorn.Config(create_app(final=True), **common, **settings))
+    server.run(sockets=sockets)
     sys.exit(0 if server.started else 1)
 
 

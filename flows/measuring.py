@@ -50,8 +50,8 @@ def measure(session: Session, only_failed: bool) -> int:
     Returns how many visits were measured before.
     """
     board = session.board
-    budget = Budget(session)
     queue = _missing(session, only_failed)
+    budget = Budget(session)
     while not only_failed and not queue and grow_repeats(session, None):
         queue = _missing(session, only_failed)  # an earlier run went on already
     board.already = board.done

@@ -7,12 +7,11 @@ is not known well enough gets further repeats (`reports.numbers.stopping` says h
 """
 
 import time
-from datetime import datetime
 
 from configs.base import write_atomically
-from configs.job import JobEnd, Launcher
 from configs.paths import RunPaths
 from configs.plan import Plan, Stop
+from reports.decisions.spending import launch_times
 from reports.numbers.stopping import next_look, reason
 from reports.reading.load import CellResult, load_study
 from tasks.session import Session
@@ -47,16 +46,17 @@ class Budget:
 
 
 def launched_seconds(run: RunPaths) -> float:
-    """Wall time of all launches of a run folder that have ended, waiting for their turn left out."""
-    total = 0.0
-    for folder in sorted(run.jobs.iterdir()) if run.jobs.is_dir() else []:
-        job = run.job(folder.name)
-        if job.launcher.exists() and job.end.exists():
-            launcher = Launcher.model_validate_json(job.launcher.read_bytes())
-            end = JobEnd.model_validate_json(job.end.read_bytes())
-            began = datetime.fromisoformat(launcher.turn_at or launcher.started_at)
-            total += max(0.0, (datetime.fromisoformat(end.finished_at) - began).total_seconds())
-    return total
+    """Wall time of all launches of a run folder, waiting for their turn left out; lost ones as far as records tell."""
+    return sum(launch.ended - launch.began for launch in launch_times(load_study(run)))
+
+
+def carried_on(plan: Plan, before: Plan) -> Plan:
+    """The plan with the repeats that an earlier run of the same study, with a target too, had grown to."""
+    if plan.measuring.target_interval is None or before.measuring.target_interval is None:
+        return plan
+    grown = {key: max(count, before.repeats.get(key, 0)) for key, count in plan.repeats.items()}
+    stopped = {key: ended for key, ended in before.stopped.items() if key in plan.cells}
+    return plan.model_copy(update={"repeats": grown, "stopped": stopped})
 
 
 def grow_repeats(session: Session, ended_by: Stop | None) -> bool:

@@ -1,5 +1,6 @@
 """Stage 1: a study file becomes a plan, with every input copied into the run folder."""
 
+import contextlib
 from pathlib import Path
 
 from prefect import task
@@ -9,7 +10,9 @@ from configs.base import write_atomically
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
 from configs.study import StudySpec, study_yaml
+from reports.reading.read import read_plan
 from tasks.inputs import copy_inputs, make_plan
+from tasks.repeats import carried_on
 
 
 @task(name="resolve study", task_run_name="resolve {study.study}", cache_policy=NO_CACHE)
@@ -17,6 +20,8 @@ def resolve_study(study: StudySpec, models: list[PlannedModel], run: RunPaths, b
     """Copy inputs, expand the grid, write `study.yaml` and `plan.json`. Raises StudyError naming every problem."""
     inputs = copy_inputs(study, run, base)
     plan = make_plan(study, models, inputs, run.inputs)
+    with contextlib.suppress(OSError, ValueError):  # none yet, or not to be read: then nothing was grown to
+        plan = carried_on(plan, read_plan(run.plan))
     write_atomically(run.study, study_yaml(study))
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     return plan

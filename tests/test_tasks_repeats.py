@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.cell import Cell, GenerateWorkload, NoopWorkload
-from configs.job import JobEnd, Launcher, Measuring
+from configs.job import Job, JobEnd, Launcher, Measuring, Visit
 from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.prices import Price, TargetPrices
@@ -20,7 +20,7 @@ from reports.numbers.stopping import next_look
 from reports.reading.load import CellResult
 from reports.reading.read import Reading
 from tasks.machine import check_plan
-from tasks.repeats import Budget, launched_seconds, planned_with_repeats
+from tasks.repeats import Budget, carried_on, launched_seconds, planned_with_repeats
 
 STEADY = [100.0, 100.2, 99.9, 100.1, 99.8, 100.0, 100.1, 99.9, 100.2, 99.8, 100.0, 100.1, 99.9, 100.0]
 LOUD = [100.0, 140.0, 60.0, 120.0, 80.0, 150.0, 70.0, 110.0, 90.0, 130.0]
@@ -92,8 +92,15 @@ class Stub:
 
 
 def launch(run: RunPaths, name: str, began: str, turn: str | None, ended: str) -> None:
+    """A launch that reached no visit: its job, its launcher and its end."""
     job = run.job(name)
     job.folder.mkdir(parents=True)
+    visits = (Visit(cell=Cell(workload=NoopWorkload()), repeat=0, attempt=1),)
+    made = Job(
+        name=name, study="s", measuring_pass="timed", measuring=Measuring(), visits=visits, ranks_per_node=1,
+        timeout_seconds=1, inputs="", cache="",
+    )  # fmt: skip
+    job.job.write_text(made.model_dump_json())
     launcher = Launcher(pid=1, pid_started=1, host="h", started_at=began, turn_at=turn)
     job.launcher.write_text(launcher.model_dump_json())
     job.end.write_text(JobEnd(status=Status.COMPLETED, return_code=0, finished_at=ended).model_dump_json())
@@ -101,16 +108,31 @@ def launch(run: RunPaths, name: str, began: str, turn: str | None, ended: str) -
 
 def test_money_counts_every_launch_of_the_folder(tmp_path: Path) -> None:
     run = RunPaths(tmp_path)
-    launch(run, "a", "2026-01-01T00:00:00+00:00", None, "2026-01-01T00:10:00+00:00")
-    launch(run, "b", "2026-01-01T00:00:00+00:00", "2026-01-01T00:20:00+00:00", "2026-01-01T00:30:00+00:00")
-    run.job("still going").folder.mkdir()
-    assert launched_seconds(run) == 1200
     plan = plan_of({}, 10, budget_usd=1.0).model_copy(
         update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=2.0, source="study"))}}
     )
+    run.plan.write_text(plan.model_dump_json())
+    launch(run, "a", "2026-01-01T00:00:00+00:00", None, "2026-01-01T00:10:00+00:00")
+    launch(run, "b", "2026-01-01T00:00:00+00:00", "2026-01-01T00:20:00+00:00", "2026-01-01T00:30:00+00:00")
+    run.job("still going").folder.mkdir()
+    run.job("torn").folder.mkdir()
+    run.job("torn").launcher.write_text("{")
+    run.job("torn").end.write_text("")
+    assert launched_seconds(run) == 1200
     assert Budget(Stub(plan, run)).spent() is None  # type: ignore[arg-type]  # 0.67 of 1 dollar
     dearer = plan.model_copy(update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3.1, source="study"))}})
     assert Budget(Stub(dearer, run)).spent() == "budget of money"  # type: ignore[arg-type]
+
+
+def test_what_an_earlier_run_had_grown_to_is_kept() -> None:
+    """A run that is refused after its plan was written must not take repeats out of the report."""
+    cell = Cell(workload=NoopWorkload(label="steady"))
+    before = plan_of({cell.key: cell}, 14).model_copy(update={"stopped": {cell.key: "target reached", "gone": "x"}})
+    fresh = plan_of({cell.key: cell}, 10)
+    assert carried_on(fresh, before).repeats == {cell.key: 14}
+    assert carried_on(fresh, before).stopped == {cell.key: "target reached"}
+    without = fresh.model_copy(update={"measuring": Measuring(repeats=10)})
+    assert carried_on(without, before) == without
 
 
 def test_time_in_which_others_had_the_machine_is_not_paid_for(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ without limit for browsers to hang up. Both end when supervisord dies, so nothin
 """
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from flows.local_server_guard import lower_priority
+from flows.local_server_guard import run_api_server
 from flows.team.api import Api
 from flows.team.processes import die_politely_with_parent, end_flow_runs_left, flow_processes, say
 from flows.team.setup import POOL, WORKER_STOP_SECONDS
@@ -32,29 +31,8 @@ _FLOW_RUNS_SECONDS = WORKER_STOP_SECONDS - 5.0
 
 
 def serve(host: str, port: int) -> NoReturn:
-    """Run Prefect's API, UI and services until SIGTERM.
-
-    Start-up is mostly imports: without the garbage collector it is a quarter shorter. The priority is lowered
-    when the server is ready, so that measured cells have the cores; at nice 19 it would not become so on a
-    busy machine.
-    """
-    gc.disable()
-    import uvicorn
-    from prefect.server.api.server import create_app
-
-    class QuietServer(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            gc.freeze()
-            gc.enable()
-            lower_priority()
-
-    config = uvicorn.Config(
-        create_app(final=True), host=host, port=port, log_level="warning", lifespan="on", timeout_graceful_shutdown=2
-    )
-    server = QuietServer(config)
-    server.run()
-    sys.exit(0 if server.started else 1)
+    """Run Prefect's API, UI and services until SIGTERM."""
+    run_api_server(None, host=host, port=port)
 
 
 def work(server: str | None, limit: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.experiments.comparison import Gain
-from reports.plots.style import COLOURS, FAILED, IDEAL, MARKERS
+from reports.plots.style import COLOURS, CROSS, FAILED, IDEAL, MARKERS
 from reports.text import number
 
 if TYPE_CHECKING:
@@ -19,16 +19,7 @@ def draw_optimization(figure: "Figure", gains: Sequence[Gain]) -> None:
         colour = COLOURS[row % len(COLOURS)]
         if gain.throughput is None:
             edge = axes.get_yaxis_transform()
-            axes.plot(
-                [0.015],
-                [row],
-                transform=edge,
-                linestyle="none",
-                marker="x",
-                color=FAILED,
-                markersize=8,
-                markeredgewidth=2,
-            )
+            axes.plot([0.015], [row], transform=edge, **CROSS)
             status = gain.result.status.replace("_", " ")
             axes.annotate(
                 status, (0.015, row), (8, 0), xycoords=edge, textcoords="offset points", va="center", color=FAILED

@@ -23,6 +23,8 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
 FAILED = "#B00020"
 IDEAL = "#777777"
+CROSS: Any = {"linestyle": "none", "marker": "x", "color": FAILED, "markersize": 8, "markeredgewidth": 2}
+"""How a point without a figure is drawn."""
 MOST_TICKS = 12
 
 STYLE: Any = {
@@ -102,11 +104,7 @@ def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
             [0.0],
             transform=axes.get_xaxis_transform(),
             clip_on=False,
-            linestyle="none",
-            marker="x",
-            color=FAILED,
-            markersize=8,
-            markeredgewidth=2,
+            **CROSS,
         )
         axes.annotate(
             status.replace("_", " "),
