@@ -1,0 +1,1 @@
+"""The planner held against figures that others published."""

@@ -1,0 +1,1 @@
+"""Which configuration: enumerated, predicted, ranked, and written down for the launchers."""

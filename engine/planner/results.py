@@ -1,0 +1,86 @@
+"""What the planner answers: bytes by what for, seconds by what for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank's device at the moment of the peak; `host_bytes`, `storage_bytes`: offloaded, by rank.
+
+    `activations` holds the logits' part apart; `communication`: buckets and gathered shards; `framework`: context,
+    libraries and what the allocator loses.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    logits: int = 0
+    kv_cache: int = 0
+    communication: int = 0
+    framework: int = 0
+    host_bytes: int = 0
+    storage_bytes: int = 0
+
+    @property
+    def total(self) -> int:
+        """On the device, framework included."""
+        return self.tensors + self.framework
+
+    @property
+    def tensors(self) -> int:
+        """On the device, of tensors only: what an exact tensor tracker counts."""
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.logits
+            + self.kv_cache
+            + self.communication
+        )
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step. `seconds` is the whole; communication that is hidden is not in it."""
+
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    bubble_seconds: float
+    optimizer_seconds: float
+    tokens: int
+    model_flops: float  # over all ranks, recomputation not counted
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the step."""
+        return self.compute_seconds + self.exposed_seconds + self.bubble_seconds + self.optimizer_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all ranks."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class GenerationTime:
+    """Seconds of one batch: the prompt at once, then one token after another."""
+
+    prefill_seconds: float
+    token_seconds: float  # of one decode step, at the mean context
+    prefill_communication_seconds: float
+    token_communication_seconds: float
+    sequences: int  # over all replicas
+    new_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the batch; the first new token comes out of the prefill."""
+        return self.prefill_seconds + self.token_seconds * max(0, self.new_tokens - 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens, over all replicas."""
+        return self.sequences * self.new_tokens / self.seconds

@@ -1,0 +1,82 @@
+"""What is to be predicted: a model on a machine in a layout, training or generating.
+
+A cell of a study is translated by `engine.planner.cells`; the planner's own search makes these directly, for more
+layouts than the engine can measure today.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from configs.cell import Layout
+from configs.hardware import Machine
+from engine.planner.architecture import Architecture
+
+Precision = Literal["float32", "bfloat16_autocast", "bfloat16_mixed", "float16_mixed", "float8_mixed"]
+Checkpointing = Literal["none", "selective", "full"]
+Offload = Literal["none", "cpu", "nvme"]
+WeightFormat = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """One optimizer step of training.
+
+    precision: `float32` throughout; `bfloat16_autocast`: float32 weights, products in bfloat16 (torch.autocast, DDP);
+    `*_mixed`: 16-bit weights for forward and backward, float32 master weights and AdamW states (FSDP2's
+    MixedPrecisionPolicy, DeepSpeed); float8: its matrix products in float8, all else as bfloat16_mixed.
+    micro_batch: sequences that one data-parallel rank computes at once; accumulation: micro-batches in a step.
+    """
+
+    architecture: Architecture
+    machine: Machine
+    layout: Layout = field(default_factory=Layout)
+    micro_batch: int = 1
+    sequence_length: int = 2048
+    accumulation: int = 1
+    precision: Precision = "bfloat16_mixed"
+    checkpointing: Checkpointing = "none"
+    attention: Literal["fused", "eager"] = "fused"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    offload: Offload = "none"
+    compiled: bool = False
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences in a step, over all ranks."""
+        return self.micro_batch * self.accumulation * self.layout.dp
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Over all ranks."""
+        return self.global_batch * self.sequence_length
+
+    def but(self, **changes: object) -> "TrainingSetup":
+        """The same with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class InferenceSetup:
+    """Generation: `batch` sequences on each replica (dp counts replicas), each of a prompt and new tokens.
+
+    weights: the format they are kept and read in; products are done in `compute`.
+    """
+
+    architecture: Architecture
+    machine: Machine
+    layout: Layout = field(default_factory=Layout)
+    batch: int = 1
+    prompt_tokens: int = 512
+    new_tokens: int = 128
+    weights: WeightFormat = "bfloat16"
+    compute: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    cache: WeightFormat | None = None  # of keys and values; None: as `compute`
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.prompt_tokens + self.new_tokens
+
+    def but(self, **changes: object) -> "InferenceSetup":
+        """The same with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Seconds: computation, communication, bubbles, of training steps and of inference."""
