@@ -22,6 +22,28 @@ class Link(Frozen):
     bytes_per_second: PositiveFloat = Field(description="one direction, the share of one rank")
 
 
+class OperatorRates(Frozen):
+    """What the engine's operators take on one rank of a CPU, measured; where a roofline of peaks says too little.
+
+    linear, linear_cached: rows of the input -> seconds a weight, for weights that do not, or do, stay in the caches.
+    """
+
+    linear: dict[NumberFormat, dict[PositiveInt, PositiveFloat]]
+    linear_cached: dict[NumberFormat, dict[PositiveInt, PositiveFloat]]
+    cache_bytes: PositiveInt = Field(description="of the last level that a core has for itself")
+    attention_flops: dict[NumberFormat, PositiveFloat] = Field(description="FLOP/s of causal attention over a prompt")
+    context_bytes_per_second: dict[NumberFormat, PositiveFloat] = Field(description="of keys and values, decoding")
+    layer_seconds: PositiveFloat = Field(description="least time of a layer, one token, no work to speak of")
+    step_seconds: PositiveFloat = Field(description="least time of a decode step besides its layers")
+    element_seconds: dict[NumberFormat, PositiveFloat] = Field(
+        description="norms, rotation, activation and sums of a layer, by row and hidden element"
+    )
+    training_flops: dict[NumberFormat, PositiveFloat] = Field(description="of linear layers, forward and backward")
+    training_element_seconds: dict[NumberFormat, PositiveFloat] = Field(description="as element_seconds, both ways")
+    logit_seconds: PositiveFloat = Field(description="of the loss, both ways, by logit")
+    parameter_seconds: PositiveFloat = Field(description="of clipping and AdamW, by parameter")
+
+
 class Accelerator(Frozen):
     """One device that computes: a GPU, or the cores of one rank."""
 
@@ -34,6 +56,9 @@ class Accelerator(Frozen):
     link: Link | None = Field(None, description="to its neighbours in the node")
     kernel_seconds: NonNegativeFloat = Field(0.0, description="least time of one operator, its launch included")
     measured: bool = Field(False, description="figures are rates reached here, not peaks of a data sheet")
+    operators: OperatorRates | None = Field(None, description="measured; of CPUs")
+    framework_bytes: PositiveInt | None = Field(None, description="of a process that generates, its model left out")
+    training_framework_bytes: PositiveInt | None = Field(None, description="of one that trains")
     source: str
     as_of: str | None = Field(None, description="YYYY-MM-DD")
 

@@ -10,6 +10,7 @@
 `*` stands for anything. The first entry that fits a target counts. Raises StudyError naming every problem.
 """
 
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,22 @@ class PriceList(Frozen):
 
 def read_price_file(path: Path, name: str) -> tuple[Offer, ...]:
     """The file's offers, in its order. `name`: what the user calls it. Raises StudyError naming every problem."""
+    data = read_mapping(path, name, "a price file is a mapping with a list `prices`")
+    try:
+        prices = PriceList.model_validate(data)
+    except ValidationError as error:
+        lines = [problem_line(dict(detail), PriceList, {"prices": PriceEntry}) for detail in error.errors()]
+        raise StudyError([f"{name}: {line}" for line in lines]) from error
+    return offers_of(prices.prices, prices.as_of, name)
+
+
+def offers_of(entries: list[PriceEntry], as_of: date | None, name: str) -> tuple[Offer, ...]:
+    """The entries as offers. `as_of`: the date of those that have none; `name`: what the user calls the file."""
+    return tuple(_offer(entry, as_of, name) for entry in entries)
+
+
+def read_mapping(path: Path, name: str, what: str) -> dict[Any, Any]:
+    """A YAML file that holds a mapping, no key twice. Raises StudyError; `what` says what the file should be."""
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
     except OSError as error:
@@ -60,12 +77,8 @@ def read_price_file(path: Path, name: str) -> tuple[Offer, ...]:
     except yaml.YAMLError as error:
         raise StudyError([f"{name}: not YAML: {yaml_message(error)}"]) from error
     if not isinstance(data, dict):
-        raise StudyError([f"{name}: a price file is a mapping with a list `prices`, this is {type(data).__name__}"])
-    try:
-        prices = PriceList.model_validate(data)
-    except ValidationError as error:
-        raise StudyError([f"{name}: {_problem(dict(detail))}" for detail in error.errors()]) from error
-    return tuple(_offer(entry, prices.as_of, name) for entry in prices.prices)
+        raise StudyError([f"{name}: {what}, this is {type(data).__name__}"])
+    return data
 
 
 def _offer(entry: PriceEntry, as_of: date | None, name: str) -> Offer:
@@ -80,14 +93,17 @@ def _offer(entry: PriceEntry, as_of: date | None, name: str) -> Offer:
     return Offer(target=entry.target, machine=entry.machine, price=price)
 
 
-def _problem(detail: dict[str, Any]) -> str:
-    """One validation error as `prices[2].usd_per_hour: what is wrong`."""
+def problem_line(detail: dict[str, Any], whole: type[Frozen], entries: Mapping[str, type[Frozen]]) -> str:
+    """One validation error as `prices[2].usd_per_hour: what is wrong`.
+
+    whole: the model of the file. entries: those of its lists, by the key that holds them.
+    """
     dotted = ""
     for item in detail["loc"]:
         dotted += f"[{item}]" if isinstance(item, int) else f"{'.' if dotted else ''}{item}"
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
-        model = PriceEntry if len(detail["loc"]) > 1 else PriceList
+        model = entries[detail["loc"][0]] if len(detail["loc"]) > 1 else whole
         return f"{dotted}: unknown key{suggestion(str(detail['loc'][-1]), list(model.model_fields))}"
     if kind == "missing":
         return f"{dotted}: is missing"

@@ -85,9 +85,75 @@ def target_prices(
     """What the study, the user's file and the catalog know of a target, the first source that knows first.
 
     In the user's file the first offer that fits counts, so narrow ones stand above wide ones. The catalog
-    gives on-demand prices only; its other markets are among `others`.
+    gives on-demand prices only; its other markets are among `others`. A machine with attached accelerators
+    (`gcp/n1-standard-8+2xt4`) that no source prices as a whole costs what its parts cost together, where the price
+    of each is known.
     """
     shipped = read_catalog() if catalog is None else catalog
+    whole = _prices_of(target, own, shipped)
+    parts = [] if target.instance is None else machine_parts(target.instance)
+    if len(parts) < 2:
+        return whole
+    place = f"/{target.region}" if target.region else ""
+    for_machines = [offer for offer in own if offer.machine is not None]
+    known = [
+        (count, _prices_of(target.model_copy(update=_as_part(name + place)), for_machines, shipped))
+        for name, count in parts
+    ]
+    price = whole.price or _sum([(count, prices.price) for count, prices in known])
+    taken = {(other.market, other.region) for other in (price, *whole.others) if other is not None}
+    places = {(other.market, other.region): None for _, prices in known for other in _all_of(prices)}
+    sums = [
+        _sum([(count, _at(prices, market, region)) for count, prices in known])
+        for market, region in places
+        if (market, region) not in taken
+    ]
+    return TargetPrices(price=price, others=(*whole.others, *(total for total in sums if total is not None)))
+
+
+def machine_parts(instance: str) -> list[tuple[str, int]]:
+    """`gcp/n1-standard-8+2xt4` as the machine and what is attached to it, each with how many of it."""
+    provider, _, rest = instance.partition("/")
+    machine, *attached = rest.split("+")
+    parts = [(f"{provider}/{machine}", 1)]
+    for item in attached:
+        count, cross, name = item.partition("x")
+        many = cross and count.isdecimal() and int(count) > 0
+        parts.append((f"{provider}/{name if many else item}", int(count) if many else 1))
+    return parts
+
+
+def _as_part(machine: str) -> dict[str, object]:
+    """What makes a target one of its parts: no price of the whole."""
+    return {"machine": machine, "price_usd_per_hour": None}
+
+
+def _all_of(prices: TargetPrices) -> tuple[Price, ...]:
+    return prices.others if prices.price is None else (prices.price, *prices.others)
+
+
+def _at(prices: TargetPrices, market: Market, region: str | None) -> Price | None:
+    return next((price for price in _all_of(prices) if (price.market, price.region) == (market, region)), None)
+
+
+def _sum(parts: Sequence[tuple[int, Price | None]]) -> Price | None:
+    """The price of all parts together; None where one is unknown, or where they are of different markets."""
+    known = [(count, price) for count, price in parts if price is not None]
+    markets = {price.market for _, price in known}
+    if len(known) < len(parts) or len(markets) > 1:
+        return None
+    dates = [price.as_of for _, price in known]
+    return Price(
+        usd_per_hour=sum(count * price.usd_per_hour for count, price in known),
+        source=" + ".join(f"{count} x {price.source}" if count > 1 else price.source for count, price in known),
+        as_of=min(day for day in dates if day is not None) if all(dates) else None,
+        market=known[0][1].market,
+        region=next((price.region for _, price in known if price.region is not None), None),
+    )
+
+
+def _prices_of(target: LocalTarget, own: Sequence[Offer], shipped: Sequence[Offer]) -> TargetPrices:
+    """Prices of exactly this machine, its parts left alone."""
     found = [offer.price for offer in own if offer.is_for(target)]
     found += [offer.price for offer in shipped if offer.is_for(target) and offer.price.market == "on_demand"]
     if target.price_usd_per_hour is not None:
@@ -106,11 +172,13 @@ def target_prices(
 
 def read_catalog(path: Path = CATALOG) -> tuple[Offer, ...]:
     """The offers of a catalog. Raises ValueError naming the line: a price not above 0, none without date and source."""
-    return _read_catalog(path)
+    state = path.stat()
+    return _read_catalog(path, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=4)
-def _read_catalog(path: Path) -> tuple[Offer, ...]:
+def _read_catalog(path: Path, changed_ns: int, size: int) -> tuple[Offer, ...]:
+    """changed_ns, size: of the file, so that a refreshed one is read anew."""
     offers: list[Offer] = []
     seen: set[tuple[str, str, str]] = set()
     with path.open(newline="", encoding="utf-8") as file:

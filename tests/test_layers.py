@@ -32,6 +32,7 @@ OWNERS = {
     "jinja2": {"reports"},
     "prefect": {"tasks", "flows"},
     "huggingface_hub": {"tasks"},
+    "boto3": {"tasks"},
     "typer": {"flows"},
     "rich": {"flows"},
 }

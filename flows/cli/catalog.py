@@ -1,0 +1,256 @@
+"""`rankwise catalog`: what is known of accelerators, instances and prices, from which layer, and refreshing prices.
+
+rankwise catalog list accelerators
+rankwise catalog list instances --provider aws --kind cuda --json
+rankwise catalog refresh --provider azure --region eastus
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from configs.hardware_catalog import HardwareCatalog
+
+Kind = Literal["accelerators", "instances", "prices"]
+Provider = Literal["azure", "aws"]
+DONE, OTHER_ERROR = 0, 1
+
+app = typer.Typer(help="Hardware and prices: what is known, from where, and fresh prices.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_command(
+    context: typer.Context,
+    kind: Annotated[Kind, typer.Argument(help="what to list")] = "accelerators",
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="only of aws, gcp, azure ...")] = None,
+    device: Annotated[
+        Literal["cuda", "rocm", "cpu"] | None, typer.Option("--kind", help="only with such accelerators")
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="REGION", help="of prices  [default: the provider's home region]")
+    ] = None,
+    own: Annotated[
+        Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="your own hardware and prices")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME.COLUMN=VALUE", help="override a single figure")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with sources")] = False,
+) -> None:
+    """List accelerators, instances or prices."""
+    from flows.cli.run import guarded
+
+    work = lambda: catalog_list(kind, provider, device, region, own, assignments or (), as_json)  # noqa: E731
+    raise typer.Exit(guarded(work, Path(own.name) if own else Path(), bool((context.obj or {}).get("debug"))))
+
+
+@app.command("refresh")
+def refresh_command(
+    context: typer.Context,
+    provider: Annotated[Provider, typer.Option(help="whose price list to ask")],
+    region: Annotated[
+        list[str] | None, typer.Option(metavar="REGION", help="may be repeated  [default: the provider's home region]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+) -> None:
+    """Fetch today's prices of the listed instances into the cache, where they win over the shipped ones."""
+    from flows.cli.run import guarded
+
+    work = lambda: catalog_refresh(provider, region or (), as_json)  # noqa: E731
+    raise typer.Exit(guarded(work, Path(), bool((context.obj or {}).get("debug"))))
+
+
+def catalog_list(
+    kind: Kind,
+    provider: str | None = None,
+    device: Literal["cuda", "rocm", "cpu"] | None = None,
+    region: str | None = None,
+    own: Path | None = None,
+    assignments: Sequence[str] = (),
+    as_json: bool = False,
+) -> int:
+    """Print a table (or JSON) of all layers; returns the exit code. Raises ValueError: a file or figure is wrong."""
+    from configs.hardware_catalog import catalog
+    from flows.folders import cache_folder
+
+    found = catalog(cache_folder(), own, assignments)
+    if kind == "prices":
+        rows = price_rows(found, provider, region)
+    elif kind == "instances":
+        rows = instance_rows(found, provider, device, region)
+    else:
+        rows = accelerator_rows(found, device)
+    if not rows:
+        asked = {"--provider": provider, "--kind": device, "--region": region}
+        raise ValueError(f"no {kind} with {', '.join(f'{name} {value}' for name, value in asked.items() if value)}")
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        _print_table({"accelerators": _ACCELERATOR, "instances": _INSTANCE, "prices": _PRICE}[kind], rows)
+    return DONE
+
+
+def catalog_refresh(provider: Provider, regions: Sequence[str] = (), as_json: bool = False) -> int:
+    """Refresh the cached prices of a provider; returns the exit code. Raises ValueError, OSError."""
+    import sys
+
+    from configs.hardware_catalog import HOME_REGIONS, catalog
+    from flows.folders import cache_folder
+    from tasks.providers.price_lists import TransientPriceError, refresh_prices
+
+    path = cache_folder() / "catalog" / "prices.csv"
+    places = list(dict.fromkeys(regions)) or [HOME_REGIONS[provider]]
+    try:
+        done = refresh_prices(provider, path, places, catalog().names("instances"))
+    except TransientPriceError as error:
+        print(f"{error}\nthe prices in {path} are as they were; try again later", file=sys.stderr)
+        return OTHER_ERROR
+    if as_json:
+        print(json.dumps({"path": str(path), "written": done.written, "kept": done.kept, "skipped": done.skipped}))
+        return DONE
+    print(f"{done.written} prices of {provider} in {', '.join(places)} written to {path}; {done.kept} others kept")
+    for reason, count in sorted(done.skipped.items()):
+        print(f"  {count} rows left out: {reason}")
+    return DONE
+
+
+def accelerator_rows(found: "HardwareCatalog", device: str | None = None) -> list[dict[str, Any]]:
+    """Figures of each accelerator, with the layers that said them."""
+    return [
+        {**item.model_dump(mode="json", exclude={"operators", "framework_bytes"}), "layers": _layers(found, name)}
+        for name, item in found.accelerators().items()
+        if device is None or item.kind == device
+    ]
+
+
+def instance_rows(
+    found: "HardwareCatalog", provider: str | None = None, device: str | None = None, region: str | None = None
+) -> list[dict[str, Any]]:
+    """Figures of each instance; the price is None where it is not known in that region."""
+    rows = []
+    for name in found.instances(provider):
+        machine, row, price = found.instance(name, region), found.instance_row(name), found.price(name, region)
+        if device is not None and machine.accelerator.kind != device:
+            continue
+        rows.append(
+            {
+                "name": name,
+                "accelerator": machine.accelerator.name,
+                "accelerators": machine.accelerators,
+                "attachable": [item for item in row.attachable.split(";") if item],
+                "kind": machine.accelerator.kind,
+                "vcpus": row.vcpus,
+                "host_memory_bytes": row.host_memory_bytes,
+                "network": row.network,
+                "network_bits_per_second": row.network_bits_per_second,
+                "storage_bytes": row.storage_bytes,
+                "price": None if price is None else price.model_dump(mode="json"),
+                "priced_in": sorted(_regions(found, name)),
+                "source": row.source,
+                "as_of": None if row.as_of is None else row.as_of.isoformat(),
+                "layers": _layers(found, name, "instances"),
+            }
+        )
+    return rows
+
+
+def price_rows(
+    found: "HardwareCatalog", provider: str | None = None, region: str | None = None
+) -> list[dict[str, Any]]:
+    """Every price with its layer, those that win first."""
+    return [
+        {"name": offer.machine or f"target {offer.target}", "layer": layer, **offer.price.model_dump(mode="json")}
+        for layer, offer in found.offers()
+        if (provider is None or (offer.machine or "").startswith(f"{provider}/"))
+        and (region is None or offer.price.region in (None, region))
+    ]
+
+
+def _layers(found: "HardwareCatalog", name: str, table: str = "accelerators") -> list[str]:
+    """The layers that have a say in an entry, the lowest first."""
+    return list(dict.fromkeys(figure.layer for figure in found.figures(table, name).values()))
+
+
+def _regions(found: "HardwareCatalog", name: str) -> set[str]:
+    """Where an instance's on-demand price is known."""
+    return {
+        offer.price.region
+        for _, offer in found.offers()
+        if offer.machine == name and offer.price.market == "on_demand" and offer.price.region is not None
+    }
+
+
+def _teraflops(row: dict[str, Any], form: str) -> str:
+    peak = row["peak_flops"].get(form)
+    return "-" if peak is None else f"{peak / 1e12:.4g}"
+
+
+def _price(row: dict[str, Any]) -> str:
+    """Dollars, or where they are known instead."""
+    if row["price"] is not None:
+        return f"{row['price']['usd_per_hour']:.4g}"
+    return f"unknown here ({', '.join(row['priced_in'])})" if row["priced_in"] else "unknown"
+
+
+_Columns = dict[str, Any]
+_ACCELERATOR: _Columns = {
+    "name": lambda row: row["name"],
+    "memory GiB": lambda row: f"{row['memory_bytes'] / 2**30:.1f}",
+    "GB/s": lambda row: f"{row['bytes_per_second'] / 1e9:.0f}",
+    "float32": lambda row: _teraflops(row, "float32"),
+    "tfloat32": lambda row: _teraflops(row, "tfloat32"),
+    "bfloat16": lambda row: _teraflops(row, "bfloat16"),
+    "float16": lambda row: _teraflops(row, "float16"),
+    "float8": lambda row: _teraflops(row, "float8"),
+    "int8": lambda row: _teraflops(row, "int8"),
+    "link": lambda row: "-" if row["link"] is None else row["link"]["name"],
+    "link GB/s": lambda row: "-" if row["link"] is None else f"{row['link']['bytes_per_second'] / 1e9:.4g}",
+    "layers": lambda row: ", ".join(row["layers"]),
+}
+_INSTANCE: _Columns = {
+    "name": lambda row: row["name"],
+    "accelerators": lambda row: f"{row['accelerators']} x {row['accelerator']}",
+    "can have": lambda row: ", ".join(row["attachable"]),
+    "vCPUs": lambda row: str(row["vcpus"]),
+    "memory GiB": lambda row: f"{row['host_memory_bytes'] / 2**30:.4g}",
+    "Gbit/s": lambda row: (
+        "-" if row["network_bits_per_second"] is None else f"{row['network_bits_per_second'] / 1e9:.4g}"
+    ),
+    "network": lambda row: row["network"] or "-",
+    "NVMe TB": lambda row: "-" if row["storage_bytes"] is None else f"{row['storage_bytes'] / 1e12:.3g}",
+    "USD/h": _price,
+    "in": lambda row: "" if row["price"] is None else row["price"]["region"] or "",
+    "as of": lambda row: "" if row["price"] is None else row["price"]["as_of"] or "",
+    "layers": lambda row: ", ".join(row["layers"]),
+}
+_PRICE: _Columns = {
+    "name": lambda row: row["name"],
+    "region": lambda row: row["region"] or "any",
+    "market": lambda row: row["market"],
+    "USD/h": lambda row: f"{row['usd_per_hour']:.6g}",
+    "as of": lambda row: row["as_of"] or "",
+    "layer": lambda row: row["layer"],
+    "source": lambda row: row["source"],
+}
+_TEXT = ("name", "accelerators", "can have", "network", "link", "layers", "layer", "region", "market", "in", "source")
+
+
+def _print_table(columns: _Columns, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=250)
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column != "source", justify="left" if column in _TEXT else "right")
+    for row in rows:
+        table.add_row(*(show(row) for show in columns.values()))
+    console.print(table)
+    if columns is _ACCELERATOR:
+        console.print("float32 to int8: dense peak TFLOP/s (int8: TOP/s); link: one direction; sources with --json")

@@ -1,0 +1,33 @@
+"""A table on standard output: rich on a terminal, plain columns elsewhere.
+
+print_table(("name", "GB"), [("opt-1.3b", "2.6")], words=1)
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> None:
+    """The first `words` columns are text and stand to the left, the others are figures and stand to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for number, name in enumerate(header):
+            table.add_column(name, justify="left" if number < words else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        # A table that is wider than the terminal is folded by it; rich would cut figures off.
+        needed = sum(widths) + 2 * len(widths)
+        Console(width=max(needed, shutil.get_terminal_size().columns)).print(table)
+        return
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if number < words else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
