@@ -1,0 +1,214 @@
+"""Which model is meant: from a name, a folder or a config.json to its `Architecture`. Nothing is downloaded.
+
+    find_model("llama-2-7b")                        # or meta-llama/Llama-2-7b-hf, in any case of letters
+    find_model("models/mine")                       # a folder with a config.json, or the file
+    find_model("synthetic:llama-40m@0")             # a size of `configs.architectures`
+    find_model("owner/name", cache=Path("cache"))   # also what a run has fetched before
+
+The figures are those of `configs/catalog/models.json`: of each model's config.json what counts, with its source.
+"""
+
+import difflib
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import configs.architectures
+from engine.planner.architecture import Architecture
+from engine.planner.families import read_architecture
+
+CATALOG = Path(configs.architectures.__file__).parent / "catalog" / "models.json"
+_ASK = "give a folder with its config.json, or the file (`rankwise plan --list-models` shows the names)"
+
+# The words of a plan's `model_family`, and which kinds of model each may mean. The first that fits is the usual one.
+_FAMILIES: dict[str, frozenset[str]] = {
+    "text_generation": frozenset({"decoder", "encoder_decoder"}),
+    "text2text": frozenset({"encoder_decoder"}),
+    "embedding": frozenset({"encoder"}),
+    "vision": frozenset({"vision"}),
+    "audio": frozenset({"audio"}),
+}
+_SYNONYMS = {
+    "causal_lm": "text_generation",
+    "text2text_generation": "text2text",
+    "seq2seq": "text2text",
+    "text_embedding": "embedding",
+    "image_classification": "vision",
+    "speech": "audio",
+    "automatic_speech_recognition": "audio",
+}
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A row of the catalog. `repository` is its name on the Hugging Face hub, or its publisher's.
+
+    source: where the figures can be looked up; as_of: the day on which they were entered.
+    """
+
+    name: str
+    repository: str
+    source: str
+    as_of: str
+    config: dict[str, Any]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def architecture(self) -> Architecture:
+        """Read anew each time; `find_model` remembers."""
+        return read_architecture(self.config, self.name)
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """What a list of models shows of one. `vocabulary` is None for a model that reads no words."""
+
+    name: str
+    repository: str
+    family: str
+    parameters: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    vocabulary: int | None
+
+
+@functools.cache
+def known_models() -> tuple[KnownModel, ...]:
+    """The catalog, in its order."""
+    rows = json.loads(CATALOG.read_text(encoding="utf-8"))
+    return tuple(KnownModel(**{**row, "aliases": tuple(row.get("aliases", ()))}) for row in rows)
+
+
+def model_names() -> list[str]:
+    """Short names of the catalog's models, in its order."""
+    return [model.name for model in known_models()]
+
+
+def model_rows() -> list[ModelRow]:
+    """The catalog for a table."""
+    rows = []
+    for model in known_models():
+        a = find_model(model.name)
+        rows.append(
+            ModelRow(
+                model.name, model.repository, family_of(a), a.parameters, a.layers, a.hidden, a.heads, a.kv_heads,
+                a.vocabulary or None,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architecture:
+    """The architecture that a name or path means.
+
+    A folder that holds a config.json comes before a name. cache: folder with `models/*/manifest.json` of earlier
+    runs; what is there comes before the catalog. Raises ValueError that says what would have worked.
+    """
+    text = str(name_or_path).strip()
+    if not text:
+        raise ValueError(f"no model is named; {_ASK}")
+    path = Path(text).expanduser()
+    if path.is_dir() and (path / "config.json").is_file():
+        return _from_file(path / "config.json")
+    if path.is_file() and path.suffix == ".json":
+        return _from_file(path)
+    if text.startswith("synthetic:"):
+        return _synthetic(text)
+    cached = _from_cache(text, cache) if cache is not None else None
+    found = cached or _by_word(text.partition("@")[0].lower())
+    if found is None:
+        raise ValueError(_unknown(text, path))
+    return found
+
+
+def family_of(architecture: Architecture) -> str:
+    """text_generation, text2text, embedding, vision or audio."""
+    if architecture.kind == "encoder_decoder":
+        return "audio" if architecture.model_type == "whisper" else "text2text"
+    return {"decoder": "text_generation", "encoder": "embedding", "vision": "vision"}[architecture.kind]
+
+
+def check_family(architecture: Architecture, word: str) -> None:
+    """Whether a plan's `model_family` suits its model. Raises ValueError naming the words that are known or fit."""
+    plain = word.lower().replace("-", "_")
+    plain = _SYNONYMS.get(plain, plain)
+    if plain not in _FAMILIES:
+        raise ValueError(f"model_family: {word!r} is not known; use one of: {', '.join(_FAMILIES)}")
+    family = family_of(architecture)
+    kind = "audio" if family == "audio" else architecture.kind
+    if kind not in _FAMILIES[plain]:
+        raise ValueError(f"model_family: {architecture.name} is of the family {family}, not {plain}")
+
+
+@functools.cache
+def _words() -> dict[str, KnownModel]:
+    """Every word that means a model: names first, so that no alias takes one."""
+    words: dict[str, KnownModel] = {}
+    for model in known_models():
+        words.setdefault(model.name.lower(), model)
+    for model in known_models():
+        for word in (model.repository, *model.aliases):
+            words.setdefault(word.lower(), model)
+    for model in known_models():  # the last part of a repository's name, where no other model has it
+        words.setdefault(model.repository.rpartition("/")[2].lower(), model)
+    return words
+
+
+@functools.cache
+def _by_word(word: str) -> Architecture | None:
+    if word in configs.architectures.ARCHITECTURES:
+        return read_architecture(configs.architectures.ARCHITECTURES[word], word)
+    model = _words().get(word)
+    return model.architecture if model else None
+
+
+def _synthetic(text: str) -> Architecture:
+    known = configs.architectures.ARCHITECTURES
+    name = text.removeprefix("synthetic:").partition("@")[0]
+    if name not in known:
+        raise ValueError(f"{text}: no architecture is called {name!r}; use one of: {', '.join(known)}")
+    return read_architecture(known[name], name)
+
+
+def _from_file(path: Path) -> Architecture:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: not a config.json; it holds no object")
+    try:
+        return read_architecture(config, path.resolve().parent.name if path.name == "config.json" else path.stem)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _from_cache(text: str, cache: Path) -> Architecture | None:
+    """A model that a run has fetched: by identity (`owner/name@commit`), or by repository."""
+    for path in sorted(cache.expanduser().glob("models/*/manifest.json")):
+        try:
+            manifest = json.loads(path.read_bytes())
+            identity, config = str(manifest["identity"]), dict(manifest["config"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # damaged: whoever needs the weights fetches them again
+        if text.lower() in (identity.lower(), identity.rpartition("@")[0].lower()):
+            return read_architecture(config, text)
+    return None
+
+
+def _unknown(text: str, path: Path) -> str:
+    if path.is_dir():
+        return f"{text}: no config.json in this folder; the planner reads nothing else of a model"
+    if path.suffix == ".json":
+        return f"{text}: no such file; {_ASK}"
+    if path.is_file():
+        return f"{text}: not a config.json; {_ASK}"
+    word = text.lower()
+    longer = [name for name in model_names() if name.startswith(f"{word}-")]
+    close = longer[:3] or difflib.get_close_matches(word, list(_words()), n=3)
+    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+    return f"model {text!r} is not in the catalog{hint}; {_ASK}"

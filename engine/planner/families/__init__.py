@@ -1,0 +1,72 @@
+"""From a Hugging Face config.json to an `Architecture`: the weights of each family, one by one.
+
+    architecture = read_architecture(config, "llama-2-7b")
+
+Parameters are exact; tests count those of transformers' own modules. They are those of the class that the
+configuration names in `architectures`, or of the family's first where it names none that is known here;
+`Architecture.counted` says which.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.planner.architecture import Architecture
+from engine.planner.families import encoders, gpt, seq2seq
+from engine.planner.families.deepseek import read_deepseek
+from engine.planner.families.llama import VARIANTS, read_llama_like
+from engine.planner.families.parts import Fields
+from engine.planner.families.vision import read_vit
+
+READERS: dict[str, Callable[[Fields], Architecture]] = {
+    **{kind: read_llama_like for kind in VARIANTS},
+    "deepseek_v2": read_deepseek,
+    "deepseek_v3": read_deepseek,
+    "gpt2": gpt.read_gpt2,
+    "gptj": gpt.read_gptj,
+    "gpt_neo": gpt.read_gpt_neo,
+    "gpt_neox": gpt.read_gpt_neox,
+    "opt": gpt.read_opt,
+    "bloom": gpt.read_bloom,
+    "mpt": gpt.read_mpt,
+    "falcon": gpt.read_falcon,
+    "phi": gpt.read_phi,
+    "bert": encoders.read_bert,
+    "roberta": encoders.read_roberta,
+    "xlm-roberta": encoders.read_roberta,
+    "distilbert": encoders.read_distilbert,
+    "albert": encoders.read_albert,
+    "electra": encoders.read_electra,
+    "t5": seq2seq.read_t5,
+    "mt5": seq2seq.read_t5,
+    "bart": seq2seq.read_bart,
+    "whisper": seq2seq.read_whisper,
+    "vit": read_vit,
+    "deit": read_vit,
+}
+
+
+def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture:
+    """The architecture of a config.json. Raises ValueError naming the family or key that is not known."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in READERS:
+        said = "has no model_type" if kind is None else f"model_type {kind!r} is not known to the planner"
+        inner = config.get("text_config")
+        known = isinstance(inner, Mapping) and inner.get("model_type") in READERS
+        hint = "; its text_config is known: give that as a config.json of its own" if known else ""
+        raise ValueError(f"config.json: {said}{hint}; use one of: {', '.join(READERS)}")
+    architecture = READERS[kind](Fields(config, name or kind))
+    _check(config, architecture)
+    return architecture
+
+
+def _check(config: Mapping[str, Any], architecture: Architecture) -> None:
+    """What transformers refuses too, and would give figures that mean nothing."""
+    hidden, heads, kv_heads = architecture.hidden, architecture.heads, architecture.kv_heads
+    where = f"{architecture.name}: config.json:"
+    own_head_dim = {"head_dim", "d_kv", "kv_lora_rank"} & config.keys()
+    if hidden % heads and not own_head_dim:
+        raise ValueError(f"{where} a hidden size of {hidden} cannot be shared equally by {heads} heads")
+    if heads % kv_heads:
+        raise ValueError(f"{where} {heads} query heads cannot share {kv_heads} heads of keys and values equally")
+    if architecture.windows and len(architecture.windows) != architecture.layers:
+        raise ValueError(f"{where} layer types are said of {len(architecture.windows)} of {architecture.layers} layers")

@@ -1,0 +1,106 @@
+"""DeepSeek-V2 and V3: keys and values made of one narrow latent vector, and many small experts.
+
+The cache keeps the latent vector and one rotary key for all heads (arXiv 2405.04434, section 2.1). Heads of
+multi-token prediction are not counted: transformers leaves them out.
+"""
+
+from engine.planner.architecture import Architecture
+from engine.planner.families.parts import (
+    Fields,
+    Weights,
+    decoder_classes,
+    feed_forward,
+    in_stack,
+    linear,
+    norm,
+    table,
+    text_head,
+)
+
+
+def read_deepseek(fields: Fields) -> Architecture:
+    """The first blocks are dense (`first_k_dense_replace`), the others have experts."""
+    stem, dense_by_default, shared_by_default = {
+        "deepseek_v2": ("DeepseekV2", 0, 2),
+        "deepseek_v3": ("DeepseekV3", 3, 1),
+    }[fields.model_type]
+    hidden, layers, heads, inner, vocabulary = (
+        fields.number(key)
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    )
+    said = fields.get("first_k_dense_replace")
+    dense = min(layers, dense_by_default if said is None else int(said))
+    experts, used = fields.number("n_routed_experts"), fields.number("num_experts_per_tok")
+    expert_inner = fields.number("moe_intermediate_size")
+    shared = fields.number("n_shared_experts", default=shared_by_default)
+    tied = fields.flag("tie_word_embeddings", False)
+    counted, head = text_head(fields, decoder_classes(stem), hidden, vocabulary, tied=tied)
+    sparse = layers - dense
+    with_experts = (
+        *linear("mlp.router", experts, hidden, sparse),
+        *feed_forward(hidden, expert_inner, sparse * experts, gated=True, prefix="expert_", share=used / experts),
+        *feed_forward(hidden, shared * expert_inner, sparse, gated=True, prefix="shared_"),
+    )
+    weights = (
+        *table("embedding", vocabulary, hidden, split=True),
+        *_latent_attention(fields, hidden, heads, layers),
+        *(in_stack("dense", feed_forward(hidden, inner, dense, gated=True)) if dense else ()),
+        *(in_stack("sparse", with_experts) if sparse else ()),
+        *norm("norm", hidden, 2 * layers, bias=False),
+        *norm("final_norm", hidden, 1, bias=False, block=False),
+        *head,
+    )
+    rope = fields.number("qk_rope_head_dim", default=64)
+    return Architecture(
+        name=fields.name,
+        kind="decoder",
+        model_type=fields.model_type,
+        layers=layers,
+        decoder_layers=layers,
+        hidden=hidden,
+        feed_forward=inner,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=fields.number("qk_nope_head_dim", default=128) + rope,
+        vocabulary=vocabulary,
+        positions=0,
+        gated=True,
+        activation=fields.word("hidden_act", "silu"),
+        norm="rmsnorm",
+        tied=tied,
+        weights=weights,
+        max_positions=fields.get("max_position_embeddings"),
+        experts=experts,
+        experts_per_token=used,
+        kv_elements_per_token=fields.number("kv_lora_rank", default=512) + rope,
+        value_dim=fields.number("v_head_dim", default=128),
+        counted=counted,
+        stacks=(("dense", dense), ("sparse", sparse)),
+    )
+
+
+def _latent_attention(fields: Fields, hidden: int, heads: int, layers: int) -> Weights:
+    """Down to a latent vector, which every rank holds whole, and up to heads, which are shared out."""
+    latent, rope = fields.number("kv_lora_rank", default=512), fields.number("qk_rope_head_dim", default=64)
+    plain, value = fields.number("qk_nope_head_dim", default=128), fields.number("v_head_dim", default=128)
+    bias = fields.flag("attention_bias", False)
+    # A null means queries that are projected at once; a missing key is transformers' default.
+    query_latent = fields.number("q_lora_rank", default=1536)
+    queries: Weights
+    if "q_lora_rank" in fields.config and fields.get("q_lora_rank") is None:
+        queries = linear("attention.query", heads * (plain + rope), hidden, layers, split="column", groups=heads)
+    else:
+        queries = (
+            *linear("attention.query_down", query_latent, hidden, layers, bias=bias),
+            *norm("attention.query_norm", query_latent, layers, bias=False),
+            *linear(
+                "attention.query_up", heads * (plain + rope), query_latent, layers, split="column", groups=heads
+            ),
+        )  # fmt: skip
+    return (
+        *queries,
+        *linear("attention.key_value_down", latent + rope, hidden, layers, bias=bias),
+        *norm("attention.key_value_norm", latent, layers, bias=False),
+        *linear("attention.key_value_up", heads * (plain + value), latent, layers, split="column", groups=heads),
+        *linear("attention.output", hidden, heads * value, layers, bias=bias, split="row", groups=heads),
+    )

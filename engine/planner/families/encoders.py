@@ -1,0 +1,184 @@
+"""Encoders of text: BERT, RoBERTa and XLM-RoBERTa, DistilBERT, ALBERT, ELECTRA.
+
+What is on top follows from the class that the configuration names in `architectures`: a published BERT says
+`BertForMaskedLM` (a transform and a tied head, no pooler), `BertModel` has a pooler and no head. Where none is
+named, it is the body with its pooler, as for embeddings.
+"""
+
+from dataclasses import dataclass
+
+from engine.planner.architecture import Architecture
+from engine.planner.families.parts import (
+    Fields,
+    Weights,
+    attention,
+    classifier,
+    feed_forward,
+    head,
+    in_stack,
+    linear,
+    norm,
+    table,
+)
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """width: of the embeddings. poolers: classes that have a pooler. dense: a classifier has a layer before it."""
+
+    stem: str
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    vocabulary: int
+    positions: int
+    types: int
+    activation: str
+    width: int
+    groups: int | None = None  # of layers that share their weights; None: no layer shares
+    pooler: bool = True
+    dense_classifier: bool = False
+
+
+def read_bert(fields: Fields) -> Architecture:
+    """BERT."""
+    return _read(fields, _named_sizes(fields, "Bert"))
+
+
+def read_roberta(fields: Fields) -> Architecture:
+    """RoBERTa, XLM-RoBERTa. Rows of positions are as the configuration says (two more than tokens)."""
+    stem = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[fields.model_type]
+    return _read(fields, _named_sizes(fields, stem, dense_classifier=True))
+
+
+def read_distilbert(fields: Fields) -> Architecture:
+    """DistilBERT: no pooler, no types of tokens."""
+    hidden, layers = fields.number("dim", "hidden_size"), fields.number("n_layers", "num_hidden_layers")
+    heads, inner = fields.number("n_heads", "num_attention_heads"), fields.number("hidden_dim", default=4 * hidden)
+    positions = fields.number("max_position_embeddings", default=512)
+    return _read(
+        fields,
+        _Encoder(
+            "DistilBert", hidden, layers, heads, inner, fields.number("vocab_size"), positions, 0,
+            fields.word("activation", "gelu"), hidden, pooler=False, dense_classifier=True,
+        ),
+    )  # fmt: skip
+
+
+def read_albert(fields: Fields) -> Architecture:
+    """ALBERT: narrow embeddings, and one block for all layers (or one for each group of them)."""
+    groups = fields.number("num_hidden_groups", default=1)
+    if fields.number("inner_group_num", default=1) != 1:
+        raise ValueError(f"{fields.name}: config.json: inner_group_num above 1 is not known to the planner")
+    return _read(fields, _named_sizes(fields, "Albert", groups=groups, narrow=True))
+
+
+def read_electra(fields: Fields) -> Architecture:
+    """ELECTRA: narrow embeddings, no pooler; its usual class tells real tokens from replaced ones."""
+    return _read(fields, _named_sizes(fields, "Electra", narrow=True, pooler=False, dense_classifier=True))
+
+
+def _named_sizes(
+    fields: Fields,
+    stem: str,
+    *,
+    groups: int | None = None,
+    narrow: bool = False,
+    pooler: bool = True,
+    dense_classifier: bool = False,
+) -> _Encoder:
+    hidden, layers, heads, inner, vocabulary = (
+        fields.number(key)
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    )
+    return _Encoder(
+        stem, hidden, layers, heads, inner, vocabulary,
+        fields.number("max_position_embeddings", default=512), fields.number("type_vocab_size", default=2),
+        fields.word("hidden_act", "gelu"), fields.number("embedding_size", default=128) if narrow else hidden,
+        groups, pooler, dense_classifier,
+    )  # fmt: skip
+
+
+def _read(fields: Fields, sizes: _Encoder) -> Architecture:
+    stem, hidden = sizes.stem, sizes.hidden
+    counted = fields.one_of(_classes(stem))
+    tied = fields.flag("tie_word_embeddings", True)
+    mapped = sizes.width != hidden or stem == "Albert"
+    blocks, uses = (sizes.layers, None) if sizes.groups is None else (sizes.groups, sizes.layers)
+    body = (
+        *attention(hidden, sizes.heads, hidden // sizes.heads, blocks, bias=True, uses=uses),
+        *feed_forward(hidden, sizes.inner, blocks, bias=True, uses=uses),
+        *norm("norm", hidden, 2 * blocks),
+    )
+    weights = (
+        *table("embedding", sizes.vocabulary, sizes.width, split=True),
+        *table("positions", sizes.positions, sizes.width),
+        *(table("types", sizes.types, sizes.width) if sizes.types else ()),
+        *norm("embedding.norm", sizes.width, 1, block=False),
+        *(linear("embedding.map", hidden, sizes.width, 1, bias=True, block=False) if mapped else ()),
+        *(body if sizes.groups is None else in_stack("shared", body)),
+        *_top(fields, sizes, counted.removeprefix(stem), tied),
+    )
+    return Architecture(
+        name=fields.name,
+        kind="encoder",
+        model_type=fields.model_type,
+        layers=sizes.layers,
+        decoder_layers=0,
+        hidden=hidden,
+        feed_forward=sizes.inner,
+        heads=sizes.heads,
+        kv_heads=sizes.heads,
+        head_dim=hidden // sizes.heads,
+        vocabulary=sizes.vocabulary,
+        positions=sizes.positions,
+        gated=False,
+        activation=sizes.activation,
+        norm="layernorm",
+        tied=tied,
+        weights=weights,
+        max_positions=sizes.positions,
+        counted=counted,
+        stacks=() if sizes.groups is None else (("shared", sizes.groups),),
+    )
+
+
+def _classes(stem: str) -> tuple[str, ...]:
+    """The classes of transformers that are known here, the body first."""
+    tops = ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"]
+    if stem in ("Bert", "Albert", "Electra"):
+        tops.append("ForPreTraining")
+    if stem in ("Roberta", "XLMRoberta", "Electra"):
+        tops.append("ForCausalLM")
+    return (*(f"{stem}{top}" for top in tops), *(["BertLMHeadModel"] if stem == "Bert" else []))
+
+
+def _top(fields: Fields, sizes: _Encoder, top: str, tied: bool) -> Weights:
+    """What stands on the blocks of one class."""
+    stem, hidden = sizes.stem, sizes.hidden
+    pooler = linear("pooler", hidden, hidden, 1, bias=True, block=False, per_sequence=True)
+    doubled = not tied and stem not in ("DistilBert", "Electra")
+    masked = (
+        *linear("head.transform", sizes.width, hidden, 1, bias=True, block=False),
+        *norm("head.norm", sizes.width, 1, block=False),
+        *head(sizes.vocabulary, sizes.width, tied=tied, bias=True),
+        # An untied head of these has a second bias, which transformers adds to nothing.
+        *(norm("head.unused_bias", sizes.vocabulary, 1, bias=False, block=False) if doubled else ()),
+    )
+    if top == "Model":
+        return pooler if sizes.pooler else ()
+    if top == "ForTokenClassification":
+        return linear("classifier", fields.labels, hidden, 1, bias=True, block=False)
+    if top == "ForSequenceClassification":
+        # RoBERTa's, DistilBERT's and ELECTRA's dense layer has a pooler's shape.
+        return (*pooler, *classifier(fields.labels, hidden))
+    if top == "ForPreTraining" and stem == "Electra":
+        return (
+            *linear("discriminator", hidden, hidden, 1, bias=True, block=False),
+            *linear("discriminator.prediction", 1, hidden, 1, bias=True, block=False),
+        )
+    if top == "ForPreTraining":
+        labels = fields.labels if stem == "Albert" else 2
+        return (*pooler, *masked, *classifier(labels, hidden))
+    return masked

@@ -1,0 +1,188 @@
+"""Decoders of the Llama kind: RMSNorm, rotary positions, gated feed-forward; and those with experts.
+
+Llama, Mistral, Mixtral, Qwen2, Qwen3 (and with experts), Gemma, Gemma 2, Gemma 3 (text), Phi-3 and 4. What differs
+is biases, norms and windows: a row of `VARIANTS`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.planner.architecture import Architecture
+from engine.planner.families.parts import (
+    Fields,
+    Weights,
+    attention,
+    decoder_classes,
+    feed_forward,
+    linear,
+    norm,
+    table,
+    text_head,
+)
+
+
+def _every_layer(fields: Fields, layers: int) -> list[bool]:
+    return [True] * layers
+
+
+def _every_second_layer(fields: Fields, layers: int) -> list[bool]:
+    return [layer % 2 == 0 for layer in range(layers)]
+
+
+def _all_but_each_sixth(fields: Fields, layers: int) -> list[bool]:
+    pattern = fields.number("sliding_window_pattern", default=6)
+    return [(layer + 1) % pattern != 0 for layer in range(layers)]
+
+
+def _upper_layers(fields: Fields, layers: int) -> list[bool]:
+    if not fields.flag("use_sliding_window", False):
+        return [False] * layers
+    first = fields.get("max_window_layers")
+    return [layer >= (28 if first is None else int(first)) for layer in range(layers)]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """How one family differs. Defaults are those of transformers' configuration classes.
+
+    qkv_bias: of queries, keys and values only; None: as `attention_bias` says, of the output too.
+    slides: which layers look back a window only, where the configuration has no `layer_types`.
+    window: tokens that they look back where the configuration is silent; null there means no window.
+    """
+
+    stem: str
+    activation: str = "silu"
+    tied: bool = False
+    qkv_bias: bool | None = None
+    mlp_bias: bool = False  # whether there is a key `mlp_bias`
+    block_norms: int = 2
+    query_key_norms: bool = False
+    kv_heads: int | None = None  # None: as many as query heads
+    head_dim: int | None = None  # None: hidden / heads
+    slides: Callable[[Fields, int], list[bool]] | None = None
+    window: int | None = None
+    experts: tuple[int, int] | None = None  # how many there are, and to how many a token goes
+    classes: tuple[str, str, str] | None = None  # None: as the stem says
+
+
+_GEMMA = "gelu_pytorch_tanh"
+VARIANTS = {
+    "llama": _Variant("Llama", mlp_bias=True),
+    "mistral": _Variant("Mistral", qkv_bias=False, kv_heads=8, slides=_every_layer, window=4096),
+    "mixtral": _Variant("Mixtral", qkv_bias=False, kv_heads=8, slides=_every_layer, experts=(8, 2)),
+    "qwen2": _Variant("Qwen2", qkv_bias=True, kv_heads=32, slides=_upper_layers, window=4096),
+    "qwen3": _Variant("Qwen3", query_key_norms=True, kv_heads=32, head_dim=128, slides=_upper_layers, window=4096),
+    "qwen3_moe": _Variant(
+        "Qwen3Moe", query_key_norms=True, kv_heads=4, slides=_upper_layers, window=4096, experts=(128, 8)
+    ),
+    "gemma": _Variant("Gemma", _GEMMA, tied=True, kv_heads=16, head_dim=256),
+    "gemma2": _Variant(
+        "Gemma2", _GEMMA, tied=True, block_norms=4, kv_heads=4, head_dim=256, slides=_every_second_layer, window=4096
+    ),
+    "gemma3_text": _Variant(
+        "Gemma3",
+        _GEMMA,
+        tied=True,
+        block_norms=4,
+        query_key_norms=True,
+        kv_heads=4,
+        head_dim=256,
+        slides=_all_but_each_sixth,
+        window=4096,
+        classes=("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
+    ),
+    "phi3": _Variant("Phi3", qkv_bias=False, slides=_every_layer),
+}
+
+
+def read_llama_like(fields: Fields) -> Architecture:
+    """An architecture of one of `VARIANTS`."""
+    variant = VARIANTS[fields.model_type]
+    hidden, layers, heads = (fields.number(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    inner, vocabulary = fields.number("intermediate_size"), fields.number("vocab_size")
+    kv_heads = fields.number("num_key_value_heads", default=_default_kv_heads(fields, variant, heads))
+    head_dim = fields.number("head_dim", default=variant.head_dim or hidden // heads)
+    tied = fields.flag("tie_word_embeddings", variant.tied)
+    bias = fields.flag("attention_bias", False) if variant.qkv_bias is None else variant.qkv_bias
+    output_bias = bias if variant.qkv_bias is None else False
+    counted, head = text_head(fields, variant.classes or decoder_classes(variant.stem), hidden, vocabulary, tied=tied)
+    experts, used = _experts(fields, variant)
+    weights = (
+        *table("embedding", vocabulary, hidden, split=True),
+        *attention(hidden, heads, head_dim, layers, kv_heads=kv_heads, bias=bias, output_bias=output_bias),
+        *(norm("attention.query_key_norm", head_dim, 2 * layers, bias=False) if variant.query_key_norms else ()),
+        *_feed_forward(fields, variant, hidden, inner, layers),
+        *norm("norm", hidden, variant.block_norms * layers, bias=False),
+        *norm("final_norm", hidden, 1, bias=False, block=False),
+        *head,
+    )
+    return Architecture(
+        name=fields.name,
+        kind="decoder",
+        model_type=fields.model_type,
+        layers=layers,
+        decoder_layers=layers,
+        hidden=hidden,
+        feed_forward=inner,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=vocabulary,
+        positions=0,
+        gated=True,
+        activation=fields.word("hidden_activation", fields.word("hidden_act", variant.activation)),
+        norm="rmsnorm",
+        tied=tied,
+        weights=weights,
+        windows=_windows(fields, variant, layers),
+        max_positions=fields.get("max_position_embeddings"),
+        experts=experts,
+        experts_per_token=used,
+        counted=counted,
+    )
+
+
+def _default_kv_heads(fields: Fields, variant: _Variant, heads: int) -> int:
+    # Where a configuration says null, transformers takes one for each query head; where it says nothing, the default.
+    return heads if variant.kv_heads is None or "num_key_value_heads" in fields.config else variant.kv_heads
+
+
+def _experts(fields: Fields, variant: _Variant) -> tuple[int, int]:
+    if variant.experts is None:
+        return 1, 1
+    there, used = variant.experts
+    return (
+        fields.number("num_local_experts", "num_experts", default=there),
+        fields.number("num_experts_per_tok", default=used),
+    )
+
+
+def _feed_forward(fields: Fields, variant: _Variant, hidden: int, inner: int, layers: int) -> Weights:
+    if variant.experts is None:
+        bias = variant.mlp_bias and fields.flag("mlp_bias", False)
+        return feed_forward(hidden, inner, layers, gated=True, bias=bias)
+    if fields.number("decoder_sparse_step", default=1) != 1 or fields.get("mlp_only_layers"):
+        raise ValueError(
+            f"{fields.name}: config.json: only models with experts in every layer are known to the planner"
+        )
+    experts, used = _experts(fields, variant)
+    expert_inner = fields.number("moe_intermediate_size", default=inner if variant.stem == "Mixtral" else 768)
+    return (
+        *linear("mlp.router", experts, hidden, layers),
+        *feed_forward(hidden, expert_inner, layers * experts, gated=True, prefix="expert_", share=used / experts),
+    )
+
+
+def _windows(fields: Fields, variant: _Variant, layers: int) -> tuple[int | None, ...]:
+    """Tokens that each layer looks back; empty where all look at all."""
+    if variant.slides is None:
+        return ()
+    window = fields.get("sliding_window") if "sliding_window" in fields.config else variant.window
+    types = fields.get("layer_types")
+    if types is None:
+        slides = variant.slides(fields, layers)
+    else:
+        slides = [kind == "sliding_attention" for kind in types]
+    if window is None or not any(slides):
+        return ()
+    return tuple(int(window) if slide else None for slide in slides)

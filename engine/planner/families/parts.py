@@ -1,0 +1,204 @@
+"""What all readers of configurations share: access that names a missing key, and the weights of common parts.
+
+    fields = Fields(config, "opt")
+    weights = (*table("embedding", fields.number("vocab_size"), 768), *linear("mlp.down", 768, 3072, 12, split="row"))
+
+A part is a tuple of `Weight`s; `copies` is how many blocks have it. `split="column"` shards the outputs of a
+matrix and its bias, `split="row"` the inputs of a matrix (the bias is added once, by every rank): Megatron-LM's
+tensor parallelism (arXiv 1909.08053).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from engine.planner.architecture import Role, Stream, Weight
+
+Weights = tuple[Weight, ...]
+
+
+class Fields:
+    """A config.json whose numbers are checked when they are asked for."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.config = config
+        self.name = name
+        self.model_type = str(config.get("model_type"))
+
+    def get(self, *keys: str) -> Any:
+        """The value of the first of `keys` that is there and not null."""
+        return next((self.config[key] for key in keys if self.config.get(key) is not None), None)
+
+    def number(self, *keys: str, default: int | None = None) -> int:
+        """A positive whole number. Raises ValueError naming the key."""
+        value = self.get(*keys)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+            said = "is missing" if value is None else f"is {value!r}"
+            raise ValueError(f"{self.name}: config.json: {keys[0]} {said}; a positive whole number is needed")
+        return int(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false; `default` is the one of transformers' configuration class."""
+        value = self.get(key)
+        return default if value is None else bool(value)
+
+    def word(self, key: str, default: str) -> str:
+        """A name, such as that of an activation function."""
+        return str(self.get(key) or default)
+
+    @property
+    def labels(self) -> int:
+        """Classes that a classifier tells apart; transformers assumes two."""
+        labels = self.get("id2label")
+        return len(labels) if labels else self.number("num_labels", default=2)
+
+    def one_of(self, known: Sequence[str]) -> str:
+        """The class that the configuration names in `architectures`, or else the first of `known`."""
+        named = self.get("architectures") or ()
+        return next((name for name in named if name in known), known[0])
+
+
+def linear(
+    name: str,
+    outputs: int,
+    inputs: int,
+    copies: int,
+    *,
+    bias: bool = False,
+    split: Literal["column", "row"] | None = None,
+    groups: int | None = None,
+    role: Role = "matrix",
+    block: bool = True,
+    share: float = 1.0,
+    uses: int | None = None,
+    per_sequence: bool = False,
+    stream: Stream = "main",
+) -> Weights:
+    """A matrix of (outputs, inputs), with its bias where it has one."""
+    axis = {"column": 0, "row": 1, None: None}[split]
+    matrix = Weight(
+        name,
+        (outputs, inputs),
+        copies,
+        role,
+        axis,
+        groups,
+        share,
+        block,
+        uses,
+        per_sequence=per_sequence,
+        stream=stream,
+    )
+    if not bias:
+        return (matrix,)
+    sharded = split == "column"
+    # A tied head's matrix has no copy, its bias has one.
+    own = max(copies, 1) if role == "head" else copies
+    vector = Weight(
+        f"{name}.bias", (outputs,), own, "vector", 0 if sharded else None, groups if sharded else None, block=block
+    )
+    return (matrix, vector)
+
+
+def table(name: str, rows: int, width: int, *, split: bool = False) -> Weights:
+    """Rows that are looked up: words (which tensor parallelism can share out) or positions."""
+    return (Weight(name, (rows, width), 1, "embedding", 0 if split else None, block=False),)
+
+
+def norm(name: str, width: int, copies: int, *, bias: bool = True, block: bool = True) -> Weights:
+    """Scale, and shift where there is a bias: both are vectors of `width`."""
+    return (Weight(name, (width,), copies * (2 if bias else 1), "vector", block=block),)
+
+
+def attention(
+    hidden: int,
+    heads: int,
+    head_dim: int,
+    copies: int,
+    *,
+    kv_heads: int | None = None,
+    bias: bool = False,
+    output_bias: bool | None = None,
+    prefix: str = "",
+    uses: int | None = None,
+    stream: Stream = "main",
+    key_value_stream: Stream | None = None,
+) -> Weights:
+    """Query, key and value projections and the output's. `bias` is that of the first three, and by default of all."""
+    kv_heads = kv_heads or heads
+    doubled = None if uses is None else 2 * uses
+    return (
+        *linear(
+            f"{prefix}attention.query", heads * head_dim, hidden, copies,
+            bias=bias, split="column", groups=heads, uses=uses, stream=stream,
+        ),
+        *linear(
+            f"{prefix}attention.key_value", kv_heads * head_dim, hidden, 2 * copies,
+            bias=bias, split="column", groups=kv_heads, uses=doubled, stream=key_value_stream or stream,
+        ),
+        *linear(
+            f"{prefix}attention.output", hidden, heads * head_dim, copies,
+            bias=bias if output_bias is None else output_bias, split="row", groups=heads, uses=uses, stream=stream,
+        ),
+    )  # fmt: skip
+
+
+def feed_forward(
+    hidden: int,
+    inner: int,
+    copies: int,
+    *,
+    gated: bool = False,
+    bias: bool = False,
+    prefix: str = "",
+    share: float = 1.0,
+    uses: int | None = None,
+    stream: Stream = "main",
+) -> Weights:
+    """Two matrices, or three where the first is gated by another. `copies` counts experts too."""
+    first = "mlp.gate_up" if gated else "mlp.up"
+    times = 2 if gated else 1
+    return (
+        *linear(
+            f"{prefix}{first}", inner, hidden, times * copies,
+            bias=bias, split="column", share=share, uses=None if uses is None else times * uses, stream=stream,
+        ),
+        *linear(
+            f"{prefix}mlp.down", hidden, inner, copies, bias=bias, split="row", share=share, uses=uses, stream=stream
+        ),
+    )  # fmt: skip
+
+
+def head(vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> Weights:
+    """From hidden states to logits. A tied head's matrix is the embedding's."""
+    return linear("head", vocabulary, width, 0 if tied else 1, bias=bias, split="column", role="head", block=False)
+
+
+def classifier(labels: int, width: int, *, bias: bool = True) -> Weights:
+    """From one vector of a sequence to its class."""
+    return linear("classifier", labels, width, 1, bias=bias, block=False, per_sequence=True)
+
+
+def decoder_classes(stem: str) -> tuple[str, str, str]:
+    """transformers' classes of a decoder: with a head to logits, without a head, with a head to classes."""
+    return (f"{stem}ForCausalLM", f"{stem}Model", f"{stem}ForSequenceClassification")
+
+
+def text_head(
+    fields: Fields, classes: tuple[str, str, str], width: int, vocabulary: int, *, tied: bool, bias: bool = False
+) -> tuple[str, Weights]:
+    """Which of the three classes is counted, and its head."""
+    counted = fields.one_of(classes)
+    if counted == classes[0]:
+        return counted, head(vocabulary, width, tied=tied, bias=bias)
+    if counted == classes[1]:
+        return counted, ()
+    # transformers multiplies every token and picks one afterwards.
+    return counted, linear("classifier", fields.labels, width, 1, block=False)
+
+
+def in_stack(stack: str, weights: Iterable[Weight]) -> Weights:
+    """The same weights, of one kind of block only."""
+    return tuple(replace(weight, stack=stack) if weight.block else weight for weight in weights)
