@@ -1,0 +1,160 @@
+"""Predicted tokens/s for rows of tensor-parallel decode, from hardware constants and the smallest row of each model.
+
+    predictions = predict(rows, fit=[])          # constants alone
+    predictions = predict(rows, fit)             # and one scale for each model, from its row with the fewest GPUs
+
+Rows have model, num_gpus, gpu, dtype, batch_size and prompt_tokens; `tokens_per_second` is read of `fit` only, and
+`achieved_bandwidth_gb_per_second` never. A scale multiplies the whole time of a step: what an engine's kernels do
+better or worse than the constants say, they do on any number of GPUs.
+
+The engine of such rows is taken to be of gpt-fast's kind (github.com/pytorch-labs/gpt-fast, tp.py and quantize.py,
+read 2026-11-21): compiled and captured, table and head whole on each GPU, int8 and int4 for the head too, int4 in
+groups of 32 under tensor parallelism, 200 new tokens, GPUs of one node.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from configs.cell import Layout
+from configs.hardware import Machine
+from configs.hardware_catalog import accelerator
+from engine.planner.catalog import find_model
+from engine.planner.check.rows import Row, RowPrediction
+from engine.planner.setup import InferenceSetup, WeightFormat
+from engine.planner.timing.inference import generation_time
+
+MEASURED = "tokens_per_second"
+_NODE_GPUS = 8
+_NEW_TOKENS = 200
+_INT4_GROUP = 32
+_FORMATS: dict[str, WeightFormat] = {
+    "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
+    "fp32": "float32", "float32": "float32", "fp8": "float8", "float8": "float8",
+    "int8": "int8", "8bit": "int8", "w8a16": "int8", "int4": "int4", "4bit": "int4", "w4a16": "int4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A row that is understood."""
+
+    setup: InferenceSetup
+    gpu: str
+    dtype: str
+
+    @property
+    def model(self) -> str:
+        return self.setup.architecture.name
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all sequences by constants alone; the prompt's time is left out, as decode rows do."""
+        return self.setup.batch / generation_time(self.setup).token_seconds
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Measured over predicted of one fit row."""
+
+    point: _Point
+    value: float
+
+
+def predict(rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
+    """One prediction a row; None with a reason for what is not known. Raises ValueError for a wrong row of `fit`."""
+    scales = _scales(fit)
+    return [_predicted(row, scales) for row in rows]
+
+
+def _predicted(row: Row, scales: Sequence[_Scale]) -> RowPrediction:
+    try:
+        point = _point(row)
+        return RowPrediction(point.tokens_per_second * _scale_of(point, scales))
+    except ValueError as error:
+        return RowPrediction(None, str(error))
+
+
+def _scales(fit: Sequence[Row]) -> list[_Scale]:
+    """Of each model, GPU and dtype the row with the fewest GPUs (of equals, the smallest batch)."""
+    smallest: dict[tuple[str, str, str], tuple[tuple[int, int], _Scale]] = {}
+    for row in fit:
+        if not (row.get(MEASURED) or "").strip():
+            continue
+        try:
+            point = _point(row)
+            predicted = point.tokens_per_second
+        except ValueError:
+            continue  # what is not known teaches nothing
+        scale = _Scale(point, float(row[MEASURED]) / predicted)
+        size = (point.setup.layout.tp, point.setup.batch)
+        key = (point.model, point.gpu, point.dtype)
+        if key not in smallest or size < smallest[key][0]:
+            smallest[key] = (size, scale)
+    return [scale for _, scale in smallest.values()]
+
+
+def _scale_of(point: _Point, scales: Sequence[_Scale]) -> float:
+    """The row's own model's; without one, the median of those that have most in common with it; without any, 1."""
+    like: tuple[Callable[[_Point], tuple[str, ...]], ...] = (
+        lambda other: (other.model, other.gpu, other.dtype),
+        lambda other: (other.gpu, other.dtype),
+        lambda other: (other.model, other.gpu),
+        lambda other: (other.gpu,),
+        lambda _: (),
+    )
+    for same in like:
+        found = [scale.value for scale in scales if same(scale.point) == same(point)]
+        if found:
+            return median(found)
+    return 1.0
+
+
+def _point(row: Row) -> _Point:
+    """Raises ValueError for a model, GPU, dtype or number that is not known."""
+    weights, group = _format(row["dtype"])
+    gpus = _whole(row, "num_gpus")
+    if gpus > _NODE_GPUS:
+        raise ValueError(
+            f"num_gpus: {gpus} are more than the {_NODE_GPUS} of a node, and no link between nodes is given"
+        )
+    device = accelerator(row["gpu"])
+    compute = weights if weights in ("float32", "float16") else "bfloat16"
+    setup = InferenceSetup(
+        architecture=find_model(row["model"]),
+        machine=Machine(name=device.name, accelerator=device, accelerators=_NODE_GPUS),
+        layout=Layout(tp=gpus),
+        batch=_whole(row, "batch_size"),
+        prompt_tokens=_whole(row, "prompt_tokens"),
+        new_tokens=_NEW_TOKENS,
+        weights=weights,
+        compute=compute,
+        quantised_head=True,
+        int4_group=group,
+        sharded_vocabulary=False,
+    )
+    if not setup.architecture.decoder_layers:
+        raise ValueError(f"model: {row['model']} generates nothing")
+    return _Point(setup, device.name, weights)
+
+
+def _format(text: str) -> tuple[WeightFormat, int]:
+    """`bf16`, `int8`, `int4`, `int4-g128`, `4-bit (G=64)`: the format and the group of int4."""
+    plain = re.sub(r"[^a-z0-9]", "", text.lower()).replace("weightonly", "")
+    found = re.fullmatch(r"([a-z]*\d+(?:bit|a16)?)(?:(?:g|group|groupsize)(\d+))?", plain)
+    if found is None and plain in _FORMATS:
+        return _FORMATS[plain], _INT4_GROUP
+    if found is None or found[1] not in _FORMATS:
+        raise ValueError(f"dtype: {text!r} is not known; use one of: bf16, fp16, fp32, fp8, int8, int4, int4-g128")
+    return _FORMATS[found[1]], int(found[2] or _INT4_GROUP)
+
+
+def _whole(row: Row, column: str) -> int:
+    try:
+        number = float(row[column])
+    except ValueError:
+        number = 0.0
+    if number < 1 or number != int(number):
+        raise ValueError(f"{column}: {row[column]!r} is not a whole number of at least 1")
+    return int(number)

@@ -1,0 +1,192 @@
+"""Files of measured rows: read strictly, told apart by their columns, predicted, and held against what was measured.
+
+    checked = check_files(Path("B.csv"), Path("A.csv"))     # predicts B's rows from constants and A's rows
+    checked.kind.title, checked.result.percentile(50)
+
+Measured columns are taken out of a file's rows before a prediction is asked for, so that none can be read; of A
+they are read. All errors are ValueErrors that name the file and what would have worked.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from engine.planner.check.rows import Checked, Row, RowPrediction, checked
+
+Predictor = Callable[[Sequence[Row], Sequence[Row]], list[RowPrediction]]
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What a kind of file is known by.
+
+    telling: columns that only this kind has. required: without which no row can be predicted. numbers: of the
+    required ones, those that hold a number. optional: known, not needed. measured: the first is the one predicted.
+    shown: columns that name a row in a table.
+    """
+
+    title: str
+    module: str
+    telling: frozenset[str]
+    required: tuple[str, ...]
+    numbers: tuple[str, ...]
+    optional: tuple[str, ...]
+    measured: tuple[str, ...]
+    shown: tuple[str, ...]
+
+    @property
+    def predictor(self) -> Predictor:
+        """The `predict` of the kind's module."""
+        found: Predictor = import_module(self.module).predict
+        return found
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All that are known."""
+        return (*self.required, *self.optional, *self.measured)
+
+
+KINDS = (
+    FileKind(
+        title="training throughput",
+        module="engine.planner.check.throughput",
+        telling=frozenset(
+            {"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "sharding", "precision"}
+        ),
+        required=("model", "sequence_length", "num_gpus", "gpu", "micro_batch_size"),
+        numbers=("sequence_length", "num_gpus", "micro_batch_size"),
+        optional=(
+            "num_parameters", "gradient_accumulation_steps", "global_batch_size", "precision", "sharding",
+            "activation_checkpointing",
+        ),
+        measured=("tokens_per_second", "tokens_per_second_per_gpu", "mfu_percent", "hfu_percent"),
+        shown=("model", "num_gpus", "gpu", "sequence_length", "micro_batch_size"),
+    ),
+    FileKind(
+        title="tensor-parallel decode",
+        module="engine.planner.check.decode",
+        telling=frozenset({"prompt_tokens", "dtype", "batch_size"}),
+        required=("model", "num_gpus", "gpu", "dtype", "batch_size", "prompt_tokens"),
+        numbers=("num_gpus", "batch_size", "prompt_tokens"),
+        optional=(),
+        measured=("tokens_per_second", "achieved_bandwidth_gb_per_second"),
+        shown=("model", "num_gpus", "gpu", "dtype", "batch_size"),
+    ),
+    FileKind(
+        title="training memory",
+        module="engine.planner.check.memory",
+        telling=frozenset({"parallelism", "local_batch_size", "compile", "float8"}),
+        required=("model", "num_gpus", "gpu", "parallelism", "local_batch_size", "sequence_length"),
+        numbers=("num_gpus", "local_batch_size", "sequence_length"),
+        optional=("num_parameters", "activation_checkpointing", "compile", "float8"),
+        measured=("peak_memory_gib", "tokens_per_second_per_gpu"),
+        shown=("model", "num_gpus", "gpu", "parallelism", "local_batch_size"),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A file's rows without their measured columns, and the predictions held against those."""
+
+    kind: FileKind
+    rows: tuple[Row, ...]
+    result: Checked
+    ignored: tuple[str, ...]  # columns that are not known
+    in_fit: int  # rows that the fit file has too
+
+
+def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
+    """Predict every row of one file from constants and, where it is given, the rows of another of the same kind."""
+    rows, kind, ignored = read_rows(predict)
+    fit_rows: list[Row] = []
+    if fit is not None:
+        fit_rows, fit_kind, _ = read_rows(fit)
+        if fit_kind is not kind:
+            raise ValueError(f"{fit}: rows of {fit_kind.title}, but {predict} has rows of {kind.title}; give one kind")
+        if kind.measured[0] not in fit_rows[0]:
+            raise ValueError(f"{fit}: no column {kind.measured[0]}; a file to fit on needs it")
+    blind = [_without_measured(row, kind) for row in rows]
+    known = {tuple(sorted(_without_measured(row, kind).items())) for row in fit_rows}
+    return CheckedFile(
+        kind,
+        tuple(blind),
+        checked(rows, _predictions(kind, blind, fit_rows), kind.measured[0]),
+        ignored,
+        sum(tuple(sorted(row.items())) in known for row in blind),
+    )
+
+
+def read_rows(path: Path) -> tuple[list[Row], FileKind, tuple[str, ...]]:
+    """A CSV file's rows, their kind, and the names of columns that are not known."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [line for line in csv.reader(file, strict=True) if any(cell.strip() for cell in line)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or f'not a CSV file ({error})'}") from error
+    if len(lines) < 2:
+        raise ValueError(f"{path}: {'no rows after the header' if lines else 'empty'}; {_known_kinds()}")
+    header = [name.strip() for name in lines[0]]
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path}: column {twice[0]} is there twice")
+    kind = _kind_of(path, header)
+    rows = []
+    for count, line in enumerate(lines[1:], 1):
+        if len(line) != len(header):
+            raise ValueError(f"{path}: row {count} has {len(line)} fields, the header {len(header)}")
+        row = dict(zip(header, (cell.strip() for cell in line), strict=True))
+        _check_numbers(path, count, row, kind)
+        rows.append(row)
+    return rows, kind, tuple(name for name in header if name not in kind.columns)
+
+
+def _kind_of(path: Path, header: Sequence[str]) -> FileKind:
+    counts = [len(kind.telling & set(header)) for kind in KINDS]
+    best = max(counts)
+    if best == 0 or counts.count(best) > 1:
+        unknown = [name for name in header if not any(name in kind.columns for kind in KINDS)]
+        said = f"columns {', '.join(unknown)} are not known" if unknown else f"columns {', '.join(header)} fit no kind"
+        raise ValueError(f"{path}: {said}; {_known_kinds()}")
+    kind = KINDS[counts.index(best)]
+    missing = [name for name in kind.required if name not in header]
+    if missing:
+        raise ValueError(
+            f"{path}: column {missing[0]} is missing; rows of {kind.title} need {', '.join(kind.required)}"
+        )
+    return kind
+
+
+def _known_kinds() -> str:
+    listed = "; ".join(f"{kind.title}: {', '.join(kind.required)}" for kind in KINDS)
+    return f"known kinds of file and the columns that they need: {listed}"
+
+
+def _check_numbers(path: Path, count: int, row: Row, kind: FileKind) -> None:
+    """An empty field is allowed; what is there must be a number over zero."""
+    for column in (*kind.numbers, *kind.measured):
+        text = row.get(column, "")
+        if not text:
+            continue
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError(f"{path}: row {count}: {column}: {text!r} is not a number over 0")
+
+
+def _without_measured(row: Row, kind: FileKind) -> Row:
+    return {name: value for name, value in row.items() if name not in kind.measured}
+
+
+def _predictions(kind: FileKind, rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
+    """Rows that lack a required field are not asked for."""
+    empty = [next((name for name in kind.required if not row[name]), None) for row in rows]
+    whole = [row for row, name in zip(rows, empty, strict=True) if name is None]
+    usable = [row for row in fit if all(row[name] for name in kind.required) and row[kind.measured[0]]]
+    asked = iter(kind.predictor(whole, usable))
+    return [next(asked) if name is None else RowPrediction(None, f"{name} is not given") for name in empty]

@@ -1,0 +1,67 @@
+"""How many bytes a model's weights take in the format that they are stored in, on one rank and pipeline stage.
+
+    stored_bytes(weight, setup)          # of one copy, on the fullest tensor-parallel rank
+    stage_layers(setup)                  # [range(0, 40), range(40, 80)]: layers of each pipeline stage
+
+Quantised are the matrices that multiply; tables, norms and biases stay in the format of the products. int8 has a
+16-bit scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero point for each
+`int4_group` weights (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
+"""
+
+from itertools import pairwise
+
+from engine.planner.architecture import Architecture, Weight
+from engine.planner.setup import InferenceSetup
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
+QUANTISED = ("float8", "int8", "int4")
+_SCALE_BYTES = 2
+
+
+def is_quantised(weight: Weight, setup: InferenceSetup) -> bool:
+    """Whether a weight is kept in fewer bits than it is multiplied in."""
+    if setup.weights not in QUANTISED:
+        return False
+    return weight.role == "matrix" or (weight.role == "head" and setup.quantised_head)
+
+
+def shard(weight: Weight, setup: InferenceSetup) -> int:
+    """Elements of one copy on the fullest tensor-parallel rank."""
+    whole = not setup.sharded_vocabulary and not weight.block and weight.role in ("embedding", "head")
+    return weight.shard(1 if whole else setup.layout.tp)
+
+
+def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
+    """Bytes of one copy on the fullest tensor-parallel rank, scales included."""
+    elements = shard(weight, setup)
+    if not is_quantised(weight, setup):
+        return elements * BYTES[setup.compute if setup.weights in QUANTISED else setup.weights]
+    if setup.weights == "float8":
+        return elements + _SCALE_BYTES
+    if setup.weights == "int4":
+        return elements / 2 + 2 * _SCALE_BYTES * -(-elements // setup.int4_group)
+    rows = weight.shape[0] if weight.split != 0 else elements // (weight.size // weight.shape[0])
+    return elements + _SCALE_BYTES * rows
+
+
+def stage_layers(setup: InferenceSetup) -> list[range]:
+    """Layers of each pipeline stage; stages differ by one layer at most, the first ones have more.
+
+    Raises ValueError where there are more stages than layers.
+    """
+    layers, stages = setup.architecture.layers, setup.layout.pp
+    if stages > layers:
+        raise ValueError(
+            f"layout.pp: {stages} stages for {layers} layers of {setup.architecture.name}; use at most that"
+        )
+    small, more = divmod(layers, stages)
+    starts = [stage * small + min(stage, more) for stage in range(stages + 1)]
+    return [range(start, end) for start, end in pairwise(starts)]
+
+
+def feed_forward_width(architecture: Architecture) -> int:
+    """Elements that one token has in the widest feed-forward: of a dense one, or of all experts that it goes to."""
+    dense = [weight for weight in architecture.weights if "mlp" in weight.name and weight.split == 0]
+    routed = max((weight.shape[0] for weight in dense if weight.share < 1), default=0) * architecture.experts_per_token
+    plain = max((weight.shape[0] for weight in dense if weight.share == 1), default=0)
+    return max(routed, plain) or architecture.feed_forward

@@ -1,0 +1,246 @@
+"""Seconds of generation: the prompt at once (prefill), then one token after another (decode).
+
+    time = generation_time(setup)                 # InferenceSetup -> GenerationTime
+    time.tokens_per_second, time.token_seconds
+
+Every matrix product takes the longer of its arithmetic and of reading its weights (roofline, Williams et al.,
+CACM 52(4), 2009); what a kernel needs to start, fill and drain the machine comes on top of each
+(`Accelerator.kernel_seconds`), and after every product that is split by its inputs the ranks sum up (Megatron-LM,
+arXiv 1909.08053). In decode it is the weights and the cache that are read for each token, the kernels and the sums
+that count; in prefill the arithmetic. One batch is in flight: pipeline stages work one after another.
+"""
+
+from dataclasses import dataclass
+
+from configs.hardware import Accelerator, Machine
+from engine.planner.architecture import Architecture, Weight
+from engine.planner.memory.stored import (
+    BYTES,
+    QUANTISED,
+    feed_forward_width,
+    is_quantised,
+    shard,
+    stage_layers,
+    stored_bytes,
+)
+from engine.planner.results import GenerationTime
+from engine.planner.setup import InferenceSetup
+from engine.planner.timing.collectives import all_gather_seconds, all_reduce_seconds, point_to_point_seconds
+from engine.planner.timing.constants import Constants, constants_for
+from engine.planner.timing.cpu import can_measure, measured_generation_time
+
+
+@dataclass(frozen=True)
+class KernelConstants:
+    """What inference has beside `timing.constants`.
+
+    dequantised: share of the usual bandwidth, where weights are narrower than the products. block, gate, root: kernels
+    of a block, more where its feed-forward is gated, and of a token's rest (table, last norm, head, sampling).
+    """
+
+    dequantised: float
+    block: int
+    gate: int
+    root: int
+
+
+def kernel_constants(accelerator: Accelerator) -> KernelConstants:
+    """Priors, fixed for the reasons given.
+
+    GPU, dequantised 0.75: an A100's multiprocessor converts 16 numbers and multiplies 64 in a cycle (CUDA C++
+    Programming Guide, throughput of native arithmetic instructions, compute capability 8.0), so converting int8 takes
+    0.7 of the time of reading it; half of that hidden gives 0.74. int4 has fewer bytes and cheaper tricks a weight and
+    comes to about the same. Kernels of a compiled and captured graph: norm, QKV, rotation with the cache's update,
+    attention in two (the context is split and combined), output, norm, up with gate and activation, down.
+    CPU: int8 packed products reach half the bandwidth of packed bfloat16 (13.6 of 28 GB/s, measured on AVX-512 with
+    torch 2.13). PyTorch without compilation runs about 40 operators a block, two more with a gate (`engine.llama`).
+    """
+    if accelerator.kind == "cpu":
+        return KernelConstants(0.5, 40, 2, 20)
+    return KernelConstants(0.75, 9, 0, 10)
+
+
+_HOP_SECONDS = 1e-6
+"""From a store to a neighbour's memory until it is seen there, over NVLink or Infinity Fabric: assumption of ours."""
+_PEER_BYTES_PER_SECOND = 1e11
+"""Links at least as fast as this join memories that kernels address directly."""
+_EXPERT_KERNELS = 4  # router, choice, gathering, weighted sum
+_CROSS_KERNELS = 5  # norm, query, attention in two, output
+
+
+def generation_time(setup: InferenceSetup, constants: Constants | None = None) -> GenerationTime:
+    """Predict prefill and the mean decode step. An encoder has only a prefill (`new_tokens` 0, `token_seconds` 0).
+
+    A calibrated CPU is predicted from its measured operators where they suffice (`timing.cpu`). Raises ValueError for
+    ranks that no known link joins, and for more pipeline stages than layers.
+    """
+    stage_layers(setup)
+    plain = setup.weights not in QUANTISED
+    if constants is None and plain and can_measure(setup.architecture, setup.machine.accelerator):
+        return measured_generation_time(setup)
+    architecture, layout, device = setup.architecture, setup.layout, setup.machine.accelerator
+    rates = _Rates(setup, constants or constants_for(device), kernel_constants(device))
+    seconds, communication = rates.prefill()
+    token_seconds = token_communication = 0.0
+    new_tokens = setup.new_tokens if architecture.decoder_layers else 0
+    if new_tokens:
+        token_seconds, token_communication = rates.token()
+    return GenerationTime(
+        prefill_seconds=seconds + communication,
+        token_seconds=token_seconds + token_communication,
+        prefill_communication_seconds=communication,
+        token_communication_seconds=token_communication,
+        sequences=setup.batch * layout.dp,
+        new_tokens=new_tokens,
+        prompt_tokens=setup.prompt_tokens,
+    )
+
+
+def touched_experts(share: float, tokens: float) -> float:
+    """Expected share of the experts that at least one of `tokens` goes to, were they drawn at random."""
+    return 1.0 if share >= 1 else 1 - (1 - share) ** max(1.0, tokens)
+
+
+def small_all_reduce_seconds(message_bytes: float, ranks: int, machine: Machine, share: float = 1.0) -> float:
+    """A sum over ranks within a step: the faster of a ring or tree and, between directly joined GPUs, of one shot.
+
+    One shot: every rank reads all others' parts in one kernel, after one exchange of flags and before another
+    (TensorRT-LLM, vLLM and PyTorch's symmetric memory do so for small messages).
+    """
+    if ranks == 1:
+        return 0.0
+    usual = all_reduce_seconds(message_bytes, ranks, machine, share=share)
+    link, accelerator = machine.neighbour, machine.accelerator
+    joined = link is not None and link.bytes_per_second >= _PEER_BYTES_PER_SECOND and ranks <= machine.accelerators
+    if link is None or not joined or accelerator.kind == "cpu":
+        return usual
+    moved = (ranks - 1) * message_bytes / (link.bytes_per_second * share)
+    return min(usual, accelerator.kernel_seconds + 2 * _HOP_SECONDS + moved)
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """A setup and the shares that hold for it."""
+
+    setup: InferenceSetup
+    constants: Constants
+    kernels: KernelConstants
+
+    def prefill(self) -> tuple[float, float]:
+        """Seconds of computing and of communicating for the prompt and the first new token."""
+        setup, architecture = self.setup, self.setup.architecture
+        prompt, batch = setup.prompt_tokens, setup.batch
+        tokens = batch * prompt
+        both = architecture.kind == "encoder_decoder"
+        main = batch if both else tokens
+        computing = self._products("main", main) + self._products("source", tokens if both else 0)
+        computing += self._prompt_attention(prompt, both)
+        computing += tokens * _touched_elements(architecture, setup.layout.tp) * self._element / self._bandwidth
+        computing += self._kernels(architecture.layers)
+        summing = self._sums("main", main) + self._sums("source", tokens if both else 0)
+        return computing, summing + self._hand_over(tokens)
+
+    def token(self) -> tuple[float, float]:
+        """Seconds of computing and of communicating for one more token of each sequence, at the mean context."""
+        batch, layers = self.setup.batch, self.setup.architecture.decoder_layers
+        computing = self._products("main", batch) + self._cached_attention() + self._kernels(layers)
+        return computing, self._sums("main", batch) + self._hand_over(batch)
+
+    @property
+    def _element(self) -> float:
+        return BYTES[self.setup.compute]
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.setup.machine.accelerator.bytes_per_second * self.constants.memory
+
+    def _products(self, stream: str, tokens: int) -> float:
+        """All matrix products with `tokens` rows; the head's with one row of a sequence in generation."""
+        if not tokens:
+            return 0.0
+        weights = [w for w in self.setup.architecture.weights if w.products and w.stream == stream]
+        return sum(self._product(weight, tokens) for weight in weights)
+
+    def _product(self, weight: Weight, tokens: int) -> float:
+        setup = self.setup
+        generates = setup.architecture.decoder_layers > 0
+        rows = setup.batch if weight.per_sequence or (weight.role == "head" and generates) else tokens
+        touched = touched_experts(weight.share, rows)
+        each = rows * weight.share / touched
+        elements = shard(weight, setup)
+        inner = elements // weight.shape[0] if weight.split == 1 else weight.size // weight.shape[0]
+        peak = setup.machine.accelerator.flops(setup.compute) * self.constants.matmul
+        arithmetic = 2 * each * elements / (peak * inner / (inner + self.constants.product_depth))
+        share = self.kernels.dequantised if is_quantised(weight, setup) else 1.0
+        reading = stored_bytes(weight, setup) / (self._bandwidth * share)
+        return weight.products * touched * max(arithmetic, reading)
+
+    def _prompt_attention(self, prompt: int, both: bool) -> float:
+        """Scores and mixtures: 4 x heads x head_dim FLOPs for each pair of tokens that see each other."""
+        architecture, setup = self.setup.architecture, self.setup
+        heads = -(-architecture.heads // setup.layout.tp)
+        pairs = 0.0
+        for layer in range(architecture.layers):
+            seen = architecture.attended(layer, prompt)
+            causal = architecture.kind == "decoder"
+            if both and layer >= architecture.layers - architecture.decoder_layers:
+                pairs += prompt  # one query to the source
+            else:
+                pairs += seen * (prompt - seen / 2) if causal else seen * prompt
+        flops = 4 * setup.batch * heads * architecture.head_dim * pairs
+        return flops / (setup.machine.accelerator.flops(setup.compute) * self.constants.attention)
+
+    def _cached_attention(self) -> float:
+        """Keys and values read for one token, at the context half-way."""
+        architecture, setup = self.setup.architecture, self.setup
+        half = setup.new_tokens // 2
+        own = half if architecture.kind == "encoder_decoder" else setup.prompt_tokens + half
+        tp, source = setup.layout.tp, setup.prompt_tokens
+        elements = architecture.cache_elements(max(1, own), tp) + architecture.cross_cache_elements(source, tp)
+        form = BYTES[setup.cache or setup.compute]
+        return setup.batch * elements * form / self._bandwidth
+
+    def _kernels(self, layers: int) -> float:
+        architecture = self.setup.architecture
+        block = self.kernels.block + self.kernels.gate * architecture.gated
+        block += _EXPERT_KERNELS if architecture.experts > 1 else 0
+        crossed = architecture.decoder_layers if architecture.kind == "encoder_decoder" else 0
+        count = layers * block + crossed * _CROSS_KERNELS + self.kernels.root
+        return count * self.setup.machine.accelerator.kernel_seconds
+
+    def _sums(self, stream: str, tokens: int) -> float:
+        """One after every product that is split by its inputs, one for the table's shards, and the logits gathered."""
+        setup, architecture, tp = self.setup, self.setup.architecture, self.setup.layout.tp
+        if tp == 1 or not tokens:
+            return 0.0
+        link = self.constants.link
+        split = [w for w in architecture.weights if w.role == "matrix" and w.split == 1 and w.stream == stream]
+        count = sum(w.products / (architecture.experts if w.share < 1 else 1) for w in split)
+        gather = 0.0
+        if stream == "main" and setup.sharded_vocabulary:
+            count += 1
+            logits = setup.batch * architecture.vocabulary * self._element
+            gather = all_gather_seconds(logits, tp, setup.machine, share=link)
+        message = tokens * architecture.hidden * self._element
+        return count * small_all_reduce_seconds(message, tp, setup.machine, link) + gather
+
+    def _hand_over(self, tokens: int) -> float:
+        """From stage to stage, and the chosen token back to the first."""
+        setup, layout = self.setup, self.setup.layout
+        if layout.pp == 1:
+            return 0.0
+        message = tokens * setup.architecture.hidden * self._element
+
+        def once(message_bytes: float) -> float:
+            return point_to_point_seconds(message_bytes, layout.pp, setup.machine, stride=layout.tp)
+
+        return (layout.pp - 1) * once(message) + once(8 * setup.batch)
+
+
+def _touched_elements(architecture: Architecture, tp: int) -> float:
+    """Elements a token that elementwise operators read and write, over all layers.
+
+    Of the residual stream eight at two norms and two sums, of the feed-forward its gate, its other half and product.
+    """
+    wide = (3 if architecture.gated else 2) * feed_forward_width(architecture) / tp
+    return architecture.layers * (8 * architecture.hidden + wide)
