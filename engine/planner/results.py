@@ -73,7 +73,8 @@ class GenerationTime:
     prefill_communication_seconds: float
     token_communication_seconds: float
     sequences: int  # over all replicas
-    new_tokens: int
+    new_tokens: int  # of each sequence; 0: an encoder, which has only the prefill
+    prompt_tokens: int = 0
 
     @property
     def seconds(self) -> float:
@@ -84,3 +85,8 @@ class GenerationTime:
     def tokens_per_second(self) -> float:
         """New tokens, over all replicas."""
         return self.sequences * self.new_tokens / self.seconds
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Tokens read in the prefill, over all replicas: an encoder's throughput."""
+        return self.sequences * self.prompt_tokens / self.prefill_seconds

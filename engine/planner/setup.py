@@ -39,6 +39,7 @@ class TrainingSetup:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     offload: Offload = "none"
     compiled: bool = False
+    reshard: bool = True  # fsdp: weights are freed after the forward and gathered again for the backward
 
     @property
     def global_batch(self) -> int:
@@ -71,6 +72,9 @@ class InferenceSetup:
     weights: WeightFormat = "bfloat16"
     compute: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     cache: WeightFormat | None = None  # of keys and values; None: as `compute`
+    quantised_head: bool = False  # int8 and int4 for the head too (torchao does so; bitsandbytes, GPTQ and AWQ do not)
+    int4_group: int = 128  # weights that share a scale and a zero point
+    sharded_vocabulary: bool = True  # tensor parallelism shards table and head too
 
     @property
     def context(self) -> int:

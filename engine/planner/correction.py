@@ -1,0 +1,154 @@
+"""What predictions were wrong by, learnt from rows that were measured, and how far it holds: Gaussian processes.
+
+    correction = Correction.learn(features, log_errors, groups)     # log_errors: log(measured / predicted)
+    factor, sigma = correction.at(feature)                          # predicted * factor is what to expect
+
+Two rows with like features are wrong alike; far away from all rows the factor is 1 and sigma that of a prediction that
+nothing was learnt about. Features are in units in which rows one apart still resemble each other (log2 of a size, 0 or
+1 of a choice times how much it matters). Simple kriging with a squared-exponential kernel and a nugget: Rasmussen and
+Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1 and section 5.4.2 (leaving out).
+
+A row that its neighbours disagree with by more than three sigma (a machine that had a bad day) counts less: its noise
+is widened until it is three sigma, after Huber's weights.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_REACHES = (1.0, 2.0, 4.0)  # in units of the features
+_SIGNALS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+_NOISES = (0.01, 0.02, 0.04, 0.08)
+_HUBER = 3.0
+_NINE_OF_TEN = 1.645  # standard deviations of a normal
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Correction:
+    """features: (rows, n) of what was learnt from. signal, noise: standard deviations of log errors; reach: how far a
+    row tells of another. widening: of sigma, so that 9 of 10 left-out rows lay within 1.645 of it; at least 1.
+    `rows` is 0 where nothing was learnt: then every factor is 1.
+    """
+
+    features: Array
+    weights: Array
+    inverse: Array
+    signal: float
+    noise: float
+    reach: float
+    widening: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """How many it was learnt from."""
+        return len(self.features)
+
+    @classmethod
+    def none(cls, sigma: float = 0.1) -> "Correction":
+        """Before anything is measured: factor 1, and what predictions are usually wrong by."""
+        empty = np.zeros((0, 0))
+        return cls(empty, np.zeros(0), empty, sigma, 0.0, 1.0)
+
+    @classmethod
+    def learn(
+        cls, features: Array, log_errors: Array, groups: Sequence[Hashable] | None = None, *, sigma: float = 0.1
+    ) -> "Correction":
+        """From (rows, n) features and log(measured / predicted).
+
+        groups: rows that are alike for another reason than their features (one model, one record); reach, signal and
+        noise are those of a small grid under which each group is the likeliest, given the others. None: each row is a
+        group. With fewer than three groups there is nothing to choose by: signal is `sigma`, noise 0.02, reach 2.
+        Raises ValueError where shapes do not match or a figure is not finite.
+        """
+        features, log_errors = np.asarray(features, dtype=np.float64), np.asarray(log_errors, dtype=np.float64)
+        if features.ndim != 2 or log_errors.shape != (len(features),):
+            raise ValueError(
+                f"features: an array of (rows, n) is needed and log_errors of (rows,), "
+                f"not {features.shape} and {log_errors.shape}"
+            )
+        if not (np.isfinite(features).all() and np.isfinite(log_errors).all()):
+            raise ValueError("features and log_errors: each figure must be finite; leave rows without a figure out")
+        if not len(features):
+            return cls.none(sigma)
+        members = _members(groups if groups is not None else range(len(features)))
+        if len(members) < 3:
+            return cls._fitted(features, log_errors, sigma, 0.02, 2.0)
+        distances = _squared_distances(features, features)
+        choices = [(signal, noise, reach) for signal in _SIGNALS for noise in _NOISES for reach in _REACHES]
+        left_out = [_left_out(distances, log_errors, members, *choice) for choice in choices]
+        best = int(np.argmax([_likelihood(*each) for each in left_out]))
+        residuals, sigmas = left_out[best]
+        widening = max(1.0, float(np.percentile(np.abs(residuals / sigmas), 90)) / _NINE_OF_TEN)
+        return cls._fitted(features, log_errors, *choices[best], widening)
+
+    @classmethod
+    def _fitted(
+        cls, features: Array, log_errors: Array, signal: float, noise: float, reach: float, widening: float = 1.0
+    ) -> "Correction":
+        kernel = signal**2 * np.exp(-0.5 * _squared_distances(features, features) / reach**2)
+        inverse = _inverse(kernel, _row_noise(kernel, log_errors, noise))
+        return cls(features, inverse @ log_errors, inverse, signal, noise, reach, widening)
+
+    def at(self, features: Sequence[float] | Array) -> tuple[float, float]:
+        """The factor at one point, and the standard deviation of the logarithm of what is left (noise included)."""
+        if not self.rows:
+            return 1.0, self.signal
+        point = np.asarray(features, dtype=np.float64).reshape(1, -1)
+        near = self.signal**2 * np.exp(-0.5 * _squared_distances(point, self.features)[0] / self.reach**2)
+        variance = max(0.0, self.signal**2 - float(near @ self.inverse @ near)) + self.noise**2
+        return float(np.exp(near @ self.weights)), float(np.sqrt(variance)) * self.widening
+
+
+def _squared_distances(left: Array, right: Array) -> Array:
+    return np.asarray(((left[:, None, :] - right[None, :, :]) ** 2).sum(axis=2))
+
+
+def _members(groups: Iterable[Hashable]) -> list[Array]:
+    """Indices of each group's rows, in order of appearance."""
+    found: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        found.setdefault(group, []).append(index)
+    return [np.array(indices) for indices in found.values()]
+
+
+def _inverse(kernel: Array, variance: Array) -> Array:
+    return np.asarray(np.linalg.inv(kernel + np.diag(variance)), dtype=np.float64)
+
+
+def _row_noise(kernel: Array, log_errors: Array, noise: float) -> Array:
+    """Variance of each row's own noise, widened where the other rows contradict it."""
+    variance = np.full(len(log_errors), noise**2)
+    for _ in range(_ROUNDS):
+        inverse = _inverse(kernel, variance)
+        left_out = (inverse @ log_errors) / np.diag(inverse)  # residual of each row under the others
+        expected = np.sqrt(1 / np.diag(inverse) - variance + noise**2)
+        widened = (left_out / _HUBER) ** 2 - expected**2 + noise**2
+        variance = np.where(np.abs(left_out) > _HUBER * expected, widened, noise**2)
+    return variance
+
+
+def _left_out(
+    distances: Array, log_errors: Array, members: list[Array], signal: float, noise: float, reach: float
+) -> tuple[Array, Array]:
+    """Residuals of each group's rows under all other groups, and their standard deviations."""
+    kernel = signal**2 * np.exp(-0.5 * distances / reach**2)
+    variance = _row_noise(kernel, log_errors, noise)
+    inverse = _inverse(kernel, variance)
+    weighted = inverse @ log_errors
+    residuals, sigmas = np.zeros(len(log_errors)), np.zeros(len(log_errors))
+    for rows in members:
+        covariance = np.linalg.inv(inverse[np.ix_(rows, rows)])
+        residuals[rows] = covariance @ weighted[rows]
+        # A row's own noise is not widened here: it is this row that is to be foretold.
+        sigmas[rows] = np.sqrt(np.maximum(np.diag(covariance) - variance[rows], 0.0) + noise**2)
+    return residuals, sigmas
+
+
+def _likelihood(residuals: Array, sigmas: Array) -> float:
+    """Sum of log densities; Student's t of 4 degrees, so that one row cannot decide."""
+    return float(np.sum(-2.5 * np.log1p((residuals / sigmas) ** 2 / 4) - np.log(sigmas)))

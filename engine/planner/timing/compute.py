@@ -1,0 +1,188 @@
+"""Seconds of computing in one micro-batch on one rank: products, attention, elementwise kernels, logits, optimizer.
+
+    blocks = block_seconds(setup, constants)        # a stage's blocks
+    blocks.forward, blocks.backward, blocks.again   # `again`: what checkpointing computes twice
+
+A roofline per kind of kernel: max(FLOPs over the rate that its shape allows, bytes over the memory's), and never less
+than the device's least time of a kernel.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.planner.architecture import Architecture, Weight
+from engine.planner.flops import attention_pairs
+from engine.planner.setup import TrainingSetup
+from engine.planner.timing.constants import Constants
+
+_TILE = 128  # rows and columns of scores that fused attention computes at once; tiles on the diagonal are whole
+_FUSED_BACKWARD = 2.5  # five products where the forward has two: the scores are computed again (arXiv 2205.14135)
+_EAGER_SCORE_BYTES = 20  # scores written, scaled and masked, normalised in float32, read for the second product
+_ADAMW_BYTES = 92  # of a float32 parameter: 20 accesses of torch's foreach AdamW, 3 of clipping
+_SGD_BYTES = 24  # the same of plain SGD: 3 accesses, 3 of clipping
+_FLOAT8_CAST_BYTES = 4  # of an operand: read in 16 bits, written in 8 as it is and transposed for the backward
+# Of a logit, both ways: written, then read and written in float32 by cast, log-softmax, its gradient and cast back.
+_LOGIT_BYTES, _COMPILED_LOGIT_BYTES = 30, 14
+PRODUCT_FORMAT = {
+    "float32": "float32",
+    "bfloat16_autocast": "bfloat16",
+    "bfloat16_mixed": "bfloat16",
+    "float16_mixed": "float16",
+    "float8_mixed": "float8",
+}
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one micro-batch: forward, backward, and what is computed a second time."""
+
+    forward: float
+    backward: float
+    again: float = 0.0
+
+
+def block_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
+    """Of the blocks of the fullest pipeline stage."""
+    architecture = setup.architecture
+    products = _products(setup, constants, (weight for weight in architecture.weights if weight.block))
+    attention = _attention(setup, constants)
+    elementwise = _elementwise(setup, constants)
+    forward = products.forward + attention.forward + elementwise.forward
+    backward = products.backward + attention.backward + elementwise.backward
+    again = {"none": 0.0, "selective": attention.forward, "full": forward}[setup.checkpointing] * constants.recomputed
+    layers = max(1, architecture.layers)
+    stage = -(-layers // setup.layout.pp) / layers
+    return Seconds(forward * stage, backward * stage, again * stage)
+
+
+def root_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
+    """Of the head, the logits and the loss; a pipeline's last stage has them."""
+    architecture = setup.architecture
+    roots = [weight for weight in architecture.weights if not weight.block]
+    products = _products(setup, constants, roots)
+    logits = sum(
+        _rows(setup, weight) * -(-weight.shape[0] // setup.layout.tp) for weight in roots if weight.role == "head"
+    )
+    touched = (_COMPILED_LOGIT_BYTES if setup.compiled else _LOGIT_BYTES) * logits
+    loss = constants.passes * touched / _bandwidth(setup, constants)
+    return Seconds(products.forward + loss / 2, products.backward + loss / 2)
+
+
+def optimizer_seconds(setup: TrainingSetup, constants: Constants) -> float:
+    """Of the update of the parameters that one rank owns, over the host's link where its states are offloaded."""
+    layout = setup.layout
+    owned = setup.architecture.rank_parameters(layout.tp) / layout.pp
+    if layout.strategy in ("fsdp", "zero1", "zero2", "zero3"):
+        owned /= layout.dp
+    adamw = setup.optimizer == "adamw"
+    if setup.offload == "none":
+        return owned * (_ADAMW_BYTES if adamw else _SGD_BYTES) / _bandwidth(setup, constants)
+    # Gradients down and weights up, then a fused update on the host that reads and writes each state once.
+    seconds = owned * (4 + 4 + (28 if adamw else 12)) / constants.host_bytes_per_second
+    if setup.offload == "nvme":
+        states = 12 if adamw else 4  # master weights and moments, read and written
+        seconds += owned * 2 * states / constants.storage_bytes_per_second
+    return seconds
+
+
+def _bandwidth(setup: TrainingSetup, constants: Constants) -> float:
+    return setup.machine.accelerator.bytes_per_second * constants.memory
+
+
+def _rows(setup: TrainingSetup, weight: Weight) -> float:
+    """Rows that one micro-batch multiplies with a weight (of experts: with each of them)."""
+    return setup.micro_batch * (1.0 if weight.per_sequence else setup.sequence_length * weight.share)
+
+
+def _products(setup: TrainingSetup, constants: Constants, weights: Iterable[Weight]) -> Seconds:
+    """Of all products with these weights; with float8, heads stay in bfloat16."""
+    device, tp = setup.machine.accelerator, setup.layout.tp
+    bandwidth, least = _bandwidth(setup, constants), device.kernel_seconds
+    forward = backward = 0.0
+    for weight in weights:
+        if not weight.products:
+            continue
+        number = PRODUCT_FORMAT[setup.precision]
+        if number == "float8" and weight.role == "head":
+            number = "bfloat16"
+        element = {"float32": 4, "float8": 1}.get(number, 2)
+        elements = weight.shard(tp)
+        outputs = weight.shape[0] if weight.split != 0 else elements // (weight.size // weight.shape[0])
+        inputs, rows = elements // outputs, _rows(setup, weight)
+        arithmetic = 2 * rows * elements / (device.flops(number) * constants.matmul)
+        touched = (rows * (inputs + outputs) + elements) * element / bandwidth
+        # A tile's pipeline is filled with as many bytes of the inner dimension in any format.
+        depth = constants.product_depth * 2 / element
+        # Backward: gradients of the inputs (inner length: outputs), and of the weights (inner length: rows).
+        by_inputs, by_outputs, by_rows = (
+            max(arithmetic * (1 + depth / inner), touched, least) for inner in (inputs, outputs, rows)
+        )
+        forward += weight.products * by_inputs
+        backward += weight.products * (by_outputs + by_rows)
+        if number == "float8":
+            cast = _FLOAT8_CAST_BYTES / bandwidth
+            forward += weight.products * (rows * inputs + elements) * cast
+            backward += weight.products * rows * outputs * cast
+    return Seconds(forward, backward)
+
+
+def _attention(setup: TrainingSetup, constants: Constants) -> Seconds:
+    """Of scores and what they weigh; eager attention computes all of them and keeps them in memory."""
+    architecture, device = setup.architecture, setup.machine.accelerator
+    number = PRODUCT_FORMAT[setup.precision]
+    peak = device.flops("bfloat16" if number == "float8" else number)
+    dim = (architecture.head_dim + (architecture.value_dim or architecture.head_dim)) / 2
+    heads = setup.micro_batch * -(-architecture.heads // setup.layout.tp)
+    if not dim or not heads:
+        return Seconds(0.0, 0.0)
+    scores = heads * _pairs(architecture, setup.sequence_length, fused=setup.attention == "fused")
+    if setup.attention == "eager":
+        touched = _EAGER_SCORE_BYTES * scores / _bandwidth(setup, constants)
+        products = 4 * dim * scores / (peak * constants.matmul) * (1 + constants.product_depth / dim)
+        return Seconds(products + touched, 2 * products + 1.5 * touched)
+    shallow = (1 + constants.head_depth / dim) / (1 + constants.head_depth / 128)
+    least = architecture.layers * device.kernel_seconds
+    forward = max(4 * dim * scores / (peak * constants.attention) * shallow, least)
+    return Seconds(forward, _FUSED_BACKWARD * forward)
+
+
+def _pairs(architecture: Architecture, length: int, *, fused: bool) -> float:
+    """Pairs of query and key of one sequence and head that are computed, all layers together.
+
+    A fused kernel leaves out what the causal mask or the window hides, but for the tiles that they cut. An
+    encoder-decoder has as many tokens on either side.
+    """
+    decoders = architecture.decoder_layers
+    encoders = architecture.layers - decoders
+    pairs = float(encoders * length * length)
+    if architecture.kind == "encoder_decoder":
+        pairs += decoders * length * length
+    windows = Counter(architecture.windows[encoders:]) if architecture.windows else Counter({None: decoders})
+    for window, layers in windows.items():
+        causal = attention_pairs(length, 0, window, causal=True) + length * min(_TILE, length) / 2
+        pairs += layers * (min(causal, length * length) if fused else length * length)
+    return pairs
+
+
+def _elementwise(setup: TrainingSetup, constants: Constants) -> Seconds:
+    """Norms, residual sums, activation functions: bytes over bandwidth.
+
+    Forward, in elements a token: two norms read and write h, two sums read 2h and write h, the activation reads and
+    writes f (gated: five times f in two kernels). Backward about one and a half times that. A compiler fuses sums
+    with norms, and gates.
+    """
+    architecture, device, tp = setup.architecture, setup.machine.accelerator, setup.layout.tp
+    tokens = setup.micro_batch * setup.sequence_length
+    residual = 6 if setup.compiled else 10
+    active = (3 if setup.compiled else 5) if architecture.gated else 2
+    elements = residual * architecture.hidden + active * architecture.feed_forward * architecture.experts_per_token / tp
+    # Under autocast norms and residual sums are in float32, the rest in bfloat16: three bytes on average.
+    element = {"float32": 4, "bfloat16_autocast": 3}.get(setup.precision, 2)
+    kernels = (4 if setup.compiled else 8) * device.kernel_seconds
+    touched = constants.passes * tokens * elements * element
+    forward = architecture.layers * max(touched / _bandwidth(setup, constants), kernels)
+    cast = 0.0
+    if setup.precision == "bfloat16_autocast":  # weights read in float32 and written in bfloat16, once a micro-batch
+        cast = 6 * architecture.rank_parameters(tp) / _bandwidth(setup, constants)
+    return Seconds(forward + cast, 1.5 * forward)

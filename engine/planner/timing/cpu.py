@@ -1,0 +1,161 @@
+"""Seconds on the cores of a CPU that was calibrated: sums of measured operators, where GPUs get a roofline.
+
+    time = measured_generation_time(setup)     # InferenceSetup -> GenerationTime; the machine has `operators`
+    step = measured_step_time(setup)           # TrainingSetup -> StepTime
+    can_measure(architecture, accelerator)
+
+On a core a product of few rows reaches neither the peak of the arithmetic nor the bandwidth of the memory: PyTorch's
+bfloat16 product of one row reads its weights at a quarter of what a plain read reaches. So the time of a product is
+looked up by its rows, between two measured numbers linearly in time (reading weights costs the same for any rows,
+arithmetic grows with them). Operators other than products are issued one by one and take a least time each
+(`layer_seconds`), and grow with rows x hidden (`element_seconds`). A training step is that of one rank, or of ranks
+that share data (DDP): the gradients' all-reduce is never hidden, for the core that would sum them computes.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import log2
+
+from configs.hardware import Accelerator, NumberFormat, OperatorRates
+from engine.planner.architecture import Architecture
+from engine.planner.results import GenerationTime, StepTime
+from engine.planner.setup import InferenceSetup, TrainingSetup
+from engine.planner.timing.collectives import all_reduce_seconds, point_to_point_seconds
+
+_BYTES: dict[NumberFormat, int] = {"float32": 4, "bfloat16": 2}
+_ATTENTION_BACKWARD = 2.5  # five products where the forward has two (arXiv 2205.14135)
+_SHARED_CACHE = 8
+_REFERENCE_ROWS = 256
+"""Rows at which `training_flops` was measured (`engine.calibrate_probes.Sizes.prompt`)."""
+
+
+def can_measure(architecture: Architecture, accelerator: Accelerator) -> bool:
+    """Whether measured operators add up to this model: a dense gated decoder."""
+    dense = architecture.kind == "decoder" and architecture.experts == 1 and architecture.gated
+    return accelerator.operators is not None and dense
+
+
+def measured_generation_time(setup: InferenceSetup) -> GenerationTime:
+    """Prefill and mean decode step of one batch; the first new token comes out of the prefill."""
+    rates = setup.machine.accelerator.operators
+    assert rates is not None
+    architecture, batch, number = setup.architecture, setup.batch, _format(setup.compute)
+    tp = setup.layout.tp
+    table = _products_table(rates, architecture, number, tp)
+    rows = batch * setup.prompt_tokens
+    least = architecture.layers * rates.layer_seconds + rates.step_seconds
+    element = rates.element_seconds[number]
+    attention = batch * _attention_flops(architecture, setup.prompt_tokens) / tp / rates.attention_flops[number]
+    prefill = _pass(architecture, table, rows, batch, element, tp) + attention + least
+    half = setup.prompt_tokens + setup.new_tokens // 2
+    context = batch * architecture.cache_elements(half, tp) * _BYTES[number]
+    token = _pass(architecture, table, batch, batch, element, tp) + least
+    token += context / rates.context_bytes_per_second[number]
+    sent, sent_token = _sent_seconds(setup, rows, number), _sent_seconds(setup, batch, number)
+    return GenerationTime(
+        prefill_seconds=prefill + sent,
+        token_seconds=token + sent_token,
+        prefill_communication_seconds=sent,
+        token_communication_seconds=sent_token,
+        sequences=batch * setup.layout.dp,
+        new_tokens=setup.new_tokens,
+        prompt_tokens=setup.prompt_tokens,
+    )
+
+
+def measured_step_time(setup: TrainingSetup) -> StepTime:
+    """One step: forward and backward, loss, gradients' all-reduce, clipping and AdamW."""
+    rates = setup.machine.accelerator.operators
+    assert rates is not None
+    architecture, layout = setup.architecture, setup.layout
+    number: NumberFormat = "float32" if setup.precision == "float32" else "bfloat16"
+    rows = setup.micro_batch * setup.sequence_length
+    weights = sum(weight.size * weight.products for weight in architecture.weights)
+    table = rates.linear[number]
+    # Fewer rows than were measured with reach less; the forward's own table says how much less.
+    slower = (seconds_at(table, rows) / rows) / (seconds_at(table, _REFERENCE_ROWS) / _REFERENCE_ROWS)
+    products = 6 * rows * weights / rates.training_flops[number] * max(1.0, slower)
+    elements = architecture.layers * rows * architecture.hidden * rates.training_element_seconds[number]
+    attention = setup.micro_batch * _attention_flops(architecture, setup.sequence_length)
+    attention *= (1 + _ATTENTION_BACKWARD) / rates.attention_flops[number]
+    loss = rows * architecture.vocabulary * rates.logit_seconds
+    compute = setup.accumulation * (products + elements + attention + loss)
+    reduce = 0.0
+    if layout.dp > 1:
+        reduce = all_reduce_seconds(4 * architecture.parameters, layout.dp, setup.machine)
+    # Scores by the convention of MFU (PaLM, arXiv 2204.02311): nothing is taken off for the mask.
+    scores = 2 * _attention_flops(architecture, setup.sequence_length) * setup.global_batch
+    return StepTime(
+        compute_seconds=compute,
+        communication_seconds=reduce,
+        exposed_seconds=reduce,
+        bubble_seconds=0.0,
+        optimizer_seconds=architecture.parameters * rates.parameter_seconds,
+        tokens=setup.tokens_per_step,
+        model_flops=3 * (2 * weights * setup.tokens_per_step + scores),
+    )
+
+
+def seconds_at(table: Mapping[int, float], rows: float) -> float:
+    """Between two measured numbers of rows on the line through both; above the largest in proportion."""
+    known = sorted(table)
+    if rows >= known[-1]:
+        return table[known[-1]] * rows / known[-1]
+    for low, high in pairwise(known):
+        if rows <= high:
+            share = max(0.0, (rows - low) / (high - low))
+            return table[low] + share * (table[high] - table[low])
+    return table[known[0]]
+
+
+def _format(compute: str) -> NumberFormat:
+    """The measured format that a computation is nearest to."""
+    return "float32" if compute == "float32" else "bfloat16"
+
+
+def _products_table(
+    rates: OperatorRates, architecture: Architecture, number: NumberFormat, tp: int
+) -> dict[int, float]:
+    """Seconds a weight by rows: of cached weights for a shard that fits a core's own cache, else of cold ones.
+
+    Up to _SHARED_CACHE times its size a share of both, linear in the logarithm: a shared cache is there, and how much
+    of it a rank gets, nobody knows (in a cloud, other tenants have theirs of it).
+    """
+    held = sum(weight.shard(tp) * weight.products for weight in architecture.weights) * _BYTES[number]
+    cold = min(1.0, max(0.0, log2(held / rates.cache_bytes) / log2(_SHARED_CACHE)))
+    cached_table, cold_table = rates.linear_cached[number], rates.linear[number]
+    return {rows: (1 - cold) * seconds_at(cached_table, rows) + cold * seconds for rows, seconds in cold_table.items()}
+
+
+def _pass(
+    architecture: Architecture, table: Mapping[int, float], rows: int, last: int, element: float, tp: int
+) -> float:
+    """Products and other operators of one forward; the head multiplies the `last` rows only."""
+    products = sum(
+        weight.shard(tp) * weight.products * seconds_at(table, last if weight.role == "head" else rows)
+        for weight in architecture.weights
+        if weight.products
+    )
+    return products + architecture.layers * rows * architecture.hidden * element
+
+
+def _sent_seconds(setup: InferenceSetup, rows: int, number: NumberFormat) -> float:
+    """A sum after each product that is split by its inputs (tensor parallelism), a message between stages."""
+    architecture, layout = setup.architecture, setup.layout
+    message = rows * architecture.hidden * _BYTES[number]
+    seconds = 0.0
+    if layout.tp > 1:
+        split = sum(weight.products for weight in architecture.weights if weight.split == 1)
+        seconds += split * all_reduce_seconds(message, layout.tp, setup.machine)
+    if layout.pp > 1:
+        seconds += layout.pp * point_to_point_seconds(message, layout.pp, setup.machine, stride=layout.tp)
+    return seconds
+
+
+def _attention_flops(architecture: Architecture, tokens: int) -> float:
+    """Of one sequence's causal attention, all layers; what a window hides is not computed."""
+    pairs = 0.0
+    for layer in range(architecture.layers):
+        seen = architecture.attended(layer, tokens)
+        pairs += seen * (tokens - seen / 2)
+    return 4 * architecture.heads * architecture.head_dim * pairs

@@ -1,0 +1,53 @@
+"""Seconds of one optimizer step: compute by a roofline, communication by alpha and beta, what hides behind what.
+
+    step_time(setup).seconds                    # priors of the device
+    step_time(setup, constants)                 # efficiencies from `timing.fitting`
+    traffic(setup)                              # bytes and calls of each collective
+
+A micro-batch is the forward and the backward of its slowest stage. Communication that belongs to the forward or the
+backward hides behind `overlap` of that phase's compute (layer by layer the ratio is the same, for blocks are alike);
+what is hidden still costs `contention` of its time. Tensor-parallel sums stand between dependent products and hide
+behind nothing. A pipeline of p stages and m micro-batches (1F1B) takes m + p - 1 turns: the bubble is p - 1 of them
+(GPipe, arXiv 1811.06965; PipeDream-Flush and Megatron-LM, arXiv 2104.04473).
+"""
+
+from typing import get_args
+
+from engine.planner.flops import model_flops
+from engine.planner.results import StepTime
+from engine.planner.setup import TrainingSetup
+from engine.planner.timing.compute import block_seconds, optimizer_seconds, root_seconds
+from engine.planner.timing.constants import Constants, constants_for
+from engine.planner.timing.traffic import Phase, Transfer, traffic
+
+__all__ = ["Constants", "Transfer", "constants_for", "step_time", "traffic"]
+
+
+def step_time(setup: TrainingSetup, constants: Constants | None = None) -> StepTime:
+    """Seconds of one step of `setup`. Raises ValueError naming the link or number format that is not known."""
+    constants = constants or constants_for(setup.machine.accelerator)
+    blocks, root = block_seconds(setup, constants), root_seconds(setup, constants)
+    forward, backward = blocks.forward + root.forward, blocks.backward + blocks.again + root.backward
+    turns = setup.accumulation
+    total: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
+    for transfer in traffic(setup):
+        total[transfer.phase] += transfer.seconds(setup.machine, constants.link)
+    behind: dict[Phase, float] = {"forward": forward * turns, "backward": backward * turns, "last_backward": backward}
+    exposed = sum(_exposed(seconds, behind.get(phase, 0.0), constants) for phase, seconds in total.items())
+    compute = (forward + backward) * turns
+    turn = (compute + total["blocking"]) / turns
+    return StepTime(
+        compute_seconds=compute,
+        communication_seconds=sum(total.values()),
+        exposed_seconds=exposed,
+        bubble_seconds=(setup.layout.pp - 1) * turn,
+        optimizer_seconds=optimizer_seconds(setup, constants),
+        tokens=setup.tokens_per_step,
+        model_flops=model_flops(setup.architecture, setup.tokens_per_step, setup.sequence_length),
+    )
+
+
+def _exposed(communication: float, compute: float, constants: Constants) -> float:
+    """What of a phase's communication adds to the step."""
+    hidden = min(communication, constants.overlap * compute)
+    return communication - hidden + constants.contention * hidden
