@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report screenshots clean
+.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -51,6 +51,9 @@ bench-laws: $(VENV)/.installed  ## do the intervals of scaling laws hold the tru
 
 bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 records: time and memory
 	$(BIN)/python -m flows.bench_report
+
+bench-planner: $(VENV)/.installed-dev  ## the planner against published and measured figures; the measured ones take minutes
+	$(BIN)/python -m flows.bench_planner
 
 screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
 	$(BIN)/python tests/take_screenshots.py

@@ -1,21 +1,24 @@
 """From a study to its plan: every cell of every experiment, each checked.
 
-    plan = expand(study, models, inputs, count_prompts)
+    plan = expand(study, models, inputs, count_prompts, layout_choice)
 
 Cells that two experiments share appear once. Raises StudyError with every problem found.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
-from configs.plan import Plan, PlannedExperiment, PlannedModel, Point
+from configs.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
+from configs.prediction import Prediction
 from configs.study import (
     Correctness,
     Experiment,
+    Layouts,
     Optimization,
     Overrides,
     StrongScaling,
@@ -34,19 +37,38 @@ CountPrompts = Callable[[GenerateWorkload], int]
 Draft = dict[str, Any]
 
 
-def expand(study: StudySpec, models: list[PlannedModel], inputs: dict[str, str], count_prompts: CountPrompts) -> Plan:
+@dataclass(frozen=True)
+class LayoutChoice:
+    """How an experiment of layouts gets its candidates; this folder knows no planner.
+
+    ranks: how many a target holds. ranked: every layout of a one-rank cell on up to so many ranks, with its
+    prediction, the best first.
+    """
+
+    ranks: Callable[[LocalTarget], int]
+    ranked: Callable[[Cell, int], Sequence[tuple[Layout, Prediction]]]
+
+
+def expand(
+    study: StudySpec,
+    models: list[PlannedModel],
+    inputs: dict[str, str],
+    count_prompts: CountPrompts,
+    layout_choice: LayoutChoice | None = None,
+) -> Plan:
     """Make the plan.
 
     models: resolved, in the study's order. inputs: path as written in the study -> name in the inputs
     folder. count_prompts: how many prompts a workload (its inputs already replaced) selects.
+    layout_choice: needed where an experiment is of kind layouts.
     """
-    builder = _Builder(study, inputs, count_prompts)
+    builder = _Builder(study, inputs, count_prompts, layout_choice)
     planned = []
     for name, experiment in study.experiments.items():
         chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
         for target in study.targets:
             for model in builder.subjects(name, experiment, chosen):
-                points = builder.points(name, experiment, model, target)
+                points, candidates = builder.points(name, experiment, model, target)
                 suffix = f" on {target.name}" if len(study.targets) > 1 else ""
                 planned.append(
                     PlannedExperiment(
@@ -55,6 +77,7 @@ def expand(study: StudySpec, models: list[PlannedModel], inputs: dict[str, str],
                         model=model.name if model else None,
                         grow=getattr(experiment, "grow", None),
                         points=tuple(points),
+                        candidates=tuple(candidates),
                     )
                 )
     if builder.problems:
@@ -81,10 +104,17 @@ def _answers(cell: Cell) -> bool:
 class _Builder:
     """Collects cells and problems while the experiments are walked."""
 
-    def __init__(self, study: StudySpec, inputs: dict[str, str], count_prompts: CountPrompts) -> None:
+    def __init__(
+        self,
+        study: StudySpec,
+        inputs: dict[str, str],
+        count_prompts: CountPrompts,
+        layout_choice: LayoutChoice | None,
+    ) -> None:
         self.study = study
         self.inputs = inputs
         self.count_prompts = count_prompts
+        self.layout_choice = layout_choice
         self.cells: dict[str, Cell] = {}
         self.problems: list[str] = []
 
@@ -97,18 +127,23 @@ class _Builder:
             self._problem(f"models: experiments.{name} measures {kind}, which needs a model; name at least one")
         return list(models)
 
-    def points(self, name: str, experiment: Experiment, model: PlannedModel | None, target: LocalTarget) -> list[Point]:
+    def points(
+        self, name: str, experiment: Experiment, model: PlannedModel | None, target: LocalTarget
+    ) -> tuple[list[Point], list[Candidate]]:
+        """The points of an experiment, and where it chooses among layouts the candidates."""
         where = f"experiments.{name}"
         draft = self._draft(model, target)
         if not self._override(draft, experiment.base, f"{where}.base"):
-            return []
+            return [], []
+        if isinstance(experiment, Layouts):
+            return self._layouts(where, experiment, draft, target)
         if isinstance(experiment, StrongScaling | WeakScaling):
-            return self._scaling(where, experiment, draft)
+            return self._scaling(where, experiment, draft), []
         if isinstance(experiment, Sweep):
-            return self._sweep(where, experiment, draft)
+            return self._sweep(where, experiment, draft), []
         if isinstance(experiment, Optimization):
-            return self._optimization(where, experiment, draft)
-        return self._correctness(where, experiment, draft)
+            return self._optimization(where, experiment, draft), []
+        return self._correctness(where, experiment, draft), []
 
     def _draft(self, model: PlannedModel | None, target: LocalTarget) -> Draft:
         return {
@@ -189,10 +224,51 @@ class _Builder:
             points.extend(self._point(f"{where} {label}", candidate, values, label))
         return points
 
+    def _layouts(
+        self, where: str, experiment: Layouts, draft: Draft, target: LocalTarget
+    ) -> tuple[list[Point], list[Candidate]]:
+        """The candidates in the order of the prediction; a point for each of the first that can be measured."""
+        work = draft["workload"]
+        if work["kind"] == "noop":
+            self._problem(f"{where}: layouts are ranked by prediction, and a noop workload has none; use strong")
+            return [], []
+        assert self.layout_choice is not None, "a study of layouts needs the planner"
+        ranks = experiment.ranks or self.layout_choice.ranks(target)
+        if work["kind"] == "generate" and work.get("num_prompts") is None:
+            work["num_prompts"] = self._prompts_in_file(draft) or (work.get("batch_size") or 1) * ranks
+        draft["layout"] = Layout().model_dump()
+        base = self._cell(where, draft)
+        if base is None:
+            return [], []
+        points: list[Point] = []
+        candidates = []
+        for layout, prediction in self.layout_choice.ranked(base, ranks):
+            label = str(layout) if layout.strategy == "none" else f"{layout} ({layout.strategy})"
+            key, reason = None, _unmeasured(draft, layout, prediction)
+            if reason is None and len(points) == experiment.best:
+                reason = f"not among the {experiment.best} predicted best"
+            if reason is None:
+                drawn = _copy(draft) | {"layout": layout.model_dump()}
+                found = self._point(f"{where} at {label}", drawn, {"layout": label}, label, baseline=not points)
+                key = found[0].cell if found else None
+                points += found
+            candidates.append(Candidate(label=label, layout=layout, prediction=prediction, cell=key, reason=reason))
+        if not points:
+            self._problem(f"{where}: {_why_none(candidates, ranks)}")
+        return points, candidates
+
     def _point(
         self, where: str, draft: Draft, values: dict[str, Any], label: str, baseline: bool = False
     ) -> list[Point]:
         """One point, or none and a problem noted."""
+        cell = self._cell(where, draft)
+        if cell is None:
+            return []
+        self.cells.setdefault(cell.key, cell)
+        return [Point(cell=cell.key, values=values, label=label, baseline=baseline)]
+
+    def _cell(self, where: str, draft: Draft) -> Cell | None:
+        """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""
         work = draft["workload"] = {**draft["workload"]}
         for field in _INPUT_FIELDS:
             if work.get(field) is not None:
@@ -209,9 +285,8 @@ class _Builder:
                 location = [str(item) for item in detail["loc"] if item not in _WORKLOADS]
                 text = str(detail.get("ctx", {}).get("error", detail["msg"]))
                 self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
-            return []
-        self.cells.setdefault(cell.key, cell)
-        return [Point(cell=cell.key, values=values, label=label, baseline=baseline)]
+            return None
+        return cell
 
     def _prompts_in_file(self, draft: Draft) -> int | None:
         work = draft["workload"]
@@ -242,6 +317,28 @@ class _Builder:
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
+
+
+def _unmeasured(draft: Draft, layout: Layout, prediction: Prediction) -> str | None:
+    """Why a layout is not to be measured: it does not fit, or the engine has no such layout; None: it can be."""
+    if prediction.fits is False:
+        return "does not fit" + (f": {prediction.reason}" if prediction.reason else "")
+    try:
+        Cell.model_validate(_copy(draft) | {"layout": layout.model_dump()})
+    except ValidationError as error:
+        reasons = [str(detail.get("ctx", {}).get("error", detail["msg"])) for detail in error.errors()]
+        # What would work instead is for whoever writes a cell; here the planner did.
+        return "; ".join(reason.partition(": ")[2].partition("; use ")[0] or reason for reason in reasons)
+    return None
+
+
+def _why_none(candidates: Sequence[Candidate], ranks: int) -> str:
+    """Why nothing is left to measure."""
+    limit = f"{ranks} rank{'s' if ranks > 1 else ''}"
+    if not candidates:
+        return f"no layout of up to {limit} is valid for this model and workload"
+    reasons = "; ".join(dict.fromkeys(candidate.reason or "" for candidate in candidates))
+    return f"none of {len(candidates)} layouts of up to {limit} can be measured: {reasons}"
 
 
 def _copy(draft: Draft) -> Draft:

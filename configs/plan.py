@@ -8,14 +8,16 @@ from typing import Any, Literal
 from pydantic import Field
 
 from configs.base import SCHEMA_VERSION, Frozen
-from configs.cell import Cell
+from configs.cell import Cell, Layout
+from configs.hardware import Machine
 from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
+from configs.prediction import Prediction
 from configs.prices import TargetPrices
 from configs.target import LocalTarget
 
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
-ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness"]
+ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness", "layouts"]
 
 
 class PlannedModel(Frozen):
@@ -40,12 +42,30 @@ class Point(Frozen):
     baseline: bool = False
 
 
+class Candidate(Frozen):
+    """A layout that was considered, with what the planner said of it."""
+
+    label: str
+    layout: Layout
+    prediction: Prediction
+    cell: str | None = Field(None, description="key of the cell that measures it; none: it is not measured")
+    reason: str | None = Field(None, description="why it is not measured")
+
+
+class PlannedForecast(Frozen):
+    """How far scaling is forecast; `machine`: over whose interconnect, none: machines like the measured one."""
+
+    to: int = 4096
+    machine: Machine | None = None
+
+
 class PlannedExperiment(Frozen):
     """One question put to one model; `model` is None for noop workloads.
 
     `values` of the points: `{"ranks": n}` for strong and weak scaling, `{dotted field: value}` for a
-    sweep, `{"variant": name}` for an optimization (its baseline is named `baseline`), and for
-    correctness `{"engine": ..., "dtype": ..., "ranks": ...}` with the reference as baseline.
+    sweep, `{"variant": name}` for an optimization (its baseline is named `baseline`), for correctness
+    `{"engine": ..., "dtype": ..., "ranks": ...}` with the reference as baseline, and `{"layout": label}`
+    for layouts. `candidates` of layouts: all that there are, the one predicted best first.
     """
 
     name: str
@@ -53,6 +73,7 @@ class PlannedExperiment(Frozen):
     model: str | None
     grow: str | None = None
     points: tuple[Point, ...]
+    candidates: tuple[Candidate, ...] = ()
 
 
 class Plan(Frozen):
@@ -71,6 +92,9 @@ class Plan(Frozen):
     purpose: Purpose | None = None
     prices: dict[str, TargetPrices] = {}
     stopped: dict[str, Stop] = Field({}, description="cell -> what ended its repeats, where a target_interval is asked")
+    forecast: PlannedForecast = PlannedForecast()
+    machines: dict[str, Machine] = Field({}, description="target -> what the planner takes it for")
+    predictions: dict[str, Prediction] = Field({}, description="cell -> what the planner said of it beforehand")
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -12,6 +12,7 @@ class Prediction(Frozen):
     """
 
     tokens_per_second: PositiveFloat | None = None
+    items_per_second: PositiveFloat | None = None
     step_seconds: PositiveFloat | None = None
     ttft_seconds: PositiveFloat | None = None
     time_per_output_token_seconds: PositiveFloat | None = None
@@ -23,3 +24,8 @@ class Prediction(Frozen):
     correction: PositiveFloat | None = Field(None, description="the time was multiplied by this, learnt from records")
     learnt_from: NonNegativeInt = Field(0, description="records that taught the correction")
     reason: str | None = Field(None, description="why there is no prediction, or none of a part")
+
+    @property
+    def throughput(self) -> float | None:
+        """As `Rates.throughput`: tokens a second, or items for noop."""
+        return self.tokens_per_second if self.tokens_per_second is not None else self.items_per_second

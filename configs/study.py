@@ -113,7 +113,26 @@ class Correctness(_Experiment):
     dtypes: list[Dtype] = Field(["float32"], description="precisions to check")
 
 
-Experiment = Annotated[StrongScaling | WeakScaling | Sweep | Optimization | Correctness, Field(discriminator="kind")]
+class Layouts(_Experiment):
+    """Every layout that the ranks allow, ranked by prediction; those predicted fastest are measured."""
+
+    kind: Literal["layouts"] = "layouts"
+    ranks: PositiveInt | None = Field(None, description="most ranks of a layout; none: all that the target holds")
+    best: PositiveInt = Field(3, description="so many are measured, of those that this version can measure")
+
+
+Experiment = Annotated[
+    StrongScaling | WeakScaling | Sweep | Optimization | Correctness | Layouts, Field(discriminator="kind")
+]
+
+
+class Forecast(Frozen):
+    """How far scaling is forecast from what was measured, and over which interconnect."""
+
+    to: PositiveInt = Field(4096, le=4096, description="most ranks; powers of 2 up to it")
+    machine: str | None = Field(
+        None, description="`provider/instance` of the catalog; none: more machines like the one that was measured"
+    )
 
 
 class StudySpec(Frozen):
@@ -132,6 +151,28 @@ class StudySpec(Frozen):
     objectives: Objectives = Field(Objectives(), description="bounds that the report says are met, missed or undecided")
     purpose: Purpose | None = Field(None, description="batch, serving or hybrid: whose savings the report weighs")
     prices: str | None = Field(None, description="file with your own prices, relative to the study's")
+    layouts: Literal["auto"] | None = Field(
+        None, description="auto: adds an experiment `layouts` with its defaults"
+    )
+    forecast: Forecast = Field(Forecast(), description="how far, and over which interconnect, scaling is forecast")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layouts_are_an_experiment(cls, data: Any) -> Any:
+        """`layouts: auto` is short for an experiment of that name and kind."""
+        if not isinstance(data, dict) or data.get("layouts") != "auto":
+            return data
+        experiments = data.get("experiments") or {}
+        if not isinstance(experiments, dict):
+            return data
+        named = experiments.get("layouts", {"kind": "layouts"})
+        kind = named.get("kind") if isinstance(named, dict) else getattr(named, "kind", None)
+        if kind != "layouts":
+            raise ValueError(
+                f"layouts: auto adds an experiment called layouts, and experiments.layouts is one of kind {kind}; "
+                "give that another name"
+            )
+        return data | {"experiments": experiments | {"layouts": named}}
 
     @field_validator("models")
     @classmethod
@@ -251,6 +292,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "sweep": Sweep,
         "optimization": Optimization,
         "correctness": Correctness,
+        "layouts": Layouts,
     },
 }
 _PLAIN: dict[str, type[BaseModel]] = {
@@ -259,6 +301,7 @@ _PLAIN: dict[str, type[BaseModel]] = {
     "targets": LocalTarget,
     "measuring": Measuring,
     "objectives": Objectives,
+    "forecast": Forecast,
 }
 
 

@@ -1,6 +1,6 @@
 """How well the planner predicts what others measured, beside what a simpler rule would have said.
 
-    python -m flows.bench_planner throughput|decode|memory [--published docs/measurements/published]
+    python -m flows.bench_planner [throughput|decode|memory|cells] [--published docs/measurements/published]
 
 Each part is a module of its own with a `main(published)`; they can be run by themselves, with more options.
 """
@@ -15,18 +15,20 @@ PARTS = {
     "throughput": "flows.bench_planner_throughput",
     "decode": "flows.bench_planner_decode",
     "memory": "flows.bench_planner_memory",
+    "cells": "flows.bench_planner_cells",
 }
 PUBLISHED = Path("docs/measurements/published")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one part's tables. 2 with a message where a file is not there or not as it should be."""
+    """Print the tables of one part, or of all. 2 with a message where a file is not there or not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=sorted(PARTS))
+    parser.add_argument("part", nargs="?", choices=list(PARTS), help="none: all")
     parser.add_argument("--published", type=Path, default=PUBLISHED, metavar="DIR", help="folder with the CSV files")
     options = parser.parse_args(arguments)
     try:
-        import_module(PARTS[options.part]).main(options.published)
+        for part in [options.part] if options.part else PARTS:
+            import_module(PARTS[part]).main(options.published)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

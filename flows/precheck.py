@@ -34,7 +34,7 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path) -> 
             inputs = copy_inputs(study, scratch, base)
             if problems:
                 raise StudyError([])
-            plan = make_plan(study, models, inputs, scratch.inputs)
+            plan = make_plan(study, models, inputs, scratch.inputs, cache)
             check_plan(plan, run_folder)
         except StudyError as error:
             problems += error.problems

@@ -31,6 +31,7 @@ from tasks.board import Board, new_board
 from tasks.cancellation import ApiWatcher, RunCancelled
 from tasks.credentials import api_environment
 from tasks.fetch import fetch_model
+from tasks.predictions import remember_run
 from tasks.provision import provision
 from tasks.publish import begin_progress, publish
 from tasks.render import render
@@ -120,7 +121,7 @@ def _run(
     cache = cache_folder()
     board.stage = "resolving"
     models = [fetch_model(spec, position, cache, base) for position, spec in enumerate(study.models)]
-    plan = resolve_study(study, models, run, base)
+    plan = resolve_study(study, models, run, base, cache)
     tag_run(flow_run.id, plan)
     session = Session(run, plan, cache, board, watcher, slot)
     provision(session, accept_environment)
@@ -129,6 +130,7 @@ def _run(
     already = measure(session, only_failed)
     board.stage = "reporting"
     summary = render(run)
+    remember_run(run, cache)
     board.stage = "waiting for the Prefect API"
     if await_api(_API_SECONDS):
         _publish(study.study, run)

@@ -21,6 +21,7 @@ from reports.decisions.context import decision_context
 from reports.experiments.correctness import Judged, judge_experiment, tolerance_table
 from reports.experiments.sections import correctness_section, experiment_sections, experiments_of
 from reports.export import cells_csv, records_parquet
+from reports.planning.text import planning_context
 from reports.plots.album import Album
 from reports.plots.style import COLOURS
 from reports.plots.training import draw_losses
@@ -112,6 +113,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
     loss_plot = album.add("training loss", partial(draw_losses, curves=curves), height) if curves else None
     return {
         **decision_context(study, album, judged),
+        **planning_context(study, album),
         "study": study,
         "statuses": tables.status_counts(study),
         "visits": sum(study.plan.repeats.values()),

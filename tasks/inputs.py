@@ -39,13 +39,29 @@ def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> Pl
     )
 
 
-def make_plan(study: StudySpec, models: list[PlannedModel], inputs: dict[str, str], folder: Path) -> Plan:
-    """Expand a study whose inputs lie in `folder`, and find the prices of its targets."""
+def make_plan(
+    study: StudySpec,
+    models: list[PlannedModel],
+    inputs: dict[str, str],
+    folder: Path,
+    cache: Path | None = None,
+    before: Plan | None = None,
+) -> Plan:
+    """Expand a study whose inputs lie in `folder`; find the prices of its targets and what scaling is forecast over.
+
+    cache: where the planner finds what it knows of this machine; without it no layouts are ranked. before: the plan of
+    an earlier run in the same folder, whose ranking of layouts stays.
+    """
 
     def count_prompts(workload: GenerateWorkload) -> int:
         return len(read_prompts(folder / f"{workload.prompts}.jsonl", workload.variant, workload.limit))
 
-    plan = expand(study, models, inputs, count_prompts)
+    from tasks.planning import layout_choice, with_forecast  # the planner takes time to import
+
+    choice = layout_choice(study, models, folder, cache, before) if cache is not None else None
+    plan = expand(study, models, inputs, count_prompts, choice)
+    if cache is not None:
+        plan = with_forecast(plan, study, folder, cache)
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
     return plan.model_copy(update={"prices": {target.name: target_prices(target, own) for target in plan.targets}})
 

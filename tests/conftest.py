@@ -34,6 +34,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["RANKWISE_CACHE"] = str(base / "cache")
     # Tests measure nothing: they need not wait for a study that runs beside them.
     os.environ["RANKWISE_LOCKS"] = str(base)
+    os.environ["RANKWISE_CALIBRATE"] = "0"  # a quarter of a minute of each session; tests of it ask for it
     yield base
 
 

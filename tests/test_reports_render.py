@@ -261,7 +261,7 @@ def test_rendering_again_gives_the_same_bytes(rendered: tuple[RunPaths, ReportSu
     (copy.plots / "of-an-older-report.png").write_bytes(b"old")
     render_report(copy)
     assert files_of(copy.folder) == first
-    assert len([name for name in first if name.endswith(".svg")]) == 12
+    assert len([name for name in first if name.endswith(".svg")]) == 13
     assert all(f"plots/{name}" in first["report.md"].decode() for name in first if name.endswith((".png", ".svg")))
     assert str(quick.folder) not in first["report.md"].decode()
 

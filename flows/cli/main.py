@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from flows.cli.catalog import app as catalog_commands
 from flows.cli.history import HistoryFile
 from flows.cli.history import app as history_commands
+from flows.cli.plan_command import plan as plan_command
 from flows.cli.team import app as team
 
 app = typer.Typer(
@@ -23,6 +25,8 @@ app = typer.Typer(
 
 app.add_typer(team, name="team")
 app.add_typer(history_commands, name="history")
+app.add_typer(catalog_commands, name="catalog")
+app.command("plan")(plan_command)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="the study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")]
@@ -53,6 +57,9 @@ def run(
     accept_environment: Annotated[
         bool, typer.Option("--accept-environment", help="go on in an environment unlike the one before")
     ] = False,
+    no_calibrate: Annotated[
+        bool, typer.Option("--no-calibrate", help="do not measure this machine first, where that was never done")
+    ] = False,
 ) -> None:
     """Measure a study, or what is missing of it, and write its report."""
     from flows.cli.run import dry_run_study, guarded, run_study
@@ -60,7 +67,9 @@ def run(
     if dry_run:
         work = lambda: dry_run_study(study, assignments or [], runs)  # noqa: E731
     else:
-        work = lambda: run_study(study, assignments or [], runs, only_failed, accept_environment)  # noqa: E731
+        work = lambda: run_study(  # noqa: E731
+            study, assignments or [], runs, only_failed, accept_environment, calibrate=not no_calibrate
+        )
     raise typer.Exit(guarded(work, study, context.obj["debug"]))
 
 
@@ -162,6 +171,36 @@ def fit(
 
 
 @app.command()
+def forecast(
+    context: typer.Context,
+    folder: RunFolder,
+    to: Annotated[int | None, typer.Option(metavar="N", help="most ranks, up to 4096")] = None,
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="over whose interconnect: aws/p5.48xlarge")
+    ] = None,
+) -> None:
+    """Forecast a run's scaling beyond what was measured, over a stated interconnect."""
+    from flows.cli.forecast import print_forecast
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: print_forecast(folder, to, machine), folder, context.obj["debug"]))
+
+
+@app.command("plan-check")
+def plan_check(
+    context: typer.Context,
+    predict: Annotated[Path, typer.Option(metavar="B.csv", help="rows to predict")],
+    fit: Annotated[Path | None, typer.Option(metavar="A.csv", help="measured rows to learn from")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the rows of a file of measurements, and print the errors."""
+    from flows.cli.plan_check import plan_check as check
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: check(predict, fit, as_json), predict, context.obj["debug"]))
+
+
+@app.command()
 def convert(context: typer.Context, source: Path, destination: Path) -> None:
     """Turn a pickled checkpoint into safetensors, in a process of its own that loads weights only."""
     from flows.cli.inspect import convert_checkpoint
@@ -174,10 +213,16 @@ def convert(context: typer.Context, source: Path, destination: Path) -> None:
 def doctor(
     as_json: AsJson = False,
     master: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="also try to reach this address")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="measure this machine instead, for the planner's predictions")
+    ] = False,
 ) -> None:
     """Say what of this machine is usable, with the remedy for what is not."""
+    from flows.cli.calibrate import calibrate_command
     from flows.cli.doctor import doctor as examine
 
+    if calibrate:
+        raise typer.Exit(calibrate_command(as_json))
     raise typer.Exit(examine(master, as_json))
 
 

@@ -58,12 +58,22 @@ def _readable(error: Exception) -> str:
     return str(error)
 
 
-def run_study(path: Path, assignments: list[str], runs: Path, only_failed: bool, accept_environment: bool) -> int:
-    """`rankwise run`. Returns the exit code."""
+def run_study(
+    path: Path,
+    assignments: list[str],
+    runs: Path,
+    only_failed: bool,
+    accept_environment: bool,
+    calibrate: bool = True,
+) -> int:
+    """`rankwise run`. Returns the exit code. calibrate: measure this machine first where nobody did."""
+    from flows.cli.calibrate import ensure_calibration
     from flows.local_server import begin
     from flows.prefect_settings import apply_environment
 
     study, plan = _checked(path, assignments, runs)
+    if calibrate:
+        ensure_calibration(plan, print)
     with begin(wait_for_named_seconds=_API_SECONDS) as api:
         apply_environment(api.environment)
         # Prefect is imported while the server comes up.

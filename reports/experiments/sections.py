@@ -14,10 +14,14 @@ from reports.experiments.comparison import (
 )
 from reports.experiments.correctness import Judged, completions_table, correctness_table
 from reports.experiments.latency import latency, latency_curves, latency_sentence, latency_table
-from reports.experiments.scaling import scaling, scaling_law_lines, scaling_sentence, scaling_table
+from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
 from reports.experiments.time_split import time_split, time_split_sentence, time_split_table
+from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
+from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
 from reports.plots.album import Album
+from reports.plots.forecast import draw_forecast
 from reports.plots.latency import draw_latency
+from reports.plots.layouts import draw_layouts, drawn_layouts, layouts_height
 from reports.plots.optimization import draw_optimization
 from reports.plots.scaling import draw_scaling
 from reports.plots.sweep import draw_sweep, sweep_axes
@@ -50,6 +54,7 @@ def experiment_sections(study: StudyResult, album: Album) -> dict[str, list[Sect
         "weak": _scaling,
         "sweep": _sweep,
         "optimization": _optimization,
+        "layouts": _layouts,
     }
     return {
         kind: [maker(study, experiment, album) for experiment in experiments_of(study, kind)]
@@ -61,9 +66,30 @@ def _scaling(study: StudyResult, experiment: PlannedExperiment, album: Album) ->
     result, title = scaling(study, experiment), study.title(experiment)
     measured = any(point.throughput for point in result.points)
     plot = album.add(title, partial(draw_scaling, result=result)) if measured else None
-    more = (*_time_split(study, experiment, album), *_latency(study, experiment, album))
-    laws = tuple(scaling_law_lines(result))
-    return Section(title, scaling_sentence(result), scaling_table(result), plot, lines=laws, more=more)
+    forecast, why_not = _forecast(study, result, title, album)
+    more = (*_time_split(study, experiment, album), *forecast, *_latency(study, experiment, album))
+    lines = (*scaling_law_lines(result), *why_not)
+    return Section(title, scaling_sentence(result), scaling_table(result), plot, lines=lines, more=more)
+
+
+def _forecast(
+    study: StudyResult, result: Scaling, title: str, album: Album
+) -> tuple[tuple[Section, ...], tuple[str, ...]]:
+    """The forecast as a section of its own, or a line that says why there is none."""
+    found = study_forecast(study, result)
+    if found is None or isinstance(found, str):
+        return (), () if found is None else (found,)
+    plot = album.add(f"{title} forecast", partial(draw_forecast, result=found))
+    lines = tuple(forecast_lines(found))
+    return (Section("Forecast", forecast_sentence(found), forecast_table(found), plot, lines=lines),), ()
+
+
+def _layouts(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = layouts(study, experiment), study.title(experiment)
+    drawn = drawn_layouts(result)
+    plot = album.add(title, partial(draw_layouts, result=result), layouts_height(result)) if drawn else None
+    more, lines = _latency(study, experiment, album), tuple(layouts_lines(result))
+    return Section(title, layouts_sentence(result), layouts_table(result), plot, lines=lines, more=more)
 
 
 def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:

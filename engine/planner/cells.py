@@ -1,0 +1,270 @@
+"""What the planner says of a study's cells before they run, in the figures that records are reduced to.
+
+    prediction = predict_cell(cell, architecture, machine)             # configs.prediction.Prediction
+    prediction = predict_cell(cell, architecture, machine, prompt_lengths=[31, 40], learned=correction)
+
+Times are those of `configs.rates`: a pass is over when the slowest rank has answered its prompts, a step when the
+optimizer has stepped. `peak_memory_bytes` is what the memory pass records of the fullest rank: on a CPU the peak of
+the whole process, libraries included (VmHWM); on a GPU what the allocator held at most, its context left out.
+What cannot be predicted has a reason. A machine that was calibrated (`Accelerator.operators`) is predicted from its
+measured operators, any other from its data sheet's figures.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import fmean
+
+from configs.cell import Cell, GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.hardware import Accelerator, Machine
+from configs.prediction import Prediction
+from engine.planner.architecture import Architecture
+from engine.planner.memory.inference import inference_memory
+from engine.planner.memory.training import training_memory
+from engine.planner.results import GenerationTime, Memory
+from engine.planner.setup import InferenceSetup, TrainingSetup
+from engine.planner.timing.cpu import can_measure, measured_generation_time, measured_step_time
+from engine.planner.timing.inference import generation_time
+from engine.planner.timing.training import step_time
+
+RANDOM_PROMPT_TOKENS = 32
+"""Length of random prompts where the study gives none; as `engine.tokens`, which needs torch."""
+EAGER_LAYER_SECONDS = 2e-4
+"""Our engine and transformers issue a layer's operators one by one from Python, which a GPU has to wait for: the least
+time of a layer on a server core with all of it in the caches, measured by this project's calibration, 2026-11."""
+_EAGER_TRAINING = 3
+"""Backward and optimizer issue about twice as many operators as the forward: assumption."""
+CHARACTERS_PER_TOKEN = 4
+"""Rule of thumb for English (OpenAI, "What are tokens and how to count them?", help.openai.com, 2024)."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What past records say of a prediction: its seconds are to be multiplied by `times`.
+
+    factor: in 9 of 10 cases the truth lies within times or over this of what comes out. records: that taught it.
+    """
+
+    times: float
+    factor: float
+    records: int
+
+
+Learner = Callable[[Cell, Architecture], Learned | None]
+
+
+def predict_cell(
+    cell: Cell,
+    architecture: Architecture | None,
+    machine: Machine,
+    learner: Learner | None = None,
+    prompt_lengths: Sequence[int] | None = None,
+) -> Prediction:
+    """Predict one cell. `machine`: as it is while so many ranks compute; its price makes dollars.
+
+    learner: what past records of this hardware say. prompt_lengths: tokens of each prompt, in order, where they come
+    from a file and are not cut to `prompt_tokens`. Never raises for a cell that is valid.
+    """
+    basis, work = basis_of(machine), cell.workload
+    try:
+        if isinstance(work, NoopWorkload):
+            return _noop(cell, work, machine)
+        if architecture is None:
+            return Prediction(basis=basis, reason="the model's architecture is not known")
+        if isinstance(work, GenerateWorkload):
+            found = _generate(cell, work, architecture, machine, prompt_lengths)
+        else:
+            found = _train(cell, work, architecture, machine)
+    except ValueError as error:  # a link or number format that is not known
+        return Prediction(basis=basis, reason=str(error))
+    learned = learner(cell, architecture) if learner else None
+    whole = "; ".join(filter(None, (basis, found.basis)))
+    return priced(corrected(found.model_copy(update={"basis": whole}), learned), cell, machine)
+
+
+def basis_of(machine: Machine) -> str:
+    """Where the figures come from, in a few words; the catalog has each with its source."""
+    accelerator = machine.accelerator
+    if accelerator.kind == "cpu":
+        return accelerator.source.split(";")[0]
+    return f"{accelerator.title or accelerator.name}: figures of the catalog"
+
+
+def corrected(prediction: Prediction, learned: Learned | None) -> Prediction:
+    """Times multiplied, rates divided by what was learned; memory stays."""
+    if learned is None or not learned.records:
+        return prediction
+    times = {"step_seconds", "ttft_seconds", "time_per_output_token_seconds"}
+    changed: dict[str, float | int] = {
+        "correction": learned.times,
+        "learnt_from": learned.records,
+        "factor": learned.factor,
+    }
+    for name in (*times, "tokens_per_second"):
+        value = getattr(prediction, name)
+        if value is not None:
+            changed[name] = value * learned.times if name in times else value / learned.times
+    return prediction.model_copy(update=changed)
+
+
+def priced(prediction: Prediction, cell: Cell, machine: Machine) -> Prediction:
+    """With dollars for a million tokens, where the machine's price is known: whole nodes are paid for."""
+    rate, hourly = prediction.tokens_per_second, machine.usd_per_hour
+    if rate is None or hourly is None:
+        return prediction
+    nodes = max(cell.nodes, ceil(cell.layout.ranks / machine.accelerators))
+    return prediction.model_copy(update={"usd_per_million_tokens": hourly * nodes / 3600 / rate * 1e6})
+
+
+def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
+    """The interval's half-width as a factor where nothing was learnt: how far such figures are usually off.
+
+    Measured operators on this machine: 1.4 (quiet to busy neighbours alone make 1.2); a data sheet, with the shares of
+    it that published runs reach: 1.6; an estimate of a CPU from its name or flags: 3. transformers has overheads of
+    its own that nobody measured: twice that. More cores a rank than were measured with: 1.5 times.
+    """
+    factor = 1.4 if accelerator.operators else 3.0 if accelerator.kind == "cpu" else 1.6
+    if cell.engine == "transformers":
+        factor *= 2
+    if accelerator.kind == "cpu" and cell.cores_per_rank > 1:
+        factor *= 1.5
+    return factor
+
+
+def inference_setup(
+    cell: Cell, architecture: Architecture, machine: Machine, prompt: int, batch: int
+) -> InferenceSetup:
+    """One batch of a `generate` cell."""
+    work = cell.workload
+    assert isinstance(work, GenerateWorkload)
+    return InferenceSetup(
+        architecture=architecture,
+        machine=machine,
+        layout=cell.layout,
+        batch=batch,
+        prompt_tokens=max(1, prompt),
+        new_tokens=work.new_tokens,
+        weights=cell.dtype,
+        compute=cell.dtype,
+    )
+
+
+def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> TrainingSetup:
+    """The step of a `train` cell: float32 weights, products in bfloat16 where the cell says so."""
+    work = cell.workload
+    assert isinstance(work, TrainWorkload)
+    sharded = cell.layout.strategy not in ("none", "ddp")
+    return TrainingSetup(
+        architecture=architecture,
+        machine=machine,
+        layout=cell.layout,
+        micro_batch=max(1, work.global_batch_size // cell.layout.dp),
+        sequence_length=work.sequence_length,
+        precision="float32" if cell.dtype == "float32" else "bfloat16_mixed" if sharded else "bfloat16_autocast",
+    )
+
+
+def _noop(cell: Cell, work: NoopWorkload, machine: Machine) -> Prediction:
+    """It sleeps as told; the slowest rank has the most items."""
+    seconds = work.seconds * ceil(work.items / cell.layout.ranks)
+    if not seconds:
+        return Prediction(basis="the cell's own seconds", reason="a noop of 0 s takes no time to speak of")
+    fits = None
+    if machine.host_memory_bytes is not None:
+        fits = work.allocate_bytes * cell.layout.ranks <= machine.host_memory_bytes
+    return Prediction(items_per_second=work.items / seconds, factor=1.1, fits=fits, basis="the cell's own seconds")
+
+
+def _generate(
+    cell: Cell,
+    work: GenerateWorkload,
+    architecture: Architecture,
+    machine: Machine,
+    prompt_lengths: Sequence[int] | None,
+) -> Prediction:
+    dp, notes = cell.layout.dp, []
+    prompts = work.num_prompts or work.batch_size * dp
+    share = ceil(prompts / dp)
+    size = min(work.batch_size, share)
+    lengths = list(prompt_lengths or [])
+    if work.prompt_tokens is not None or not lengths:
+        lengths = [work.prompt_tokens or RANDOM_PROMPT_TOKENS]
+        if work.prompts is not None and work.prompt_tokens is None:
+            notes.append(f"prompts taken for {RANDOM_PROMPT_TOKENS} tokens each")
+    known = work.prompt_tokens is not None or work.prompts is None  # what is estimated must not refuse a cell
+    if known and architecture.max_positions and max(lengths) + work.new_tokens > architecture.max_positions:
+        limit = f"{architecture.max_positions} positions"
+        return Prediction(reason=f"{max(lengths)} + {work.new_tokens} tokens are more than the model's {limit}")
+    full, rest = divmod(share, size)
+    # A batch is filled up to its longest prompt.
+    prompt = round(fmean(_longest(lengths, size)))
+    timed = _generation(inference_setup(cell, architecture, machine, prompt, size))
+    seconds = full * timed.seconds
+    if rest:
+        seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
+    widest = inference_setup(cell, architecture, machine, max(lengths), size)
+    memory = inference_memory(widest, all_logits=False)
+    if cell.engine == "transformers":
+        notes.append("transformers taken for as fast as our engine")
+    return Prediction(
+        tokens_per_second=prompts * work.new_tokens / seconds,
+        ttft_seconds=timed.prefill_seconds,
+        time_per_output_token_seconds=timed.token_seconds if work.new_tokens > 1 else None,
+        factor=prior_factor(cell, machine.accelerator),
+        basis="; ".join(notes),
+        **_memory(memory, cell, machine),
+    )
+
+
+def _train(cell: Cell, work: TrainWorkload, architecture: Architecture, machine: Machine) -> Prediction:
+    if cell.dtype == "float16":
+        return Prediction(reason="the engine does not train in float16; use bfloat16")
+    if architecture.max_positions is not None and work.sequence_length > architecture.max_positions:
+        limit = f"{architecture.max_positions} positions"
+        return Prediction(reason=f"sequences of {work.sequence_length} tokens are more than the model's {limit}")
+    setup = training_setup(cell, architecture, machine)
+    layout = cell.layout
+    alike = layout.tp == layout.pp == 1 and layout.strategy in ("none", "ddp")
+    measured = alike and can_measure(architecture, machine.accelerator)
+    seconds = (measured_step_time(setup) if measured else step_time(setup)).seconds
+    if machine.accelerator.kind != "cpu":
+        seconds = max(seconds, _EAGER_TRAINING * architecture.layers * EAGER_LAYER_SECONDS)
+    return Prediction(
+        tokens_per_second=setup.tokens_per_step / seconds,
+        step_seconds=seconds,
+        factor=prior_factor(cell, machine.accelerator),
+        **_memory(training_memory(setup), cell, machine),
+    )
+
+
+def _generation(setup: InferenceSetup) -> GenerationTime:
+    if can_measure(setup.architecture, setup.machine.accelerator):
+        return measured_generation_time(setup)
+    time = generation_time(setup)
+    if setup.machine.accelerator.kind == "cpu":
+        return time
+    least = setup.architecture.layers * EAGER_LAYER_SECONDS
+    return replace(time, prefill_seconds=max(time.prefill_seconds, least), token_seconds=max(time.token_seconds, least))
+
+
+def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | bool]:
+    """Peak of the fullest rank as recorded, and whether all ranks of a node fit."""
+    accelerator = machine.accelerator
+    if accelerator.kind != "cpu":
+        return {"peak_memory_bytes": max(1, memory.tensors), "fits": memory.total <= accelerator.memory_bytes}
+    training = isinstance(cell.workload, TrainWorkload)
+    own = accelerator.training_framework_bytes if training else accelerator.framework_bytes
+    peak = memory.total if own is None else memory.tensors + own
+    ranks = min(cell.layout.ranks, machine.accelerators)
+    whole = machine.host_memory_bytes or accelerator.memory_bytes
+    return {"peak_memory_bytes": peak, "fits": peak * ranks <= whole}
+
+
+def _longest(lengths: Sequence[int], size: int) -> list[int]:
+    """The longest prompt of each batch, the file's prompts in order."""
+    return [max(lengths[start : start + size]) for start in range(0, len(lengths), size)]
+
+
+def interval(value: float, factor: float | None) -> tuple[float, float] | None:
+    """Low and high of a figure; None where nothing is said of its error."""
+    return None if factor is None else (value / factor, value * factor)

@@ -1,0 +1,342 @@
+"""Ready files for what starts training: torchrun, DeepSpeed, Accelerate, Hugging Face's Trainer.
+
+    written = launcher_files(setup)                 # of a TrainingSetup
+    written.files["deepspeed.json"]                 # name -> text
+    written.left_out                                # launcher -> why it cannot express this setup
+
+    sh torchrun.sh train.py                         # the script reads torchrun.json, or hands deepspeed.json on
+    sh accelerate.sh train.py
+    TrainingArguments(output_dir="out", **json.load(open("training_arguments.json")))
+
+A layout says nothing of learning rates: those come from `recipe`, whose defaults are those of a study's training
+workload. Every file states gradient clipping, since DeepSpeed clips at 1.0 where nothing is said.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.cell import TrainWorkload
+from engine.planner.setup import TrainingSetup
+
+FILES = frozenset(
+    {
+        "torchrun.sh",
+        "torchrun.json",
+        "deepspeed.json",
+        "accelerate.json",
+        "accelerate.sh",
+        "training_arguments.json",
+    }
+)
+"""All names that `launcher_files` may give."""
+NVME_PATH = "/local_nvme"
+"""Where DeepSpeed's documentation mounts a drive in its examples; to be edited for a machine that has it elsewhere."""
+_ADAM_BETAS, _ADAM_EPS = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class LauncherFiles:
+    """File names with their text, and the launchers that cannot do this setup with their reasons."""
+
+    files: dict[str, str]
+    left_out: dict[str, str]
+
+
+def launcher_files(setup: TrainingSetup, recipe: TrainWorkload | None = None) -> LauncherFiles:
+    """All files that start this setup. Raises ValueError where its ranks do not fill its nodes equally."""
+    recipe = recipe or TrainWorkload()
+    files = {"torchrun.sh": torchrun_command(setup)}
+    left_out: dict[str, str] = {}
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
+        "torchrun.json": lambda: torch_settings(setup, recipe),
+        "deepspeed.json": lambda: deepspeed_config(setup, recipe),
+        "accelerate.json": lambda: accelerate_config(setup),
+        "training_arguments.json": lambda: training_arguments(setup, recipe),
+    }
+    for name, make in makers.items():
+        try:
+            files[name] = json.dumps(make(), indent=2) + "\n"
+        except ValueError as error:
+            left_out[name] = str(error)
+    if "accelerate.json" in files:
+        files["accelerate.sh"] = accelerate_command(setup)
+    return LauncherFiles(files, left_out)
+
+
+def nodes_of(setup: TrainingSetup) -> tuple[int, int]:
+    """Nodes, and ranks on each. Raises ValueError where the ranks cannot be shared out equally."""
+    ranks, most = setup.layout.ranks, setup.machine.accelerators
+    nodes = -(-ranks // most)
+    if ranks % nodes:
+        raise ValueError(f"{ranks} ranks do not fill {nodes} nodes of {most} equally; use a multiple of {nodes}")
+    return nodes, ranks // nodes
+
+
+def torchrun_command(setup: TrainingSetup) -> str:
+    """A shell script that starts the ranks of one node; its arguments are the training script and its own."""
+    nodes, each = nodes_of(setup)
+    lines = ["#!/bin/sh"]
+    if nodes == 1:
+        lines += [
+            f"# {each} rank{'s' if each > 1 else ''} on one node:  sh torchrun.sh train.py [ARGUMENTS]",
+            "set -eu",
+        ]
+        where = ["--standalone"]
+    else:
+        lines += [
+            f"# {nodes * each} ranks on {nodes} nodes. On node 0, 1, ... {nodes - 1}:",
+            "#   NODE_RANK=0 MASTER_ADDR=<host of node 0> sh torchrun.sh train.py [ARGUMENTS]",
+            "set -eu",
+        ]
+        where = [
+            f"--nnodes {nodes}",
+            '--node-rank "${NODE_RANK:?number of this node, from 0}"',
+            '--master-addr "${MASTER_ADDR:?host of node 0}"',
+            '--master-port "${MASTER_PORT:-29500}"',
+        ]
+    if _on_cpu(setup):
+        # DeepSpeed on CPUs crashes under torchrun where this is not set.
+        lines.append(f"export LOCAL_SIZE={each}")
+    command = " ".join(["exec torchrun", *where, f"--nproc-per-node {each}"])
+    return "\n".join([*lines, f'{command} "$@"', ""])
+
+
+def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
+    """What a plain PyTorch script is to do, under torch's own names, so that it can pass values on as they are.
+
+    Raises ValueError for DeepSpeed's strategies.
+    """
+    strategy = setup.layout.strategy
+    if strategy.startswith("zero"):
+        raise ValueError(f"{_title(setup)} is DeepSpeed's; its settings are in deepspeed.json, torchrun.sh starts it")
+    half = sixteen_bit(setup)
+    # Nulls would only have to be tested for: what is not used is not named.
+    settings: dict[str, Any] = {
+        "backend": "gloo" if _on_cpu(setup) else "nccl",
+        "mesh": {"dp": setup.layout.dp, "tp": setup.layout.tp, "pp": setup.layout.pp},
+        "batch_size": setup.micro_batch,
+        "gradient_accumulation_steps": setup.accumulation,
+        "sequence_length": setup.sequence_length,
+        "activation_checkpointing": setup.checkpointing,
+        "compile": setup.compiled,
+        "max_norm": recipe.gradient_clipping,
+    }
+    if setup.optimizer == "adamw":
+        settings["AdamW"] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay, "fused": True}
+    else:
+        settings["SGD"] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    if strategy == "fsdp":
+        settings["fully_shard"] = {"reshard_after_forward": True}
+        if half:
+            settings["MixedPrecisionPolicy"] = {"param_dtype": half, "reduce_dtype": "float32"}
+        if setup.offload == "cpu":
+            settings["CPUOffloadPolicy"] = {"pin_memory": True}
+    else:
+        if strategy == "ddp":
+            # Gradients live in the buckets that are reduced, instead of beside them.
+            settings["DistributedDataParallel"] = {"gradient_as_bucket_view": True}
+        if half:
+            settings["autocast"] = {"dtype": half}
+    return settings
+
+
+def deepspeed_config(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
+    """A DeepSpeed configuration. Raises ValueError for what DeepSpeed calls otherwise or its file cannot say."""
+    _plain_layout(setup, "DeepSpeed")
+    _whole_checkpointing(setup, "DeepSpeed")
+    if setup.layout.strategy == "fsdp":
+        raise ValueError("FSDP is PyTorch's; the nearest of DeepSpeed is ZeRO-3")
+    config: dict[str, Any] = {
+        "train_batch_size": setup.global_batch,
+        "train_micro_batch_size_per_gpu": setup.micro_batch,
+        "gradient_accumulation_steps": setup.accumulation,
+        "gradient_clipping": recipe.gradient_clipping or 0.0,
+        "zero_optimization": zero_section(setup),
+    }
+    half = sixteen_bit(setup)
+    if half:
+        config["bf16" if half == "bfloat16" else "fp16"] = {"enabled": True}
+    if setup.layout.strategy.startswith("zero") and setup.optimizer == "adamw":
+        config["optimizer"] = {
+            "type": "AdamW",
+            "params": {
+                "lr": recipe.learning_rate,
+                "betas": list(_ADAM_BETAS),
+                "eps": _ADAM_EPS,
+                "weight_decay": recipe.weight_decay,
+                # On a CPU its own AdamW would have to be compiled first, for nothing.
+                **({"torch_adam": True} if _on_cpu(setup) else {}),
+            },
+        }
+    return config
+
+
+def zero_section(setup: TrainingSetup) -> dict[str, Any]:
+    """DeepSpeed's `zero_optimization`: the stage, and what is offloaded where.
+
+    Stages 1 and 2 offload optimizer states only (DeepSpeed offloads parameters in stage 3 alone).
+    """
+    stage = zero_stage(setup)
+    section: dict[str, Any] = {"stage": stage}
+    if setup.offload != "none":
+        section["offload_optimizer"] = _offload(setup)
+        if stage == 3:
+            section["offload_param"] = _offload(setup)
+    return section
+
+
+def zero_stage(setup: TrainingSetup) -> int:
+    """1, 2 or 3; 0 where DeepSpeed shards nothing."""
+    return int(setup.layout.strategy[-1]) if setup.layout.strategy.startswith("zero") else 0
+
+
+def _offload(setup: TrainingSetup) -> dict[str, Any]:
+    if setup.offload == "nvme":
+        return {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
+    return {"device": "cpu", "pin_memory": True}
+
+
+def accelerate_config(setup: TrainingSetup) -> dict[str, Any]:
+    """A file for `accelerate launch --config_file`, which reads JSON by its ending.
+
+    Accumulation is no key of it outside DeepSpeed; `accelerate.sh` passes it on. Raises ValueError for what
+    Accelerate's file cannot say.
+    """
+    _plain_layout(setup, "Accelerate")
+    _whole_checkpointing(setup, "Accelerate")
+    _sharded_on_gpus(setup, "Accelerate")
+    nodes, _ = nodes_of(setup)
+    strategy = setup.layout.strategy
+    half = sixteen_bit(setup)
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": nodes,
+        "num_processes": setup.layout.ranks,
+        "use_cpu": _on_cpu(setup),
+        "mixed_precision": {"bfloat16": "bf16", "float16": "fp16", None: "no"}[half],
+    }
+    if strategy.startswith("zero"):
+        config["distributed_type"] = "DEEPSPEED"
+        del config["mixed_precision"]  # deepspeed.json says it, and Accelerate refuses to be told twice
+        config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
+        if nodes > 1:
+            config["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
+    elif strategy == "fsdp":
+        config["distributed_type"] = "FSDP"
+        config["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_offload_params": setup.offload == "cpu",
+            "fsdp_activation_checkpointing": setup.checkpointing == "full",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    else:
+        # MULTI_CPU would start one process only and wait for MPI to start the others.
+        config["distributed_type"] = "MULTI_GPU" if setup.layout.ranks > 1 else "NO"
+    return config
+
+
+def accelerate_command(setup: TrainingSetup) -> str:
+    """A shell script around `accelerate launch`, for what its file has no key for: accumulation, where files lie."""
+    nodes, _ = nodes_of(setup)
+    lines = ["#!/bin/sh", "# sh accelerate.sh train.py [ARGUMENTS]", "set -eu", 'here=$(dirname "$0")']
+    options = ""
+    if setup.layout.strategy.startswith("zero"):
+        options = ' --deepspeed_config_file "$here/deepspeed.json"'
+    if nodes > 1:
+        lines[1] = (
+            "# On node 0, 1, ...:  NODE_RANK=0 MASTER_ADDR=<host of node 0> sh accelerate.sh train.py [ARGUMENTS]"
+        )
+        options += (
+            ' --machine_rank "${NODE_RANK:?number of this node, from 0}"'
+            ' --main_process_ip "${MASTER_ADDR:?host of node 0}" --main_process_port "${MASTER_PORT:-29500}"'
+        )
+    lines.append(f"export ACCELERATE_GRADIENT_ACCUMULATION_STEPS={setup.accumulation}")
+    if _on_cpu(setup):
+        lines.append("export ACCELERATE_USE_CPU=true")
+    return "\n".join([*lines, f'exec accelerate launch --config_file "$here/accelerate.json"{options} "$@"', ""])
+
+
+def training_arguments(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
+    """Keyword arguments of transformers' TrainingArguments; the caller adds `output_dir` and how long to train.
+
+    Raises ValueError for what they cannot say.
+    """
+    _plain_layout(setup, "Trainer")
+    _whole_checkpointing(setup, "Trainer")
+    _sharded_on_gpus(setup, "Trainer")
+    strategy, half = setup.layout.strategy, sixteen_bit(setup)
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": setup.micro_batch,
+        "gradient_accumulation_steps": setup.accumulation,
+        "learning_rate": recipe.learning_rate,
+        "weight_decay": recipe.weight_decay,
+        "warmup_steps": recipe.learning_rate_warmup_steps,
+        "max_grad_norm": recipe.gradient_clipping or 0.0,
+        "bf16": half == "bfloat16",
+        "fp16": half == "float16",
+        "use_cpu": _on_cpu(setup),
+        "torch_compile": setup.compiled,
+    }
+    if setup.optimizer == "sgd":
+        arguments["optim"] = "sgd"
+    if strategy == "fsdp":
+        arguments["fsdp"] = True
+        arguments["fsdp_config"] = {
+            "version": 2,
+            "reshard_after_forward": True,
+            "cpu_offload": setup.offload == "cpu",
+            "activation_checkpointing": setup.checkpointing == "full",
+        }
+        return arguments
+    arguments["gradient_checkpointing"] = setup.checkpointing == "full"
+    if strategy == "ddp":
+        arguments["ddp_find_unused_parameters"] = False
+    if strategy.startswith("zero"):
+        arguments["deepspeed"] = deepspeed_config(setup, recipe)
+    return arguments
+
+
+def _on_cpu(setup: TrainingSetup) -> bool:
+    return setup.machine.accelerator.kind == "cpu"
+
+
+def sixteen_bit(setup: TrainingSetup) -> str | None:
+    """torch's name of the 16-bit format in use; None for float32. Devices without bfloat16 get float16."""
+    if setup.precision == "float32":
+        return None
+    if setup.precision == "float16_mixed" or "bfloat16" not in setup.machine.accelerator.peak_flops:
+        return "float16"
+    return "bfloat16"
+
+
+def _title(setup: TrainingSetup) -> str:
+    return f"ZeRO-{zero_stage(setup)}"
+
+
+def _plain_layout(setup: TrainingSetup, launcher: str) -> None:
+    layout = setup.layout
+    if layout.tp > 1 or layout.pp > 1:
+        raise ValueError(
+            f"{launcher}'s file cannot say {layout}: tensor and pipeline parallelism are in the training script; "
+            "torchrun.json names the degrees"
+        )
+    if setup.precision == "float8_mixed":
+        raise ValueError(f"{launcher}'s file cannot say float8 by itself; the training script converts the layers")
+
+
+def _sharded_on_gpus(setup: TrainingSetup, launcher: str) -> None:
+    # accelerate 1.15, state.py: only the distributed types of accelerators become FSDP; DeepSpeed counts one process.
+    if _on_cpu(setup) and setup.layout.strategy not in ("none", "ddp"):
+        raise ValueError(
+            f"{launcher} leaves FSDP and DeepSpeed out on CPUs without a word and trains replicas; use torchrun.sh"
+        )
+
+
+def _whole_checkpointing(setup: TrainingSetup, launcher: str) -> None:
+    if setup.checkpointing == "selective":
+        raise ValueError(f"{launcher}'s file knows activation checkpointing of whole blocks only, not selective")

@@ -1,0 +1,324 @@
+"""Every valid way to spread a model over the ranks at hand, the fastest first.
+
+    base = TrainingSetup(find_model("llama-2-7b"), instance("aws/p5.48xlarge"), sequence_length=4096)
+    for candidate in ranked(base, ranks=16, global_batch=128)[:5]:
+        print(candidate.setup.layout, candidate.tokens_per_second, candidate.usd_per_million_tokens)
+
+`base` gives model, machine, precision and lengths; layout, strategy, micro-batch, accumulation, checkpointing and
+offload are searched, so that the sequences of a step stay the same. What fits is ranked by predicted time. Then
+follows, for each layout with nothing that fits, the leanest setup tried and why it does not fit, the nearest first.
+
+Valid: dp x tp x pp = ranks; tp divides attention heads and the feed-forward's width, and either divides the key-value
+heads or is a multiple of them; tp stays within a node unless nothing else fits; pp is at most the layers; dp divides
+the batch. ZeRO-2, ZeRO-3 and their like do not go with pp (gradients would be reduced at every micro-batch), FSDP does.
+
+Not tried: offload or checkpointing beyond what the same layout and micro-batch need to fit. Both cost time and give
+memory only, so what is left out is slower than something that is kept.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from configs.cell import Layout, Strategy
+from configs.hardware import Machine
+from engine.planner.architecture import Architecture
+from engine.planner.memory.inference import inference_memory
+from engine.planner.memory.training import training_memory
+from engine.planner.results import GenerationTime, Memory, StepTime
+from engine.planner.setup import Checkpointing, InferenceSetup, Offload, Precision, TrainingSetup
+from engine.planner.timing.constants import Constants
+from engine.planner.timing.inference import generation_time
+from engine.planner.timing.training import step_time
+
+Axis = Literal["dp", "tp", "pp"]
+
+STRATEGIES: tuple[Strategy, ...] = ("none", "ddp", "fsdp", "zero1", "zero2", "zero3")
+CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+OFFLOADS: tuple[Offload, ...] = ("none", "cpu", "nvme")
+# In the order of what they cost in time. FSDP2 has no offload to NVMe; DDP has none at all.
+_OFFLOADS_OF: dict[Strategy, tuple[Offload, ...]] = {
+    "none": ("none",),
+    "ddp": ("none",),
+    "fsdp": ("none", "cpu"),
+    "zero1": ("none", "cpu"),
+    "zero2": ("none", "cpu"),
+    "zero3": ("none", "cpu", "nvme"),
+}
+_NOT_IN_PIPELINES = ("zero2", "zero3")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setup with its predictions. Without `fits`, `why_not` says what is missing and there is no time."""
+
+    setup: TrainingSetup | InferenceSetup
+    memory: Memory
+    time: StepTime | GenerationTime | None
+    usd_per_million_tokens: float | None
+    fits: bool
+    why_not: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of one optimizer step, or of one batch generated."""
+        return None if self.time is None else self.time.seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over all ranks: trained, newly generated, or read by an encoder."""
+        return None if self.time is None else _throughput(self.time)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the search may use. max_memory_bytes: of each device, where less than all of it is to be used."""
+
+    axes: tuple[Axis, ...] = ("dp", "tp", "pp")
+    strategies: tuple[Strategy, ...] = STRATEGIES
+    checkpointing: tuple[Checkpointing, ...] = CHECKPOINTINGS
+    offloads: tuple[Offload, ...] = OFFLOADS
+    max_memory_bytes: int | None = None
+
+
+LAUNCHABLE = Limits(axes=("dp",), checkpointing=("none", "full"))
+"""What DDP, FSDP and DeepSpeed do by their files alone; the other axes are in the training script."""
+
+
+def within(limits: Limits | None, max_memory_bytes: int | None) -> Limits:
+    """The same limits (none: all that there is) with so much memory."""
+    return replace(limits or Limits(), max_memory_bytes=max_memory_bytes)
+
+
+def ranked(
+    base: TrainingSetup | InferenceSetup,
+    ranks: int,
+    global_batch: int,
+    limits: Limits = Limits(),
+    constants: Constants | None = None,
+) -> list[Candidate]:
+    """All candidates: those that fit by predicted time, then what does not fit by memory.
+
+    global_batch: sequences of a step, or generated at once, over all ranks.
+    Raises ValueError where no layout is valid at all, naming what would be.
+    """
+    if ranks < 1 or global_batch < 1:
+        raise ValueError(f"ranks {ranks}, batch {global_batch}: use at least 1 of each")
+    inside = list(layouts(base, ranks, global_batch, limits))
+    found = [each for layout in inside for each in _candidates(base, layout, global_batch, limits, constants)]
+    if not any(candidate.fits for candidate in found):
+        wider = [layout for layout in layouts(base, ranks, global_batch, limits, across_nodes=True)]
+        new = [layout for layout in wider if layout not in inside]
+        found += [each for layout in new for each in _candidates(base, layout, global_batch, limits, constants)]
+    if not found:
+        raise ValueError(
+            f"no layout of {ranks} ranks is valid for {base.architecture.name} with a batch of {global_batch} over all "
+            f"ranks; use a batch that is a multiple of {ranks}, or a number of ranks that divides both"
+        )
+    return sorted(found, key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[bool, float, str]:
+    size = candidate.time.seconds if candidate.time else float(candidate.memory.total)
+    return not candidate.fits, size, candidate.setup.layout.strategy
+
+
+def layouts(
+    base: TrainingSetup | InferenceSetup,
+    ranks: int,
+    global_batch: int,
+    limits: Limits = Limits(),
+    across_nodes: bool = False,
+) -> Iterator[Layout]:
+    """Every valid layout; with `across_nodes` also those whose tensor parallelism leaves the node."""
+    training = isinstance(base, TrainingSetup)
+    for tp in divisors(ranks) if "tp" in limits.axes else (1,):
+        if not splits(base.architecture, tp) or not (across_nodes or _in_node(base.machine, ranks, tp)):
+            continue
+        for pp in divisors(ranks // tp) if "pp" in limits.axes else (1,):
+            dp = ranks // (tp * pp)
+            if pp > base.architecture.layers or global_batch % dp or (dp > 1 and "dp" not in limits.axes):
+                continue
+            for strategy in _strategies(limits, dp, pp) if training else ("none",):
+                yield Layout(dp=dp, tp=tp, pp=pp, strategy=strategy)
+
+
+def splits(architecture: Architecture, tp: int) -> bool:
+    """Whether tensor parallelism can share the model out equally over `tp` ranks."""
+    heads, kv_heads = architecture.heads, architecture.kv_heads
+    shared = kv_heads % tp == 0 or tp % kv_heads == 0
+    return heads % tp == 0 and architecture.feed_forward % tp == 0 and shared
+
+
+def precision_for(strategy: Strategy, precision: Precision) -> Precision:
+    """How a strategy does 16-bit training: DDP by autocast over float32 weights, those that shard by 16-bit copies."""
+    if precision in ("bfloat16_autocast", "bfloat16_mixed"):
+        return "bfloat16_autocast" if strategy in ("none", "ddp") else "bfloat16_mixed"
+    return precision
+
+
+def divisors(number: int) -> list[int]:
+    """Of a number above 0, the smallest first."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def usd_per_million_tokens(machine: Machine, ranks: int, tokens_per_second: float) -> float | None:
+    """What whole nodes cost while they make a million tokens; None where their price is not known."""
+    if machine.usd_per_hour is None:
+        return None
+    nodes = -(-ranks // machine.accelerators)
+    return nodes * machine.usd_per_hour / 3600 / tokens_per_second * 1e6
+
+
+def by_price(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What fits and has a price by dollars a token, then the rest in its order: an unknown price is no low price."""
+    priced = [c for c in candidates if c.fits and c.usd_per_million_tokens is not None]
+    rest = [c for c in candidates if not (c.fits and c.usd_per_million_tokens is not None)]
+    return [*sorted(priced, key=lambda c: c.usd_per_million_tokens or 0.0), *rest]
+
+
+def _in_node(machine: Machine, ranks: int, tp: int) -> bool:
+    return machine.accelerators % tp == 0 or tp <= ranks <= machine.accelerators
+
+
+def _strategies(limits: Limits, dp: int, pp: int) -> Iterator[Strategy]:
+    for strategy in limits.strategies:
+        if dp > 1:
+            valid = strategy != "none"
+        else:  # nothing is kept equal; FSDP and ZeRO serve there only to offload
+            valid = bool(_offloads(limits, strategy, dp))
+        if valid and not (pp > 1 and strategy in _NOT_IN_PIPELINES):
+            yield strategy
+
+
+def _offloads(limits: Limits, strategy: Strategy, dp: int) -> tuple[Offload, ...]:
+    possible = tuple(offload for offload in _OFFLOADS_OF[strategy] if offload in limits.offloads)
+    if dp == 1 and strategy != "none":
+        return tuple(offload for offload in possible if offload != "none")
+    return possible
+
+
+def _candidates(
+    base: TrainingSetup | InferenceSetup,
+    layout: Layout,
+    global_batch: int,
+    limits: Limits,
+    constants: Constants | None,
+) -> Iterator[Candidate]:
+    """What fits of a layout; where nothing does, its leanest setup."""
+    if isinstance(base, InferenceSetup):
+        yield evaluate(base.but(layout=layout, batch=global_batch // layout.dp), limits.max_memory_bytes, constants)
+        return
+    leanest: tuple[TrainingSetup, Memory, str] | None = None
+    any_fits = False
+    for setup, memory, why_not in _training_setups(base, layout, global_batch, limits):
+        if why_not is None:
+            any_fits = True
+            yield _candidate(setup, memory, None, constants)
+        elif leanest is None or memory.total < leanest[1].total:
+            leanest = (setup, memory, why_not)
+    if not any_fits and leanest is not None:
+        yield _candidate(*leanest, constants)
+
+
+def _training_setups(
+    base: TrainingSetup, layout: Layout, global_batch: int, limits: Limits
+) -> Iterator[tuple[TrainingSetup, Memory, str | None]]:
+    """For each micro-batch and offload the least checkpointing that fits, and what was tried before it."""
+    in_replica = global_batch // layout.dp
+    precision = precision_for(layout.strategy, base.precision)
+    # What did not fit for a micro-batch does not fit for a larger one.
+    hopeful: dict[Offload, tuple[Checkpointing, ...]] = dict.fromkeys(
+        _offloads(limits, layout.strategy, layout.dp), limits.checkpointing
+    )
+    for micro_batch in divisors(in_replica):
+        for offload, checkpointings in list(hopeful.items()):
+            for number, checkpointing in enumerate(checkpointings):
+                setup = TrainingSetup(
+                    base.architecture, base.machine, layout, micro_batch, base.sequence_length,
+                    in_replica // micro_batch, precision, checkpointing, base.attention, base.optimizer, offload,
+                    base.compiled,
+                )  # fmt: skip
+                memory = training_memory(setup)
+                why_not = misfit(setup, memory, limits.max_memory_bytes)
+                yield setup, memory, why_not
+                if why_not is None:
+                    hopeful[offload] = checkpointings[number:]
+                    break
+            else:
+                del hopeful[offload]
+                continue
+            if checkpointing == limits.checkpointing[0]:
+                break  # nothing was given up: more offload cannot be faster
+        if not hopeful:
+            return
+
+
+def evaluate(
+    setup: TrainingSetup | InferenceSetup, max_memory_bytes: int | None = None, constants: Constants | None = None
+) -> Candidate:
+    """Predictions of one setup."""
+    memory = training_memory(setup) if isinstance(setup, TrainingSetup) else inference_memory(setup)
+    return _candidate(setup, memory, misfit(setup, memory, max_memory_bytes), constants)
+
+
+def _candidate(
+    setup: TrainingSetup | InferenceSetup, memory: Memory, why_not: str | None, constants: Constants | None
+) -> Candidate:
+    if why_not is not None:
+        return Candidate(setup, memory, None, None, False, why_not)
+    time: StepTime | GenerationTime
+    if isinstance(setup, TrainingSetup):
+        time = step_time(setup, constants)
+    else:
+        time = generation_time(setup, constants)
+    usd = usd_per_million_tokens(setup.machine, setup.layout.ranks, _throughput(time))
+    return Candidate(setup, memory, time, usd, True)
+
+
+def _throughput(time: StepTime | GenerationTime) -> float:
+    if isinstance(time, GenerationTime) and time.new_tokens == 0:
+        return time.prompt_tokens_per_second
+    return time.tokens_per_second
+
+
+def memory_limit(machine: Machine, max_memory_bytes: int | None = None) -> int:
+    """Bytes of each device that may be used."""
+    there = machine.accelerator.memory_bytes
+    return there if max_memory_bytes is None else min(there, max_memory_bytes)
+
+
+def misfit(setup: TrainingSetup | InferenceSetup, memory: Memory, max_memory_bytes: int | None = None) -> str | None:
+    """Why it does not fit: the device's memory, the host's, the node's NVMe. None where it fits.
+
+    A host memory or NVMe that is not known is not held against a setup.
+    """
+    machine = setup.machine
+    limit = memory_limit(machine, max_memory_bytes)
+    if memory.total > limit:
+        most = _largest_part(memory)
+        return f"needs {memory.total / 1e9:.1f} GB a device of {limit / 1e9:.1f}; most is {most}"
+    on_node = min(setup.layout.ranks, machine.accelerators)
+    if machine.host_memory_bytes is not None and memory.host_bytes * on_node > machine.host_memory_bytes:
+        need, there = memory.host_bytes * on_node / 1e9, machine.host_memory_bytes / 1e9
+        return f"offloads {need:.0f} GB to a node's memory of {there:.0f}"
+    if machine.storage_bytes is not None and memory.storage_bytes * on_node > machine.storage_bytes:
+        need, there = memory.storage_bytes * on_node / 1e9, machine.storage_bytes / 1e9
+        return f"offloads {need:.0f} GB to a node's NVMe of {there:.0f}"
+    return None
+
+
+def _largest_part(memory: Memory) -> str:
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer states": memory.optimizer,
+        "activations": memory.activations,
+        "logits": memory.logits,
+        "the KV cache": memory.kv_cache,
+        "communication buffers": memory.communication,
+        "the framework": memory.framework,
+    }
+    name = max(parts, key=lambda part: parts[part])
+    return f"{name} ({parts[name] / 1e9:.1f} GB)"

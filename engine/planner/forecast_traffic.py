@@ -1,0 +1,50 @@
+"""What a forecast takes for sent: the traffic of a step by ranks, and what it costs over links, by messages and bytes.
+
+traffic = ddp_traffic(parameters)
+latency, transfer = latency_and_transfer(traffic(64)[0], machine)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from configs.hardware import Machine
+from engine.planner.timing.collectives import ring
+from engine.planner.timing.traffic import Transfer
+
+Traffic = Callable[[int], Sequence[Transfer]]
+"""Ranks -> what they send each other in one step."""
+
+BUCKET_BYTES = 25e6
+"""DistributedDataParallel's bucket_cap_mb."""
+
+
+def ddp_traffic(parameters: float) -> Traffic:
+    """What DistributedDataParallel sends in a step: every gradient, in float32, in buckets. None without parameters."""
+    gradients = 4.0 * parameters
+    buckets = max(1, round(gradients / BUCKET_BYTES))
+
+    def traffic(ranks: int) -> Sequence[Transfer]:
+        if ranks == 1 or not parameters:
+            return ()
+        return (Transfer("gradients", "all_reduce", gradients / buckets, buckets, ranks, 1, "last_backward"),)
+
+    return traffic
+
+
+def latency_and_transfer(transfer: Transfer, machine: Machine) -> tuple[float, float]:
+    """Seconds of a transfer that messages cost, and that bytes cost.
+
+    On CPUs the collectives are gloo's, whose all-reduce is always a ring (gloo/allreduce.cc); others choose a tree
+    where that is faster.
+    """
+    if machine.accelerator.kind == "cpu" and transfer.collective == "all_reduce" and transfer.ranks > 1:
+        group = ring(transfer.ranks, machine, transfer.stride)
+        bytes_around = 2 * (transfer.ranks - 1) / transfer.ranks * transfer.bytes
+        return transfer.calls * 2 * group.hops_seconds, bytes_around / group.bytes_per_second
+    latency = replace(transfer, bytes_per_call=0.0).seconds(machine)
+    return latency, max(0.0, transfer.seconds(machine) - latency)
+
+
+def joined_alike(machine: Machine, ranks: int) -> Machine:
+    """As many ranks as asked for, each pair joined by the link within the measured machine."""
+    return machine.model_copy(update={"accelerators": max(ranks, machine.accelerators)})

@@ -1,0 +1,190 @@
+"""This machine as the planner sees it: measured if it was calibrated, else estimated from what the kernel says of it.
+
+    here = local_machine(cache)
+    machine = here.while_busy(ranks=2)         # Machine with this many ranks computing
+    here.calibration, here.advice              # None and a sentence where nothing was measured
+
+Imports no torch, so it looks at files: a GPU's driver lists its devices under /proc/driver/nvidia.
+"""
+
+import importlib.metadata
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from configs.calibration import Calibration, Fingerprint, calibration_path, read_calibration
+from configs.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
+
+REMEDY = "`rankwise doctor --calibrate` measures it in a quarter of a minute"
+_OPERATOR_SECONDS = 5e-6
+"""Least time of a PyTorch operator on a server core: measured by this project's calibration, 2026-11."""
+_CORE_BYTES_PER_SECOND = 10e9
+"""Assumption: between what one core alone reads (30e9 here) and its share when all read."""
+_DEFAULT_HERTZ = 2.5e9
+_LOOPBACK = Link(name="loopback, assumed", latency_seconds=1e-3, bytes_per_second=1e9)
+"""gloo between processes of one machine: 1 to 2 ms a sum of any small size, measured by this project, 2026-11."""
+
+
+@dataclass(frozen=True)
+class LocalMachine:
+    """What is known of this machine. `calibration` is None where the figures are an estimate."""
+
+    fingerprint: Fingerprint
+    calibration: Calibration | None
+    estimate: Machine
+
+    def while_busy(self, ranks: int, cores_per_rank: int = 1) -> Machine:
+        """The machine with so many ranks computing at once."""
+        busy = ranks * cores_per_rank
+        machine = self.calibration.to_machine(busy) if self.calibration else self.estimate
+        return with_cores(machine, cores_per_rank)
+
+    @property
+    def advice(self) -> str | None:
+        """What to do for better figures; None where they are measured."""
+        return None if self.calibration else f"speeds are a rough estimate from the CPU's flags; {REMEDY}"
+
+
+def local_machine(cache: Path) -> LocalMachine:
+    """This machine, with its calibration where the cache holds one."""
+    fingerprint = this_fingerprint()
+    calibration = read_calibration(calibration_path(cache, fingerprint))
+    return LocalMachine(fingerprint, calibration, estimated_machine(fingerprint))
+
+
+@lru_cache(maxsize=1)
+def this_fingerprint() -> Fingerprint:
+    """CPU, cores that this process may use, and torch's version (looked up, not imported)."""
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = None
+    model = _cpu_field("model name", "Model", "cpu model")
+    return Fingerprint(cpu_model=model, cores=len(os.sched_getaffinity(0)), torch=torch)
+
+
+def fingerprint_of(environment: dict[str, object]) -> Fingerprint | None:
+    """The same of the environment in a record; None where it is not all there."""
+    model, cores, torch = (environment.get(name) for name in ("cpu_model", "cores", "torch"))
+    if not isinstance(cores, int) or not isinstance(model, str) or not isinstance(torch, str):
+        return None
+    return Fingerprint(cpu_model=model, cores=cores, torch=torch)
+
+
+def estimated_machine(fingerprint: Fingerprint) -> Machine:
+    """From the CPU's flags and clock: what its units could do, and what such cores usually read.
+
+    FLOP a cycle of a core in float32: two fused multiply-adds of a vector unit's width, which AMD's first cores with
+    AVX-512 do in halves. bfloat16 with its own instructions: twice that, in AMX tiles 16 times (Intel, Intrinsics
+    Guide; AMD, Software Optimization Guide for Zen 4).
+    """
+    flags = set((_cpu_field("flags", "Features") or "").split())
+    wide = "avx512f" in flags and "AMD" not in (_cpu_field("vendor_id") or "")
+    cycle = 64 if wide else 32 if flags & {"avx2", "avx512f"} else 16 if "asimd" in flags else 8
+    hertz = _clock_hertz()
+    peak: dict[NumberFormat, float] = {"float32": cycle * hertz}
+    if "amx_bf16" in flags:
+        peak["bfloat16"] = 16 * cycle * hertz
+    elif flags & {"avx512_bf16", "bf16"}:
+        peak["bfloat16"] = 2 * cycle * hertz
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    accelerator = Accelerator(
+        name="this-cpu",
+        title=f"a core of {fingerprint.cpu_model or 'this CPU'}",
+        kind="cpu",
+        memory_bytes=memory // fingerprint.cores,
+        bytes_per_second=_CORE_BYTES_PER_SECOND,
+        peak_flops=peak,
+        link=_LOOPBACK,
+        kernel_seconds=_OPERATOR_SECONDS,
+        source=f"rough estimate: {cycle} FLOP a cycle at {hertz / 1e9:.1f} GHz, not measured",
+    )
+    return Machine(
+        name="this machine",
+        accelerator=accelerator,
+        accelerators=fingerprint.cores,
+        inside=_LOOPBACK,
+        host_memory_bytes=memory,
+    )
+
+
+def with_cores(machine: Machine, cores: int) -> Machine:
+    """The machine with ranks of so many cores each, where it is known by the core: work is shared, issuing is not.
+
+    A product on k cores is taken for k times as fast, the operators between products for as fast as on one.
+    """
+    if cores == 1 or machine.accelerator.kind != "cpu":
+        return machine
+    one = machine.accelerator
+    many = one.model_copy(
+        update={
+            "title": f"{cores} cores: {one.title}",
+            "memory_bytes": one.memory_bytes * cores,
+            "bytes_per_second": one.bytes_per_second * cores,
+            "peak_flops": {number: rate * cores for number, rate in one.peak_flops.items()},
+            "operators": one.operators and _scaled(one.operators, cores),
+            "source": f"{one.source}; {cores} cores a rank taken for {cores} times as fast in products",
+        }
+    )
+    return machine.model_copy(update={"accelerator": many, "accelerators": max(1, machine.accelerators // cores)})
+
+
+def _scaled(rates: OperatorRates, cores: int) -> OperatorRates:
+    """Work that threads share, shared; what is issued by one thread as it was."""
+
+    def shared(seconds: dict[NumberFormat, float]) -> dict[NumberFormat, float]:
+        return {number: value / cores for number, value in seconds.items()}
+
+    def rows_shared(table: dict[NumberFormat, dict[int, float]]) -> dict[NumberFormat, dict[int, float]]:
+        return {number: {rows: value / cores for rows, value in row.items()} for number, row in table.items()}
+
+    def faster(rate: dict[NumberFormat, float]) -> dict[NumberFormat, float]:
+        return {number: value * cores for number, value in rate.items()}
+
+    return rates.model_copy(
+        update={
+            "linear": rows_shared(rates.linear),
+            "linear_cached": rows_shared(rates.linear_cached),
+            "attention_flops": faster(rates.attention_flops),
+            "context_bytes_per_second": faster(rates.context_bytes_per_second),
+            "element_seconds": shared(rates.element_seconds),
+            "training_flops": faster(rates.training_flops),
+            "training_element_seconds": shared(rates.training_element_seconds),
+            "logit_seconds": rates.logit_seconds / cores,
+            "parameter_seconds": rates.parameter_seconds / cores,
+        }
+    )
+
+
+def local_gpus() -> list[str]:
+    """Names of NVIDIA's GPUs here, as their driver gives them; empty without one."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        match = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)
+        if match:
+            found.append(match[1].strip())
+    return found
+
+
+def _clock_hertz() -> float:
+    """The highest clock that the kernel gives, else the one now."""
+    try:
+        return int(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text()) * 1e3
+    except (OSError, ValueError):
+        text = _cpu_field("cpu MHz")
+        return float(text) * 1e6 if text else _DEFAULT_HERTZ
+
+
+def _cpu_field(*names: str) -> str | None:
+    """A field of the first processor in /proc/cpuinfo, under the first of its names that is there."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None
+    for name in names:
+        found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return None

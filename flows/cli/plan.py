@@ -1,0 +1,368 @@
+"""`rankwise plan`: what will fit, how fast, at what price, in which layout, before anything is run.
+
+    rankwise plan --model opt-6.7b --gpus 8 --batch-size 4 --max-memory-gb 40        how to train it
+    rankwise plan --model llama-7b --mode inference --hardware cuda rocm             what to serve it on
+    rankwise plan STUDY.yaml                                                         every cell of a study
+    rankwise plan --list-models | --guide
+
+Exit codes: 0 planned, 3 planned but nothing fits, 2 the arguments are wrong.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from configs.base import write_atomically
+from flows.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from engine.planner.architecture import Architecture
+    from engine.planner.choice.selector import HardwareSelector
+
+PLANNED, WRONG_ARGUMENTS, NOTHING_FITS = 0, 2, 3
+HARDWARE = ("cuda", "rocm", "cpu")
+_SHOWN_OPTIONS = 8
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for. words: arguments that are no options, kinds of hardware among them."""
+
+    words: tuple[str, ...] = ()
+    model: str | None = None
+    family: str = "text_generation"
+    mode: Literal["training", "inference"] = "training"
+    gpus: int | None = None
+    max_gpus: int | None = None
+    batch_size: int = 1
+    distributed: bool = False
+    max_memory_gb: float | None = None
+    hardware: tuple[str, ...] = ()
+    accelerator: str | None = None
+    sequence_length: int | None = None
+    new_tokens: int = 128
+    spot: bool = False
+    output: Path | None = None
+    as_json: bool = False
+    list_models: bool = False
+    guide: bool = False
+    benchmark_out: Path | None = None
+    learn_from: str | None = None
+    own_catalog: Path | None = None
+    assignments: tuple[str, ...] = ()
+
+
+def plan(request: Request) -> int:
+    """Do what was asked. Returns the exit code; raises ValueError for what the planner cannot answer."""
+    kinds, others = split_words(request.words, request.hardware)
+    stray = [word for word in others if "." not in word and not Path(word).exists()]
+    if request.hardware and stray:
+        return _refused(f"--hardware {stray[0]}: use one or more of: {' '.join(HARDWARE)}")
+    modes = [bool(others), request.list_models, request.guide, request.model is not None]
+    if sum(modes) != 1 or len(others) > 1:
+        return _refused("give one of: STUDY.yaml, --model NAME, --list-models, --guide")
+    wrong = [kind for kind in kinds if kind not in HARDWARE]
+    if wrong:
+        return _refused(f"--hardware {wrong[0]}: use one or more of: {' '.join(HARDWARE)}")
+    if others:
+        from flows.cli.plan_study import plan_study
+
+        return plan_study(
+            Path(others[0]), list(request.assignments), request.as_json, learn_from=request.learn_from,
+            machine=request.accelerator, output=request.output,
+        )  # fmt: skip
+    if request.list_models:
+        return list_models(request.as_json)
+    if request.guide:
+        return show_guide(request.accelerator, request.as_json)
+    if request.benchmark_out is not None:
+        from flows.cli.plan_benchmark import write_benchmark
+
+        return write_benchmark(request, kinds or HARDWARE, request.benchmark_out)
+    return plan_model(request, kinds or HARDWARE)
+
+
+def split_words(words: Sequence[str], hardware: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Kinds of hardware, and the other words.
+
+    An option of the command line takes one word; those after `--hardware cuda` arrive as plain arguments, and are told
+    from a study file by what they are. Commas separate too.
+    """
+    named = [kind for item in hardware for kind in item.replace(",", " ").split()]
+    further = [word for word in words if all(part in HARDWARE for part in word.split(",") if part)]
+    named += [kind for word in further for kind in word.split(",") if kind]
+    return tuple(dict.fromkeys(named)), [word for word in words if word not in further]
+
+
+def plan_model(request: Request, kinds: Sequence[str]) -> int:
+    """Hardware where none was named, then the layout on it."""
+    from configs.hardware_catalog import catalog
+    from engine.planner.catalog import find_model
+    from engine.planner.choice.instances import counts
+    from engine.planner.choice.selector import HardwareSelector
+    from flows.folders import cache_folder
+
+    assert request.model is not None
+    architecture = find_model(request.model, cache_folder())
+    selector = HardwareSelector(catalog(cache_folder(), request.own_catalog, request.assignments))
+    choice: dict[str, Any] | None = None
+    tried, machine = counts(request.distributed, request.gpus, request.max_gpus), None
+    if request.accelerator is None:
+        choice = selector.select_hardware_for_task(
+            request.family, architecture, request.mode, request.batch_size, request.distributed, request.gpus,
+            max_gpus=request.max_gpus, available_hardware=tuple(kinds),  # type: ignore[arg-type]
+            sequence_length=request.sequence_length, new_tokens=request.new_tokens,
+            max_memory_gb=request.max_memory_gb, critical=not request.spot,
+        )  # fmt: skip
+        tried, machine = (choice["gpu_count"],) if choice["gpu_count"] else tried, choice["instance"]
+    for gpus in tried:  # the fewest that fit
+        config = _config(selector, architecture, request, gpus, machine)
+        if config["fits"]:
+            break
+    setup = config.pop("setup", None)
+    if request.as_json:
+        print(json.dumps({"hardware": choice, "plan": config}, indent=1))
+    else:
+        _print_plan(config, choice, request)
+    if request.output is not None:
+        _write(request, {"hardware": choice, "plan": config}, setup)
+    return PLANNED if config["fits"] else NOTHING_FITS
+
+
+def _config(
+    selector: "HardwareSelector", architecture: "Architecture", request: Request, gpus: int, machine: str | None
+) -> dict[str, Any]:
+    named = request.accelerator
+    common: dict[str, Any] = {"accelerator": named, "machine": machine}
+    if named is not None and "/" in named:
+        common = {"accelerator": None, "machine": named}
+    if request.mode == "training":
+        return selector.get_distributed_training_config(
+            request.family, architecture, gpus, request.batch_size, request.max_memory_gb,
+            sequence_length=request.sequence_length, **common,
+        )  # fmt: skip
+    return selector.get_inference_config(
+        request.family, architecture, gpus, request.batch_size, request.max_memory_gb,
+        prompt_tokens=request.sequence_length, new_tokens=request.new_tokens, **common,
+    )  # fmt: skip
+
+
+def _print_plan(config: dict[str, Any], choice: dict[str, Any] | None, request: Request) -> None:
+    training = request.mode == "training"
+    print(config["explanation"])
+    if config["smallest_change"]:
+        print(f"Smallest change  {config['smallest_change']}")
+    if choice is not None:
+        print(f"Hardware         {choice['explanation']}")
+    if training:
+        print(f"Rule of thumb    {config['rule_of_thumb']['sentence'].removeprefix('The rule of thumb says ')}")
+        other = _own_script(config)
+        if other:
+            print(f"Other layouts    {other}")
+    for note in [*config["assumptions"], *(choice["assumptions"] if choice else [])]:
+        print(f"Assumed          {note}")
+    print()
+    _print_memory(config)
+    if config["fits"]:
+        print()
+        _print_time(config, training)
+    if config["fits"]:
+        print(f"Cost             {_cost(config)}")
+    print()
+    _print_candidates(config["candidates"], training)
+    _print_misfits(config["does_not_fit"])
+    if choice is not None:
+        print()
+        _print_options(choice)
+
+
+def _own_script(config: dict[str, Any]) -> str | None:
+    """What tensor and pipeline parallelism, or selective checkpointing, would gain."""
+    best, mine = config["fastest_layout"], config["step_seconds"]
+    if not best["fits"] or mine is None or best["step_seconds"] >= 0.98 * mine:
+        return None
+    gain = mine / best["step_seconds"] - 1
+    return f"{best['title']} is predicted {gain:.0%} faster; it needs a training script that does so"
+
+
+def _print_memory(config: dict[str, Any]) -> None:
+    memory = config["estimated_memory"]
+    parts = {name.removesuffix("_gb"): size for name, size in memory.items()}
+    outside = {"host": parts.pop("host"), "storage": parts.pop("storage")}
+    parts.pop("total")
+    whole = parts.pop("per_gpu")
+    rows = [(name.replace("_", " "), f"{size:.2f}") for name, size in parts.items() if size >= 0.005]
+    rows.append(("together", f"{whole:.2f}"))
+    rows += [(f"offloaded to {name}", f"{size:.2f}") for name, size in outside.items() if size > 0]
+    print_table(("memory of a GPU", "GB"), rows)
+
+
+def _print_time(config: dict[str, Any], training: bool) -> None:
+    if training:
+        parts = "  ".join(
+            f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.3g}"
+            for name, seconds in config["predicted_time"].items()
+            if seconds > 0
+        )
+        speed = f"{config['tokens_per_second']:,.0f} tokens/s, MFU {config['model_flops_utilization']:.0%}"
+        print(f"Step             {config['step_seconds']:.3g} s ({parts}), {speed}")
+        return
+    line = f"Batch            {config['batch_seconds']:.3g} s, first token after {config['ttft_seconds']:.3g} s"
+    if config["time_per_output_token_seconds"]:
+        line += f", then {config['time_per_output_token_seconds'] * 1e3:.3g} ms each"
+    print(f"{line}, {config['tokens_per_second']:,.0f} tokens/s")
+
+
+def _cost(config: dict[str, Any]) -> str:
+    usd, hour = config["usd_per_million_tokens"], config.get("usd_per_hour")
+    if usd is None:
+        return f"not known: the catalog has no price of {config['machine']}"
+    rate = f", {hour:.2f} USD an hour" if hour else ""
+    return f"{usd:.3g} USD per million tokens on {config['machine']}{rate}; whole machines are paid"
+
+
+def _print_candidates(candidates: list[dict[str, Any]], training: bool) -> None:
+    fitting = [each for each in candidates if each["fits"]]
+    if not fitting:
+        return
+    if training:
+        rows = [
+            (
+                each["title"],
+                f"{each['per_gpu_batch_size']} x {each['gradient_accumulation_steps']}",
+                f"{each['step_seconds']:.3g}",
+                f"{each['tokens_per_second']:,.0f}",
+                f"{each['per_gpu_gb']:.1f}",
+                _usd(each["usd_per_million_tokens"]),
+            )
+            for each in fitting
+        ]
+        print_table(("the fastest", "batch x accumulated", "s a step", "tokens/s", "GB a GPU", "USD/M tokens"), rows)
+        return
+    rows = [
+        (
+            each["title"],
+            str(each["batch_size_per_replica"]),
+            f"{each['batch_seconds']:.3g}",
+            f"{each['tokens_per_second']:,.0f}",
+            f"{each['per_gpu_gb']:.1f}",
+            _usd(each["usd_per_million_tokens"]),
+        )
+        for each in fitting
+    ]
+    print_table(("the fastest", "batch of a replica", "s a batch", "tokens/s", "GB a GPU", "USD/M tokens"), rows)
+
+
+def _print_misfits(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(f"Does not fit     {row['title']}: {row['why_not']}")
+
+
+def _print_options(choice: dict[str, Any]) -> None:
+    options = [*choice["options"], *choice["without_price"]]
+    rows = [
+        (
+            f"{each['nodes']} x {each['instance']}" if each["nodes"] > 1 else each["instance"],
+            f"{each['gpu_count']} x {each['accelerator']}",
+            f"{each['tokens_per_second']:,.0f}",
+            _usd(each["usd_per_million_tokens"]),
+            "not known" if each["usd_per_hour"] is None else f"{each['usd_per_hour']:.2f}",
+            each["price_as_of"] or "-",
+        )
+        for each in _one_of_each(options)[:_SHOWN_OPTIONS]
+    ]
+    if rows:
+        print_table(("hardware", "devices", "tokens/s", "USD/M tokens", "USD/h", "price of"), rows, words=2)
+    print(
+        f"{len(options)} choices fit, {len(choice['too_slow'])} are too slow, {len(choice['does_not_fit'])} do not fit"
+    )
+
+
+def _one_of_each(options: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best of each accelerator, and of each family of CPUs."""
+    best: dict[str, dict[str, Any]] = {}
+    for each in options:
+        name = each["accelerator"]
+        best.setdefault(name.rpartition("-")[0] if each["hardware"] == "cpu" else name, each)
+    return list(best.values())
+
+
+def _usd(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.3g}"
+
+
+def _write(request: Request, answer: dict[str, Any], setup: Any) -> None:
+    """The plan as JSON, and for training the files of every launcher that can do it."""
+    from engine.planner.choice.launchers import FILES, launcher_files
+
+    assert request.output is not None
+    request.output.mkdir(parents=True, exist_ok=True)
+    files = {"plan.json": json.dumps(answer, indent=1) + "\n"}
+    left_out: dict[str, str] = {}
+    if setup is not None and answer["plan"]["fits"]:
+        written = launcher_files(setup)
+        files, left_out = files | written.files, written.left_out
+    for name in FILES - files.keys():  # of an earlier plan: files of two setups must not lie side by side
+        (request.output / name).unlink(missing_ok=True)
+    for name, text in files.items():
+        write_atomically(request.output / name, text)
+    say = sys.stderr if request.as_json else sys.stdout
+    print(f"Files            {request.output}: {', '.join(files)}", file=say)
+    for name, reason in left_out.items():
+        print(f"Left out         {name}: {reason}", file=say)
+
+
+def list_models(as_json: bool) -> int:
+    """Every model that is known by name."""
+    from engine.planner.catalog import known_models
+
+    models = [(model, model.architecture) for model in known_models()]
+    if as_json:
+        found = [
+            {
+                "name": model.name,
+                "repository": model.repository,
+                "kind": architecture.kind,
+                "model_type": architecture.model_type,
+                "parameters": architecture.parameters,
+            }
+            for model, architecture in models
+        ]
+        print(json.dumps(found, indent=1))
+        return PLANNED
+    rows = [
+        (model.name, architecture.kind.replace("_", "-"), architecture.model_type, model.repository,
+         f"{architecture.parameters / 1e6:,.0f}")
+        for model, architecture in models
+    ]  # fmt: skip
+    print_table(("model", "kind", "type", "repository", "million parameters"), rows, words=4)
+    print("Any other: --model FOLDER, with the model's config.json in it")
+    return PLANNED
+
+
+def show_guide(accelerator: str | None, as_json: bool) -> int:
+    """The table of model sizes, computed."""
+    from dataclasses import asdict
+
+    from configs.hardware_catalog import accelerator as named
+    from engine.planner.guide import GUIDE_ACCELERATORS, guide_rows, guide_table
+
+    tables = {name: guide_rows(named(name)) for name in ([accelerator] if accelerator else GUIDE_ACCELERATORS)}
+    if as_json:
+        print(json.dumps({name: [asdict(row) for row in rows] for name, rows in tables.items()}, indent=1))
+        return PLANNED
+    for number, (name, rows) in enumerate(tables.items()):
+        header, cells = guide_table(rows)
+        print(f"{'' if not number else chr(10)}Generation on {name}, as promised and as predicted")
+        print_table(header, cells)
+        for row in rows:
+            print(f"{row.size}: {' '.join(row.sentences)}")
+    return PLANNED
+
+
+def _refused(message: str) -> int:
+    print(message, file=sys.stderr)
+    return WRONG_ARGUMENTS

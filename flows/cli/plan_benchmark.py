@@ -1,0 +1,152 @@
+"""`rankwise plan --model NAME --benchmark-out FILE`: a study file that measures how a model trains.
+
+    rankwise plan --model bert-base-uncased --distributed --max-gpus 4 --benchmark-out bert.yaml
+    rankwise validate bert.yaml; rankwise run bert.yaml
+
+The file holds what this version measures. What it cannot measure stays in it as a comment with the reason: whether it
+can is asked of `configs.cell` itself, so that a strategy moves from the comments into the study with the version that
+measures it.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import ValidationError
+
+from configs.architectures import ARCHITECTURES
+from configs.base import write_atomically
+from configs.cell import Cell, Layout, Strategy, TrainWorkload
+from configs.study import parse_study, study_yaml
+
+if TYPE_CHECKING:
+    from engine.planner.architecture import Architecture
+    from flows.cli.plan import Request
+
+_DEFAULT_GPUS = 4
+_SEQUENCE_LENGTH = 128
+_NOT_ON_GPUS = "targets of this version are CPU ranks of this machine; the experiments are the same on a GPU"
+
+
+def write_benchmark(request: "Request", hardware: Sequence[str], file: Path) -> int:
+    """Write the study; says what it left as a comment. Returns the exit code."""
+    from engine.planner.catalog import find_model
+    from flows.cli.plan import PLANNED
+    from flows.folders import cache_folder
+
+    assert request.model is not None
+    if request.mode != "training":
+        raise ValueError("--benchmark-out: writes training benchmarks; leave --mode out")
+    architecture = find_model(request.model, cache_folder())
+    text, comments = benchmark(request, architecture, hardware, file.absolute().parent, len(os.sched_getaffinity(0)))
+    write_atomically(file, text)
+    say = sys.stderr if request.as_json else sys.stdout
+    print(f"{file}: written; `rankwise validate {file}`, then `rankwise run {file}`", file=say)
+    for what, reason in comments:
+        print(f"  comment only  {what}: {reason}", file=say)
+    return PLANNED
+
+
+def benchmark(
+    request: "Request", architecture: "Architecture", hardware: Sequence[str], folder: Path, ranks_here: int
+) -> tuple[str, list[tuple[str, str]]]:
+    """The file's text, and what of it is a comment, with reasons. ranks_here: that this machine holds."""
+    several = request.distributed or request.max_gpus is not None or request.gpus is not None
+    asked = (request.max_gpus or request.gpus or _DEFAULT_GPUS) if several else 1
+    most = min(asked, ranks_here)
+    length = min(request.sequence_length or _SEQUENCE_LENGTH, architecture.max_positions or _SEQUENCE_LENGTH)
+    comments: list[tuple[str, str]] = []
+    model, remark = _measurable(request.model or "", architecture, folder)
+    if remark:
+        comments.append((f"model {architecture.name}", remark))
+    if asked > most:
+        comments.append((f"ranks above {most}", f"this machine holds {most}; on a larger one set `to: {asked}`"))
+    global_batch = request.batch_size * most
+    experiments: dict[str, Any] = {
+        "batch": {"kind": "sweep", "over": {"workload.global_batch_size": [global_batch * n for n in (1, 2, 4, 8)]}},
+        "precision": {
+            "kind": "optimization", "baseline": {"dtype": "float32"}, "variants": {"bfloat16": {"dtype": "bfloat16"}},
+        },
+    }  # fmt: skip
+    if most > 1:
+        experiments["strong"] = {"kind": "strong", "grow": "dp", "to": most}
+        weak = {"workload.global_batch_size": request.batch_size}
+        experiments["weak"] = {"kind": "weak", "grow": "dp", "to": most, "base": weak}
+        strategies, _ = _strategies(most, global_batch)
+        if strategies:
+            experiments["strategies"] = {
+                "kind": "optimization",
+                "baseline": {"layout.dp": most, "layout.strategy": "ddp"},
+                "variants": {name: {"layout.strategy": name} for name in strategies},
+            }
+    if asked > 1:
+        comments += _strategies(asked, request.batch_size * asked)[1] + _axes(asked, request.batch_size * asked)
+    for kind in hardware:
+        if kind != "cpu":
+            comments.append((f"hardware {kind}", _NOT_ON_GPUS))
+    name = architecture.name.replace("/", "-")
+    study = parse_study(
+        {
+            # A report must not bear the name of a model that was not measured.
+            "study": f"{name}-training" if remark is None else f"{name}-stand-in",
+            "models": [{"id": model}],
+            "workload": {"kind": "train", "global_batch_size": global_batch, "sequence_length": length},
+            "experiments": experiments,
+        }
+    )
+    return _text(study_yaml(study), architecture, comments), comments
+
+
+def _measurable(name: str, architecture: "Architecture", folder: Path) -> tuple[str, str | None]:
+    """The id of what can be measured, and why it is not the model itself."""
+    from engine.planner.catalog import find_model
+
+    if name.startswith("synthetic:"):
+        return name, None
+    if Path(name).is_dir() and architecture.model_type == "llama":
+        here = Path(name).absolute()
+        return (f"./{here.relative_to(folder)}" if here.is_relative_to(folder) else str(here)), None
+    sizes = {size: find_model(size).parameters for size in ARCHITECTURES}
+    nearest = min(sizes, key=lambda size: abs(sizes[size] - architecture.parameters))
+    millions = f"{architecture.parameters / 1e6:,.0f} million parameters"
+    if architecture.model_type != "llama":
+        why = f"the engine trains Llama models, this one ({millions}) is a {architecture.model_type}"
+    else:
+        why = f"{millions} whose weights are not in a folder here; name its folder to measure it itself"
+    return f"synthetic:{nearest}@0", f"{why}; {nearest} with random weights stands for it"
+
+
+def _strategies(ranks: int, global_batch: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Strategies beside DDP that this version measures, and those that it refuses, in its own words."""
+    good, bad = [], []
+    for strategy in get_args(Strategy):
+        if strategy in ("none", "ddp"):
+            continue
+        reason = _refusal(Layout(dp=ranks, strategy=strategy), global_batch)
+        if reason is None:
+            good.append(strategy)
+        else:
+            bad.append((f"strategy {strategy}", reason))
+    return good, bad
+
+
+def _axes(ranks: int, global_batch: int) -> list[tuple[str, str]]:
+    found = [(f"layout tp={ranks}", _refusal(Layout(tp=ranks), global_batch))]
+    found.append((f"layout pp={ranks}", _refusal(Layout(pp=ranks), global_batch)))
+    return [(what, reason) for what, reason in found if reason is not None]
+
+
+def _refusal(layout: Layout, global_batch: int) -> str | None:
+    try:
+        Cell(model="any", workload=TrainWorkload(global_batch_size=global_batch), layout=layout)
+    except ValidationError as error:
+        return str(error.errors()[0].get("ctx", {}).get("error", error.errors()[0]["msg"]))
+    return None
+
+
+def _text(study: str, architecture: "Architecture", comments: list[tuple[str, str]]) -> str:
+    head = [f"# How {architecture.name} trains: batch size, precision and ranks.", "# rankwise run FILE", ""]
+    tail = ["", "# Not measured by this version:", *(f"#   {what}: {reason}" for what, reason in comments)]
+    return "\n".join([*head, study.rstrip(), *(tail if comments else []), ""])

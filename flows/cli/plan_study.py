@@ -1,0 +1,337 @@
+"""`rankwise plan STUDY.yaml`: what every cell of a study will reach and cost, said before anything is spent.
+
+    rankwise plan study.yaml
+    rankwise plan study.yaml --accelerator aws/p5.48xlarge      # as if it ran there
+    rankwise plan study.yaml --learn-from 'runs/*' --output cells.csv
+
+The figures are those of this machine's calibration for a local target, of the catalog for a target that names its
+machine. Nothing is started, no network is asked, no torch is imported.
+"""
+
+import csv
+import glob
+import io
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.base import write_atomically
+from configs.hardware import Accelerator, Machine
+from configs.hardware_catalog import HardwareCatalog, catalog
+from configs.paths import RunPaths
+from configs.plan import Plan, PlannedExperiment, PlannedModel
+from configs.prediction import Prediction
+from configs.prices import Price, TargetPrices
+from configs.study import StudySpec, load_study
+from engine.planner.cells import interval
+from engine.planner.learning import Known
+from engine.planner.local import LocalMachine, local_machine
+from flows.cli.plan_cost import StudyCost, study_cost
+from flows.cli.tables import print_table
+from flows.folders import cache_folder
+from tasks.inputs import copy_inputs, make_plan, planned_model
+from tasks.predictions import MachineOf, Predictor, experiences_of
+from tasks.providers.models import is_hub_repository, manifest_path
+
+PLANNED = 0
+_HEADER = ("", "ranks", "predicted", "low to high", "first token", "peak memory", "fits", "USD / M tokens")
+_MODELS_IN_ANSWER = 3
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study with its predictions, and what was known to make them."""
+
+    plan: Plan
+    basis: tuple[str, ...]
+    advice: str | None
+    cost: StudyCost
+
+    def said(self, key: str) -> Prediction:
+        """Of one cell."""
+        return self.plan.predictions[key]
+
+
+def plan_study(
+    path: Path,
+    assignments: list[str],
+    as_json: bool = False,
+    top: int = 12,
+    learn_from: str | None = None,
+    machine: str | None = None,
+    output: Path | None = None,
+) -> int:
+    """Predict a study and print it. Returns the exit code.
+
+    top: rows an experiment prints at most. machine: `provider/instance`, or an accelerator of the catalog, instead of
+    the targets' own. learn_from: glob of run folders. output: CSV of all cells.
+    Raises StudyError, and ValueError naming the option that is wrong.
+    """
+    study = planned(load_study(path, assignments), path.parent, cache_folder(), learn_from, machine)
+    if output is not None:
+        write_atomically(output, cells_csv(study))
+    if as_json:
+        print(json.dumps(as_data(study), indent=1))
+        return PLANNED
+    print_plan(study, top)
+    if output is not None:
+        print(f"all {len(study.plan.cells)} cells are in {output}")
+    return PLANNED
+
+
+def planned(
+    study: StudySpec, base: Path, cache: Path, learn_from: str | None = None, machine: str | None = None
+) -> PlannedStudy:
+    """Expand and predict a study without a network, on machines that may have more ranks than this one."""
+    models = [_known_model(study, position, cache, base) for position in range(len(study.models))]
+    here = local_machine(cache)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = RunPaths(Path(folder))
+        inputs = copy_inputs(study, scratch, base)
+        plan = make_plan(study, models, inputs, scratch.inputs, cache)
+        machines, elsewhere = _machines(plan, here, catalog(cache), machine)
+        plan = plan.model_copy(update={"prices": plan.prices | _prices(machines if machine else {})})
+        known = [] if learn_from is None else _learned(learn_from, here, cache)
+        predictor = Predictor(plan, scratch.inputs, cache, elsewhere, known)
+        predictions = predictor.predict_all()
+    plan = plan.model_copy(update={"predictions": predictions})
+    basis = tuple(dict.fromkeys(said.basis for said in predictions.values() if said.basis))
+    local = any(cell.model and cell.target not in machines for cell in plan.cells.values())
+    return PlannedStudy(plan, basis, here.advice if local else None, study_cost(plan))
+
+
+def _known_model(study: StudySpec, position: int, cache: Path, base: Path) -> PlannedModel:
+    """As `flows.precheck`, but a hub's model needs no revision here: its name says enough to look it up."""
+    spec = study.models[position]
+    if not is_hub_repository(spec.id, base):
+        return planned_model(spec, position, cache, base)
+    identity = f"{spec.id}@{spec.revision}" if spec.revision else spec.id
+    manifest = manifest_path(identity, cache)
+    return PlannedModel(name=spec.name, identity=identity, manifest=str(manifest) if manifest.is_file() else "")
+
+
+def _learned(pattern: str, here: LocalMachine, cache: Path) -> list[Known]:
+    """What runs teach. Raises ValueError where the pattern means no run folder."""
+    from reports.reading.load import load_study as load_run
+
+    folders = [Path(name) for name in sorted(glob.glob(pattern)) if (Path(name) / "plan.json").is_file()]
+    if not folders:
+        raise ValueError(f"--learn-from {pattern}: no run folder (with a plan.json) is called so; quote the pattern")
+    return [experiences_of(load_run(RunPaths(folder)), here.fingerprint) for folder in folders]
+
+
+def _prices(machines: dict[str, Machine]) -> dict[str, TargetPrices]:
+    """What the machines cost that the user named in place of the targets' own."""
+    return {
+        target: TargetPrices(
+            price=Price(usd_per_hour=machine.usd_per_hour, source=f"catalog, {machine.name}")
+            if machine.usd_per_hour
+            else None
+        )
+        for target, machine in machines.items()
+    }
+
+
+def _machines(
+    plan: Plan, here: LocalMachine, known: HardwareCatalog, named: str | None
+) -> tuple[dict[str, Machine], MachineOf | None]:
+    """Machines of targets that are elsewhere, and where each cell would run; None where all would on this machine."""
+    machines: dict[str, Machine] = {}
+    for target in plan.targets:
+        name = named or target.machine
+        if name is not None:
+            try:
+                machines[target.name] = _machine_called(name, known)
+            except ValueError as error:
+                where = "--accelerator" if named else f"targets: {target.name}: machine"
+                raise ValueError(f"{where}: {error}") from error
+    if not machines:
+        return {}, None
+    vcpus = {target: _cores(machine, known) for target, machine in machines.items()}
+
+    def machine_of(cell: Any) -> Machine:
+        machine = machines.get(cell.target)
+        if machine is None:
+            return here.while_busy(cell.layout.ranks, cell.cores_per_rank)
+        return _by_rank(machine, vcpus[cell.target], cell.cores_per_rank)
+
+    return machines, machine_of
+
+
+def _machine_called(name: str, known: HardwareCatalog) -> Machine:
+    """An instance (`provider/instance`), else a single kind of accelerator, eight to a node."""
+    if "/" in name:
+        return known.instance(name)
+    device: Accelerator = known.accelerator(name)
+    return Machine(name=device.name, accelerator=device, accelerators=8, inside=device.link)
+
+
+def _cores(machine: Machine, known: HardwareCatalog) -> int | None:
+    """Cores of an instance that computes on its CPU; None for one with accelerators."""
+    return known.instance_row(machine.name).vcpus if machine.accelerator.kind == "cpu" else None
+
+
+def _by_rank(machine: Machine, vcpus: int | None, cores_per_rank: int) -> Machine:
+    """An instance's CPU is one accelerator of all its cores in the catalog; a rank has its own cores only."""
+    if vcpus is None or vcpus <= cores_per_rank:
+        return machine
+    whole, share = machine.accelerator, cores_per_rank / vcpus
+    device = whole.model_copy(
+        update={
+            "memory_bytes": int(whole.memory_bytes * share),
+            "bytes_per_second": whole.bytes_per_second * share,
+            "peak_flops": {number: rate * share for number, rate in whole.peak_flops.items()},
+        }
+    )
+    return machine.model_copy(update={"accelerator": device, "accelerators": vcpus // cores_per_rank})
+
+
+def print_plan(study: PlannedStudy, top: int) -> None:
+    """The answer first, then a table for each experiment."""
+    print(answer(study))
+    for line in _remarks(study):
+        print(f"  {line}")
+    for experiment in study.plan.experiments:
+        print()
+        _print_experiment(study, experiment, top)
+
+
+def answer(study: PlannedStudy) -> str:
+    """One sentence: what is predicted best, what does not fit, how long and how dear it will be."""
+    plan, said = study.plan, study.plan.predictions
+    parts = [f"{plan.study}: {len(plan.cells)} cell{'s' if len(plan.cells) != 1 else ''}"]
+    for model in plan.models[:_MODELS_IN_ANSWER]:
+        keys = [key for key, cell in plan.cells.items() if cell.model == model.identity and said[key].throughput]
+        if keys:
+            best = max(keys, key=lambda key: said[key].throughput or 0.0)
+            parts.append(f"{model.name} fastest predicted at {plan.cells[best].label}: {_rate(said[best])}")
+    too_large = sum(1 for each in said.values() if each.fits is False)
+    unknown = sum(1 for each in said.values() if each.throughput is None)
+    if too_large:
+        parts.append(f"{too_large} do not fit")
+    elif all(each.fits for each in said.values()):
+        parts.append("all fit")
+    if unknown:
+        parts.append(f"{unknown} cannot be predicted")
+    return "; ".join([*parts, study.cost.text]) + "."
+
+
+def _remarks(study: PlannedStudy) -> list[str]:
+    lines = [f"speeds: {text}" for text in study.basis[:3]]
+    if len(study.basis) > 3:
+        lines.append(f"speeds: {len(study.basis) - 3} more kinds of basis")
+    learned = correction_text(list(study.plan.predictions.values()))
+    lines += [learned] if learned else []
+    reasons: dict[str, int] = {}
+    for said in study.plan.predictions.values():
+        if said.reason:
+            reasons[said.reason] = reasons.get(said.reason, 0) + 1
+    lines += [f"{count} x {reason}" for reason, count in list(reasons.items())[:3]]
+    return lines + ([study.advice] if study.advice else [])
+
+
+def correction_text(predictions: Sequence[Prediction]) -> str | None:
+    """By how much the times were corrected, and from how many records; None where nothing was learnt."""
+    taught = [said for said in predictions if said.correction is not None]
+    if not taught:
+        return None
+    times = sorted(said.correction or 1.0 for said in taught)
+    middle, records = statistics.median(times), max(said.learnt_from for said in taught)
+    spread = "" if times[-1] - times[0] < 0.005 else f" ({times[0]:.2f} to {times[-1]:.2f} by cell)"
+    return f"corrected: time x {middle:.2f}{spread}, learnt from {records} records of this machine"
+
+
+def _print_experiment(study: PlannedStudy, experiment: PlannedExperiment, top: int) -> None:
+    plan = study.plan
+    model = f": {experiment.model}" if experiment.model else ""
+    points = list(experiment.points)
+    shown = points
+    title = f"{experiment.name}{model}"
+    if len(points) > top:
+        shown = sorted(points, key=lambda point: -(study.said(point.cell).throughput or 0.0))[:top]
+        title += f": the {top} predicted fastest of {len(points)}"
+    print(title)
+    header = tuple("step" if name == "first token" and _trains(study, experiment) else name for name in _HEADER)
+    rows = [_row(point.label, plan.cells[point.cell].layout.ranks, study.said(point.cell)) for point in shown]
+    print_table(header, rows)
+
+
+def _trains(study: PlannedStudy, experiment: PlannedExperiment) -> bool:
+    return any(study.plan.cells[point.cell].workload.kind == "train" for point in experiment.points)
+
+
+def _row(label: str, ranks: int, said: Prediction) -> tuple[str, ...]:
+    first = said.ttft_seconds if said.ttft_seconds is not None else said.step_seconds
+    bounds = interval(said.throughput, said.factor) if said.throughput is not None else None
+    return (
+        label,
+        str(ranks),
+        _rate(said, "-"),
+        f"{_short(bounds[0])} to {_short(bounds[1])}" if bounds else "-",
+        "-" if first is None else f"{first * 1e3:.3g} ms" if first < 1 else f"{first:.3g} s",
+        "-" if said.peak_memory_bytes is None else f"{said.peak_memory_bytes / 2**20:,.0f} MiB",
+        {None: "-", True: "yes", False: "NO"}[said.fits],
+        "-" if said.usd_per_million_tokens is None else f"{said.usd_per_million_tokens:.3g}",
+    )
+
+
+def _rate(said: Prediction, unknown: str = "unknown") -> str:
+    if said.tokens_per_second is not None:
+        return f"{_short(said.tokens_per_second)} tokens/s"
+    return unknown if said.items_per_second is None else f"{_short(said.items_per_second)} items/s"
+
+
+def _short(value: float) -> str:
+    """Three digits, or all of a number's own."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def as_data(study: PlannedStudy) -> dict[str, Any]:
+    """Everything, for programs."""
+    plan = study.plan
+    return {
+        "study": plan.study,
+        "answer": answer(study),
+        "basis": list(study.basis),
+        "advice": study.advice,
+        "correction": correction_text(list(plan.predictions.values())),
+        "launches": study.cost.launches,
+        "visits": study.cost.visits,
+        "seconds": study.cost.seconds,
+        "usd": study.cost.usd,
+        "experiments": [
+            {
+                "name": experiment.name,
+                "kind": experiment.kind,
+                "model": experiment.model,
+                "points": [{"label": point.label, "cell": point.cell} for point in experiment.points],
+            }
+            for experiment in plan.experiments
+        ],
+        "cells": {
+            key: {"label": cell.label, "ranks": cell.layout.ranks, **study.said(key).model_dump(mode="json")}
+            for key, cell in plan.cells.items()
+        },
+    }
+
+
+def cells_csv(study: PlannedStudy) -> str:
+    """A row for each point of each experiment."""
+    names = [name for name in Prediction.model_fields if name != "factor"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["experiment", "model", "label", "cell", "ranks", *names, "throughput_low", "throughput_high"])
+    for experiment in study.plan.experiments:
+        for point in experiment.points:
+            said = study.said(point.cell)
+            bounds = interval(said.throughput, said.factor) if said.throughput is not None else None
+            values = [getattr(said, name) for name in names]
+            ranks = study.plan.cells[point.cell].layout.ranks
+            writer.writerow(
+                [experiment.name, experiment.model, point.label, point.cell, ranks, *values, *(bounds or (None, None))]
+            )
+    return text.getvalue()

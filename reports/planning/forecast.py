@@ -1,0 +1,250 @@
+"""Strong and weak scaling forecast beyond what was measured: from records to world sizes, and the forecast in words.
+
+    found = study_forecast(study, scaling)          # a Forecast, or the sentence that says why there is none
+    forecast_table(found), forecast_sentence(found), forecast_lines(found)
+
+The arithmetic is `engine.planner.forecast`; here stands where its figures come from. It is the mechanistic view beside
+the laws of `reports.laws`, which join measured points and are not drawn beyond them.
+"""
+
+from dataclasses import dataclass
+
+from configs.cell import Cell, GenerateWorkload, TrainWorkload
+from configs.hardware import Link, Machine
+from engine.planner.forecast import HALF, LEAST_FOR_A_CHECK, Forecast, ForecastPoint, WorldSize, forecast
+from engine.planner.forecast_traffic import ddp_traffic
+from reports.experiments.scaling import Scaling, ScalingPoint
+from reports.numbers.statistics import Estimate, estimate
+from reports.reading.load import StudyResult
+from reports.tables import largest_over_ranks
+from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent, plural
+
+UNITS = {"train": "step", "generate": "pass"}
+
+
+@dataclass(frozen=True)
+class StudyForecast:
+    """A forecast and what a report says of it. `seconds`: measured, by ranks; `stated`: the study named `machine`."""
+
+    found: Forecast
+    unit: str
+    seconds: dict[int, Estimate]
+    machine: Machine | None
+    stated: bool
+    sends: bool
+    limited: str | None = None
+
+    @property
+    def measured_to(self) -> int:
+        """Most ranks that were measured."""
+        return self.found.measured[-1].ranks
+
+    @property
+    def last(self) -> ForecastPoint:
+        """The point of the most ranks."""
+        return self.found.points[-1]
+
+
+def study_forecast(study: StudyResult, result: Scaling) -> StudyForecast | str | None:
+    """The forecast; a sentence that says why there is none; None for a noop, which is no model's."""
+    cell = result.baseline.result.cell
+    if cell.workload.kind == "noop":
+        return None
+    measured = [point for point in result.points if point.throughput is not None and not point.changed]
+    if len(measured) < 2:
+        return None  # the section above says that there is no speed-up either
+    most, limited = most_ranks(cell, result.kind)
+    to = min(study.plan.forecast.to, most)
+    largest = max(point.ranks for point in measured)
+    if to <= largest:
+        why = limited if most <= largest else f"forecast.to is {to}, and {largest} ranks were measured"
+        return f"Nothing is forecast: {why}."
+    sends = cell.workload.kind == "train"
+    parameters = largest_over_ranks(list(measured[0].result.completed.values()), "model_parameters")
+    strategies = {point.result.cell.layout.strategy for point in measured} - {"none", "ddp"}
+    if sends and (parameters is None or strategies):
+        what = f"what {joined(sorted(strategies))} sends" if strategies else "how many parameters the ranks exchange"
+        return f"Nothing is forecast: {what} is not known."
+    here, stated = study.plan.machines.get(cell.target), study.plan.forecast.machine
+    if sends and here is None:
+        return "Nothing is forecast: the ranks exchange gradients, and this run's plan knows no link between them."
+    traffic = ddp_traffic(parameters or 0.0 if sends else 0.0)
+    try:
+        found = forecast([_world(point) for point in measured], result.kind, traffic, here, stated, to)
+    except ValueError as error:
+        return f"Nothing is forecast: {error}."
+    seconds = {point.ranks: _seconds(point) for point in measured}
+    known = {ranks: value for ranks, value in seconds.items() if value is not None}
+    reached = f"{limited}, so the forecast ends there" if most < study.plan.forecast.to else None
+    unit = UNITS[cell.workload.kind]
+    return StudyForecast(found, unit, known, stated or here, stated is not None, sends, reached)
+
+
+def most_ranks(cell: Cell, kind: str) -> tuple[int, str]:
+    """The most ranks that have work of the size that was measured, and why no more; weak scaling has no end."""
+    work = cell.workload
+    if kind == "weak":
+        return 1 << 30, ""
+    if isinstance(work, TrainWorkload):
+        return work.global_batch_size, f"a batch of {work.global_batch_size} sequences feeds no more ranks"
+    assert isinstance(work, GenerateWorkload)
+    prompts = work.num_prompts or 1
+    full = max(1, prompts // work.batch_size)
+    return full, f"{plural(prompts, 'prompt')} in batches of {work.batch_size} fill no more than {plural(full, 'rank')}"
+
+
+def _world(point: ScalingPoint) -> WorldSize:
+    waiting = point.result.estimate("waiting_seconds")
+    return WorldSize(point.ranks, tuple(_by_visit(point)), None if waiting is None else max(0.0, waiting.median))
+
+
+def _by_visit(point: ScalingPoint) -> list[float]:
+    """Seconds of a mean pass or step, of each visit."""
+    rates = [visit.rates for visit in point.result.completed.values()]
+    return [rate.wall_seconds / rate.passes for rate in rates if rate is not None and rate.passes and rate.wall_seconds]
+
+
+def _seconds(point: ScalingPoint) -> Estimate | None:
+    return estimate(_by_visit(point), point.result.confidence)
+
+
+def forecast_sentence(result: StudyForecast) -> str:
+    """The last point, and where efficiency falls under a half."""
+    last = result.last
+    text = (
+        f"At {plural(last.ranks, 'rank')} a {result.unit} is forecast to take {_seconds_text(last)} and efficiency to "
+        f"be {percent(last.efficiency, 2)} ({_range(last.efficiency_interval, 100)})"
+    )
+    return f"{text}. {half_text(result)}"
+
+
+def half_text(result: StudyForecast) -> str:
+    """The world size that no longer pays."""
+    half, most = result.found.half, f"{result.last.ranks:,}"
+    share = percent(HALF, 2)
+    if half.low is None:
+        return f"Efficiency does not fall under {share} up to {most} ranks, nor in its interval."
+    low = f"{half.low:,.0f}"
+    if half.ranks is None:
+        return f"Efficiency does not fall under {share} up to {most} ranks, but may from {low} on."
+    high = f"beyond {most}" if half.high is None else f"{half.high:,.0f}"
+    where = f"{half.ranks:,.0f} ranks ({low} to {high})"
+    if half.ranks <= result.measured_to and not result.stated:
+        return f"Efficiency falls under {share} at {where}, which was measured."
+    return f"Efficiency falls under {share} at about {where}."
+
+
+def forecast_lines(result: StudyForecast) -> list[str]:
+    """Over what, on what grounds, and how far to trust it."""
+    lines = [_interconnect(result), _check(result), _terms(result)]
+    if result.limited:
+        lines.append(f"{result.limited[:1].upper()}{result.limited[1:]}.")
+    return lines
+
+
+def _interconnect(result: StudyForecast) -> str:
+    machine = result.machine
+    if not result.sends:
+        return (
+            "Replicas that generate send each other nothing inside a pass, so the interconnect plays no part; what "
+            "grows is the wait for the slowest of them."
+        )
+    assert machine is not None, "a forecast with communication has links"
+    if result.stated:
+        inside = f"{plural(machine.accelerators, 'rank')} a node over {_link(machine.neighbour)}"
+        return (
+            f"Over the interconnect of {machine.name}, as the study states: {inside}, nodes over "
+            f"{_link(machine.between)}. What a rank computes is taken as measured here."
+        )
+    if machine.between is not None:
+        return f"Over more nodes like the measured ones: {_link(machine.neighbour)} inside, {_link(machine.between)}."
+    return (
+        f"As if all ranks were joined like those of this machine: {_link(machine.neighbour)}. No cluster is; "
+        "forecast.machine in the study (provider/instance) names another interconnect."
+    )
+
+
+def _link(link: Link | None) -> str:
+    if link is None:
+        return "no known link"
+    return f"{link.name} ({number(link.latency_seconds * 1e6)} µs, {number(link.bytes_per_second / 1e9)} GB/s)"
+
+
+def _check(result: StudyForecast) -> str:
+    check = result.found.check
+    if check is None:
+        count = len(result.found.measured)
+        return (
+            f"Not checked: to fit the smaller world sizes and predict the largest takes {LEAST_FOR_A_CHECK}, "
+            f"{count} were measured."
+        )
+    inside = "inside" if check.inside else "outside"
+    return (
+        f"Checked: fitted without {plural(check.ranks, 'rank')} it predicts {number(check.predicted_seconds * 1000)} "
+        f"ms there ({_range(check.interval, 1000)}); measured {number(check.measured_seconds * 1000)} ms, an error of "
+        f"{100 * check.error:+.1f} %, {inside} the interval."
+    )
+
+
+NAMES = {
+    "fixed": ("the part that more ranks do not shorten", "of the compute of {base}"),
+    "neighbours": ("slower with all neighbours in the node at work by", ""),
+    "scatter": ("a rank's time scatters by", ""),
+    "latency": ("latency paid", "times that of the links"),
+    "transfer": ("transfer paid", "times that of the links"),
+}
+"""Term of `engine.planner.forecast` -> what it is, and of what."""
+
+
+def _terms(result: StudyForecast) -> str:
+    base = plural(result.found.measured[0].ranks, "rank")
+    compute, interval = result.found.terms["compute"]
+    parts = [f"compute of {base} {number(compute * 1000)} ms ({_range(interval, 1000)})"]
+    for name, (value, bounds) in result.found.terms.items():
+        if name in NAMES:
+            what, of = NAMES[name]
+            share = of.startswith("times")
+            size = number(value, 2) if share else percent(value, 2)
+            parts.append(f"{what} {size} ({_range(bounds, 1 if share else 100)}) {of.format(base=base)}".rstrip())
+    return f"Fitted: {'; '.join(parts)}."
+
+
+def forecast_table(result: StudyForecast) -> Table:
+    """One row for each world size, the measured ones beside what the fit says of them."""
+    over = f"forecast over {result.machine.name}" if result.stated and result.machine else "fitted or forecast"
+    columns = (
+        "ranks",
+        "",
+        f"{result.unit}, ms, measured",
+        f"{result.unit}, ms, {over} (95 % interval)",
+        "efficiency (95 % interval)",
+        "communication",
+    )
+    rows = tuple(_row(result, point) for point in result.found.points)
+    return Table(columns, rows, text_columns=2).without_empty_columns()
+
+
+def _row(result: StudyForecast, point: ForecastPoint) -> tuple[str, ...]:
+    first = point.ranks == result.found.measured[0].ranks
+    state = "measured" if point.ranks in result.seconds else "forecast"
+    if state == "forecast" and point.ranks < result.measured_to:
+        state = "not measured"
+    if state == "measured" and result.stated:
+        state = "measured here"
+    return (
+        f"{point.ranks:,}",
+        state,
+        estimate_cell(result.seconds.get(point.ranks), 1000),
+        f"{number(point.seconds * 1000)} ({_range(point.seconds_interval, 1000)})",
+        "100 %" if first else f"{percent(point.efficiency, 2)} ({_range(point.efficiency_interval, 100)})",
+        percent(point.communication_share, 2) if result.sends else UNKNOWN,
+    )
+
+
+def _seconds_text(point: ForecastPoint) -> str:
+    scale, unit = (1.0, "s") if point.seconds >= 1 else (1000.0, "ms")
+    return f"{number(point.seconds * scale)} {unit} ({_range(point.seconds_interval, scale)})"
+
+
+def _range(interval: tuple[float, float], scale: float) -> str:
+    return f"{number(interval[0] * scale, 2)} to {number(interval[1] * scale, 2)}"

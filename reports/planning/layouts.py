@@ -1,0 +1,175 @@
+"""Layouts that a study chose by prediction: the whole ranking, what was measured of it, and where the best one stood.
+
+result = layouts(study, experiment)
+layouts_sentence(result), layouts_table(result), layouts_lines(result)
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from configs.plan import Candidate, PlannedExperiment
+from reports.numbers.statistics import Estimate
+from reports.planning.accuracy import HEADLINES, Judged, judge_prediction
+from reports.planning.text import signed
+from reports.reading.load import CellResult, StudyResult
+from reports.tables import first_rows
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, joined, mebibytes, number, plural
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A layout with its place in the prediction, counted from 1; `result` is None where it is not measured."""
+
+    place: int
+    candidate: Candidate
+    result: CellResult | None
+    judged: Judged | None
+
+    @property
+    def measured(self) -> Estimate | None:
+        """The rate that it was measured at."""
+        return None if self.result is None else self.result.estimate("throughput")
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """All candidates, the one predicted best first."""
+
+    unit: str
+    placed: tuple[Placed, ...]
+
+    @property
+    def chosen(self) -> list[Placed]:
+        """Those that the study measures."""
+        return [item for item in self.placed if item.result is not None]
+
+    @property
+    def best(self) -> Placed | None:
+        """The fastest as measured."""
+        known = [(item.measured.median, item) for item in self.placed if item.measured is not None]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
+
+    @property
+    def ranked(self) -> int:
+        """How many candidates were predicted to fit, with a rate."""
+        return sum(_rate(item.candidate) is not None and item.candidate.prediction.fits is not False
+                   for item in self.placed)  # fmt: skip
+
+
+def layouts(study: StudyResult, experiment: PlannedExperiment) -> Layouts:
+    """The candidates of an experiment beside their records."""
+    placed = []
+    for place, candidate in enumerate(experiment.candidates, 1):
+        result = study.cells[candidate.cell] if candidate.cell is not None else None
+        judged = None
+        if result is not None:
+            figure = HEADLINES[result.cell.workload.kind]
+            found = judge_prediction(result, candidate.prediction)
+            judged = next((item for item in found if item.figure == figure), None)
+        placed.append(Placed(place, candidate, result, judged))
+    return Layouts(study.cells[experiment.points[0].cell].unit, tuple(placed))
+
+
+def layouts_sentence(result: Layouts) -> str:
+    """Where the best measured layout stood in the prediction."""
+    best, chosen = result.best, result.chosen
+    if best is None:
+        return f"None of the {plural(len(chosen), 'layout')} that were to be measured has a figure."
+    measured = [item for item in chosen if item.measured is not None]
+    assert best.measured is not None
+    text = f"The best measured layout, {best.candidate.label}, gives {estimate_text(best.measured, result.unit)}. "
+    if _rate(best.candidate) is None:
+        return f"{text}It has no prediction, so it has no place in the ranking."
+    among = [item.place for item in measured].index(best.place) + 1
+    text += f"It was number {best.place} of {result.ranked} in the prediction"
+    if len(measured) == 1:
+        return f"{text}, and the only one that was measured, so the order of the prediction is not tested."
+    text += f", number {among} of the {len(measured)} that were measured"
+    return f"{text}. {_orders(measured)}"
+
+
+def _orders(measured: list[Placed]) -> str:
+    """How many pairs stand in the order that was predicted."""
+    pairs = [(one, two) for index, one in enumerate(measured) for two in measured[index + 1 :]]
+    right = sum(
+        one.measured.median >= two.measured.median
+        for one, two in pairs
+        if one.measured is not None and two.measured is not None
+    )
+    return f"Of {plural(len(pairs), 'pair')} of measured layouts {right} came out in the order that was predicted."
+
+
+def layouts_lines(result: Layouts) -> list[str]:
+    """What was not measured, by reason, each reason with how many."""
+    reasons: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for item in result.placed:
+        if item.candidate.reason is not None:
+            why = _short(item.candidate)
+            reasons[why] += 1
+            first.setdefault(why, item.candidate.label)
+    lines = []
+    best, rate = result.best, None
+    if best is not None and best.judged is not None:
+        rate = best.judged.predicted
+    ahead = [item for item in result.placed if _ahead(item, rate)]
+    if ahead:
+        names = [item.candidate.label for item in ahead]
+        said = joined([*names[:3], f"{len(names) - 3} more"] if len(names) > 3 else names)
+        lines.append(f"Predicted faster than the best measured one, and not measured: {said}.")
+    lines += [
+        f"Predicted, not measured ({plural(count, 'layout')}, the first {first[why]}): {why}."
+        for why, count in reasons.most_common()
+    ]
+    return lines
+
+
+def _ahead(item: Placed, rate: float | None) -> bool:
+    own = _rate(item.candidate)
+    fits = item.candidate.prediction.fits is not False
+    return item.result is None and fits and rate is not None and own is not None and own > rate
+
+
+def _short(candidate: Candidate) -> str:
+    """Layouts that do not fit are one group, whatever each lacks."""
+    return "does not fit" if candidate.prediction.fits is False else candidate.reason or ""
+
+
+def layouts_table(result: Layouts) -> Table:
+    """One row for each layout, in the order of the prediction."""
+    columns = (
+        "place",
+        "layout",
+        f"{result.unit}, predicted",
+        "stated factor",
+        f"{result.unit}, measured (interval)",
+        "error",
+        "memory predicted, MiB, fullest rank",
+        "fits",
+        "state",
+    )
+    rows = tuple(_row(item) for item in result.placed)
+    return first_rows(Table(columns, rows, text_columns=2).without_empty_columns(), where="plan.json")
+
+
+def _row(item: Placed) -> tuple[str, ...]:
+    prediction, result = item.candidate.prediction, item.result
+    if result is not None:
+        state = "measured" if item.measured else result.status.replace("_", " ")
+    else:
+        state = f"not measured: {escaped(item.candidate.reason or '')}"
+    return (
+        str(item.place),
+        escaped(item.candidate.label),
+        number(_rate(item.candidate)),
+        number(prediction.factor, 2),
+        estimate_cell(item.measured),
+        signed(item.judged),
+        mebibytes(prediction.peak_memory_bytes),
+        UNKNOWN if prediction.fits is None else "yes" if prediction.fits else "no",
+        state,
+    )
+
+
+def _rate(candidate: Candidate) -> float | None:
+    return candidate.prediction.tokens_per_second

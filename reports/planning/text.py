@@ -1,0 +1,194 @@
+"""Prediction against measurement in tables and sentences.
+
+context |= planning_context(study, album)       # names that planning.md.j2 asks for
+"""
+
+from functools import partial
+from typing import Any
+
+from configs.prediction import Prediction
+from reports.planning.accuracy import (
+    HEADLINES,
+    MEMORY,
+    ErrorGroup,
+    Figure,
+    Judged,
+    corrections,
+    error_groups,
+    headline,
+    judge,
+    summary,
+    unjudged,
+)
+from reports.plots.album import Album
+from reports.plots.prediction import draw_predictions, prediction_height
+from reports.reading.load import CellResult, StudyResult
+from reports.tables import first_rows
+from reports.text import (
+    MIB,
+    UNKNOWN,
+    Table,
+    escaped,
+    estimate_cell,
+    mebibytes,
+    number,
+    percent,
+    plural,
+)
+
+UNITS: dict[Figure, tuple[str, float]] = {
+    "tokens_per_second": ("tokens/s", 1.0),
+    "items_per_second": ("items/s", 1.0),
+    "step_seconds": ("ms a step", 1000.0),
+    "ttft_seconds": ("ms to first token", 1000.0),
+    "time_per_output_token_seconds": ("ms a token", 1000.0),
+    "peak_memory_bytes": ("MiB at the peak of the fullest rank", 1 / MIB),
+}
+"""Figure -> its unit in words, and what to multiply it with."""
+
+NOMINAL = 0.9
+"""The share of cells that a stated factor is to hold (configs.prediction)."""
+
+NO_PREDICTIONS = "The plan of this run holds no predictions: it was made by a version that made none."
+
+
+def planning_context(study: StudyResult, album: Album) -> dict[str, Any]:
+    """Everything that the part of the template needs."""
+    judged = judge(study)
+    plot = None
+    if judged:
+        draw = partial(draw_predictions, judged=judged)
+        plot = album.add("prediction against measurement", draw, prediction_height(judged))
+    return {
+        "prediction_plot": plot,
+        "prediction_sentence": prediction_sentence(study, judged),
+        "prediction_lines": prediction_lines(study, judged),
+        "prediction_errors": error_table(error_groups(study, judged)) if judged else None,
+        "prediction_cells": cell_table(study, judged) if study.plan.predictions else None,
+    }
+
+
+def prediction_sentence(study: StudyResult, judged: list[Judged]) -> str:
+    """How far off the planner was."""
+    if not study.plan.predictions:
+        return NO_PREDICTIONS
+    found = summary(judged)
+    if found is None:
+        return "No cell has both a prediction and a measurement of its rate, so the planner is not judged."
+    text = (
+        f"The planner's rates were off by {percent(found.median, 2)} in the median of {plural(found.cells, 'cell')} "
+        f"(P90 {percent(found.p90, 2)}, worst {percent(found.worst, 2)})"
+    )
+    if found.stated:
+        holds = f"{found.within} of {found.stated} lie within the factor that it stated beforehand"
+        text += f"; {holds}, of which {percent(NOMINAL, 2)} should"
+    over = [item for item in headline(judged) if item.ratio > 1]
+    way = "too fast" if len(over) * 2 > found.cells else "too slow"
+    most = max(len(over), found.cells - len(over))
+    return f"{text}. {most} of {found.cells} were predicted {way}."
+
+
+def prediction_lines(study: StudyResult, judged: list[Judged]) -> list[str]:
+    """The correction in force, where the hardware's figures come from, and the cells that are not judged."""
+    if not study.plan.predictions:
+        return []
+    lines = [_correction(kind, found) for kind, found in corrections(study).items()]
+    if not lines:
+        lines.append("No correction was in force: nothing was learnt from past records of this hardware.")
+    sources = dict.fromkeys(prediction.basis for prediction in study.plan.predictions.values() if prediction.basis)
+    if sources:
+        lines.append(f"The hardware's figures: {'; '.join(sources)}.")
+    left = unjudged(study, judged)
+    total = sum(left.values())
+    if total:
+        reasons = "; ".join(f"{count:,}: {reason}" for reason, count in left.most_common())
+        lines.append(f"{plural(total, 'cell')} of {len(study.cells):,} not judged by {_a_rate(total)}. {reasons}.")
+    return lines
+
+
+def _a_rate(total: int) -> str:
+    return "its rate" if total == 1 else "their rates"
+
+
+def _correction(kind: str, found: list[Prediction]) -> str:
+    """By how much, learnt from how many records."""
+    times = sorted({prediction.correction for prediction in found if prediction.correction is not None})
+    records = sorted({prediction.learnt_from for prediction in found})
+    size = number(times[0]) if len(times) == 1 else f"{number(times[0])} to {number(times[-1])}"
+    count = f"{records[0]:,}" if len(records) == 1 else f"{records[0]:,} to {records[-1]:,}"
+    noun = "record" if records[-1] == 1 else "records"
+    return (
+        f"{kind}: predicted times were multiplied by {size}, learnt from {count} past {noun} of this hardware "
+        f"({plural(len(found), 'cell')})."
+    )
+
+
+def error_table(groups: list[ErrorGroup]) -> Table:
+    """The planner's own errors."""
+    columns = ("of", "figure", "cells", "median error", "P90", "worst", "within the stated factor")
+    rows = tuple(
+        (
+            escaped(group.name),
+            UNITS[group.figure][0],
+            f"{group.cells:,}",
+            percent(group.median, 2),
+            percent(group.p90, 2),
+            percent(group.worst, 2),
+            f"{group.within:,} of {group.stated:,} ({percent(group.within / group.stated, 2)})"
+            if group.stated
+            else UNKNOWN,
+        )
+        for group in groups
+    )
+    return first_rows(Table(columns, rows, text_columns=2).without_empty_columns())
+
+
+def cell_table(study: StudyResult, judged: list[Judged]) -> Table:
+    """One row for each cell: rate and memory as predicted and as measured."""
+    by_cell: dict[str, dict[Figure, Judged]] = {}
+    for item in judged:
+        by_cell.setdefault(item.result.key, {})[item.figure] = item
+    rows = [_row(study, result, by_cell.get(result.key, {})) for result in study.cells.values()]
+    columns = (
+        "model",
+        "cell",
+        "rate",
+        "predicted",
+        "measured, median (interval)",
+        "error",
+        "stated factor",
+        "within it",
+        "memory predicted, MiB",
+        "measured, MiB",
+        "error of memory",
+        "why not",
+    )
+    return first_rows(Table(columns, tuple(rows), text_columns=3).without_empty_columns())
+
+
+def _row(study: StudyResult, result: CellResult, found: dict[Figure, Judged]) -> tuple[str, ...]:
+    figure = HEADLINES[result.cell.workload.kind]
+    prediction = study.plan.predictions.get(result.key)
+    rate, memory = found.get(figure), found.get(MEMORY)
+    predicted = None if prediction is None else getattr(prediction, figure)
+    peaks = result.peak_by_rank()
+    reason = None if rate is not None or prediction is None else prediction.reason
+    return (
+        escaped(result.model),
+        escaped(result.name),
+        UNITS[figure][0],
+        number(predicted),
+        estimate_cell(result.estimate(figure)),
+        signed(rate),
+        UNKNOWN if prediction is None else number(prediction.factor, 2),
+        UNKNOWN if rate is None or rate.within is None else "yes" if rate.within else "**no**",
+        mebibytes(None if prediction is None else prediction.peak_memory_bytes),
+        mebibytes(max(peaks) if peaks else None),
+        signed(memory),
+        escaped(reason) if reason else UNKNOWN,
+    )
+
+
+def signed(item: Judged | None) -> str:
+    """Predicted against measured: `+4.1 %` is too much."""
+    return UNKNOWN if item is None else f"{100 * (item.ratio - 1):+.1f} %"

@@ -1,0 +1,117 @@
+"""What the planner adds to a study before it is expanded: the order of its layouts, and what scaling is forecast over.
+
+    choice = layout_choice(study, models, inputs, cache, before)      # for configs.expand
+    plan = with_forecast(plan, study, inputs, cache)                  # Plan.forecast, Plan.machines
+
+No Prefect here.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from configs.cell import Cell, Layout
+from configs.expand import LayoutChoice
+from configs.hardware import Machine
+from configs.hardware_catalog import instance
+from configs.plan import Plan, PlannedForecast, PlannedModel
+from configs.prediction import Prediction
+from configs.study import StudyError, StudySpec
+from configs.target import LocalTarget
+from engine.planner.choice.layouts import ranked_layouts, with_layout
+from tasks.predictions import Predictor
+
+SCALING = ("strong", "weak")
+
+_log = logging.getLogger(__name__)
+
+
+def layout_choice(
+    study: StudySpec, models: list[PlannedModel], inputs: Path, cache: Path, before: Plan | None = None
+) -> LayoutChoice:
+    """Layouts ranked by prediction on the machine of their target.
+
+    before: the plan of an earlier run in the same folder. Its ranking stays, because its records have taught the
+    planner since, and must not change what they are held against.
+    """
+    predictor = Predictor(_empty_plan(study, models), inputs, cache)
+
+    def ranked(cell: Cell, ranks: int) -> list[tuple[Layout, Prediction]]:
+        architecture = predictor.architectures.get(cell.model or "")
+        if architecture is None or isinstance(architecture, str):
+            raise StudyError(
+                [f"layouts: auto: {architecture or 'the model is not known'}; name the layouts in a sweep"]
+            )
+        widest = with_layout(cell, Layout(dp=ranks))
+        found = ranked_layouts(cell, architecture, predictor.machine(widest), ranks, predictor.predict)
+        return _as_before(cell, found, before) or found
+
+    return LayoutChoice(ranks=ranks_at_hand, ranked=ranked)
+
+
+def ranks_at_hand(target: LocalTarget) -> int:
+    """How many ranks a target holds, as `tasks.machine.check_plan` counts them; 1 or more."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores // target.cores_per_rank, target.max_ranks or cores))
+
+
+def with_forecast(plan: Plan, study: StudySpec, inputs: Path, cache: Path) -> Plan:
+    """The plan with the interconnect of its forecasts. Raises StudyError naming an instance that is not known."""
+    machine = None
+    if study.forecast.machine is not None:
+        try:
+            machine = _bare(instance(study.forecast.machine))
+        except (ValueError, KeyError) as error:
+            raise StudyError([f"forecast.machine: {error}"]) from error
+    forecast = PlannedForecast(to=study.forecast.to, machine=machine)
+    return plan.model_copy(update={"forecast": forecast, "machines": _machines(plan, inputs, cache)})
+
+
+def _machines(plan: Plan, inputs: Path, cache: Path) -> dict[str, Machine]:
+    """Target -> the machine as it is with the most ranks of its scaling experiments at work."""
+    widest: dict[str, Cell] = {}
+    for experiment in plan.experiments:
+        for point in experiment.points if experiment.kind in SCALING and experiment.model is not None else ():
+            cell = plan.cells[point.cell]
+            if cell.target not in widest or cell.layout.ranks > widest[cell.target].layout.ranks:
+                widest[cell.target] = cell
+    if not widest:
+        return {}
+    predictor = Predictor(plan, inputs, cache)
+    try:
+        return {target: _bare(predictor.machine(cell)) for target, cell in widest.items()}
+    except (ValueError, OSError) as error:
+        _log.warning("what this machine is, is not known, so scaling with communication is not forecast: %s", error)
+        return {}
+
+
+def _bare(machine: Machine) -> Machine:
+    """Without the rates of single operators, which a forecast does not need."""
+    return machine.model_copy(update={"accelerator": machine.accelerator.model_copy(update={"operators": None})})
+
+
+def _as_before(
+    cell: Cell, found: list[tuple[Layout, Prediction]], before: Plan | None
+) -> list[tuple[Layout, Prediction]] | None:
+    """The ranking of the earlier plan, where it ranked the same layouts of the same cell."""
+    layouts = {layout for layout, _ in found}
+    for experiment in before.experiments if before is not None else ():
+        measured = {candidate.layout: candidate.cell for candidate in experiment.candidates if candidate.cell}
+        alike = {candidate.layout for candidate in experiment.candidates} == layouts
+        if alike and measured and all(with_layout(cell, layout).key == key for layout, key in measured.items()):
+            return [(candidate.layout, candidate.prediction) for candidate in experiment.candidates]
+    return None
+
+
+def _empty_plan(study: StudySpec, models: list[PlannedModel]) -> Plan:
+    """What a predictor must know before there are cells."""
+    return Plan(
+        study=study.study,
+        models=tuple(models),
+        targets=tuple(study.targets),
+        measuring=study.measuring,
+        pack=study.pack,
+        experiments=(),
+        cells={},
+        repeats={},
+    )
