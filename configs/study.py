@@ -151,9 +151,7 @@ class StudySpec(Frozen):
     objectives: Objectives = Field(Objectives(), description="bounds that the report says are met, missed or undecided")
     purpose: Purpose | None = Field(None, description="batch, serving or hybrid: whose savings the report weighs")
     prices: str | None = Field(None, description="file with your own prices, relative to the study's")
-    layouts: Literal["auto"] | None = Field(
-        None, description="auto: adds an experiment `layouts` with its defaults"
-    )
+    layouts: Literal["auto"] | None = Field(None, description="auto: adds an experiment `layouts` with its defaults")
     forecast: Forecast = Field(Forecast(), description="how far, and over which interconnect, scaling is forecast")
 
     @model_validator(mode="before")

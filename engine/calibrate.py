@@ -27,6 +27,7 @@ from pathlib import Path
 from configs.base import utc_now, write_atomically
 from configs.calibration import Calibration, Fingerprint, Measured, MeasuredLink, Spread
 from engine import measure
+from engine.planner.local import cpu_model
 from engine.processes import die_with_parent, leave, pin, place_from_environment
 
 LIMIT_SECONDS = 120.0
@@ -67,7 +68,7 @@ def calibrate(quick: bool = False) -> Calibration:
         others = max(0.0, busy_after - busy - (_children_seconds() - own)) / (took * cores)
     together = found["together"] or {}
     return Calibration(
-        fingerprint=Fingerprint(cpu_model=measure.cpu_model(), cores=cores, torch=measure.version_of("torch")),
+        fingerprint=Fingerprint(cpu_model=cpu_model(), cores=cores, torch=measure.version_of("torch")),
         measured_at=utc_now(),
         took_seconds=took,
         others_cpu_share=others,

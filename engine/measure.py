@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from engine.planner.local import cpu_model
+
 if TYPE_CHECKING:
     import torch
 
@@ -115,16 +117,6 @@ def gpu_utilization(index: int) -> float | None:
         return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByIndex(index)).gpu) / 100
     except Exception:  # pynvml's errors can only be named where pynvml is installed
         return None
-
-
-def cpu_model() -> str | None:
-    """The processor's name as the kernel gives it; None on machines that give none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else None
 
 
 def machine_memory_bytes() -> int:

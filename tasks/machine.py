@@ -15,6 +15,7 @@ from configs.model import Manifest
 from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.study import StudyError
+from engine.planner.local import cpu_model
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -119,20 +120,12 @@ def fingerprint() -> dict[str, Any]:
     """What makes figures comparable: machine and versions."""
     return {
         "host": platform.node(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
     }
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _version(package: str) -> str | None:

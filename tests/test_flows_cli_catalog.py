@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from price_server import PAGES, serving
 from typer.testing import CliRunner
 
 from flows.cli.catalog import app
+from price_server import PAGES, serving
 from tasks.providers import price_lists
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from memory_cells import Allocations
 
 from configs.architectures import ARCHITECTURES
 from configs.cell import Layout
@@ -17,6 +16,7 @@ from engine.planner.memory.inference import inference_memory, largest_batch, sma
 from engine.planner.memory.stored import stage_layers
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.weights import DTYPES
+from memory_cells import Allocations
 
 GPU = Accelerator(
     name="gpu",

@@ -61,8 +61,12 @@ def this_fingerprint() -> Fingerprint:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = None
-    model = _cpu_field("model name", "Model", "cpu model")
-    return Fingerprint(cpu_model=model, cores=len(os.sched_getaffinity(0)), torch=torch)
+    return Fingerprint(cpu_model=cpu_model(), cores=len(os.sched_getaffinity(0)), torch=torch)
+
+
+def cpu_model() -> str | None:
+    """The processor's name as the kernel gives it; None on machines that give none."""
+    return _cpu_field("model name", "Model", "cpu model")
 
 
 def fingerprint_of(environment: dict[str, object]) -> Fingerprint | None:

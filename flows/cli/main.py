@@ -2,7 +2,7 @@
 
 Commands import what they need when they are called, so that `rankwise --help` answers at once.
 Exit codes: 0 all cells completed, 3 a report was written but some repeats have no measurement, 2 the
-study file (or another argument) is wrong, 4 `compare` found a regression, 1 anything else.
+study file (or another argument) is wrong, 4 `compare` found a regression, 1 anything else. `plan`: 3 nothing fits.
 """
 
 from pathlib import Path

@@ -33,7 +33,7 @@ class Request:
 
     words: tuple[str, ...] = ()
     model: str | None = None
-    family: str = "text_generation"
+    family: str | None = None
     mode: Literal["training", "inference"] = "training"
     gpus: int | None = None
     max_gpus: int | None = None
@@ -112,8 +112,8 @@ def plan_model(request: Request, kinds: Sequence[str]) -> int:
     tried, machine = counts(request.distributed, request.gpus, request.max_gpus), None
     if request.accelerator is None:
         choice = selector.select_hardware_for_task(
-            request.family, architecture, request.mode, request.batch_size, request.distributed, request.gpus,
-            max_gpus=request.max_gpus, available_hardware=tuple(kinds),  # type: ignore[arg-type]
+            _family(request, architecture), architecture, request.mode, request.batch_size, request.distributed,
+            request.gpus, max_gpus=request.max_gpus, available_hardware=tuple(kinds),  # type: ignore[arg-type]
             sequence_length=request.sequence_length, new_tokens=request.new_tokens,
             max_memory_gb=request.max_memory_gb, critical=not request.spot,
         )  # fmt: skip
@@ -132,6 +132,13 @@ def plan_model(request: Request, kinds: Sequence[str]) -> int:
     return PLANNED if config["fits"] else NOTHING_FITS
 
 
+def _family(request: Request, architecture: "Architecture") -> str:
+    """What the user says that the model is for, else what its kind is for."""
+    from engine.planner.catalog import family_of
+
+    return request.family or family_of(architecture)
+
+
 def _config(
     selector: "HardwareSelector", architecture: "Architecture", request: Request, gpus: int, machine: str | None
 ) -> dict[str, Any]:
@@ -141,11 +148,11 @@ def _config(
         common = {"accelerator": None, "machine": named}
     if request.mode == "training":
         return selector.get_distributed_training_config(
-            request.family, architecture, gpus, request.batch_size, request.max_memory_gb,
+            _family(request, architecture), architecture, gpus, request.batch_size, request.max_memory_gb,
             sequence_length=request.sequence_length, **common,
         )  # fmt: skip
     return selector.get_inference_config(
-        request.family, architecture, gpus, request.batch_size, request.max_memory_gb,
+        _family(request, architecture), architecture, gpus, request.batch_size, request.max_memory_gb,
         prompt_tokens=request.sequence_length, new_tokens=request.new_tokens, **common,
     )  # fmt: skip
 
@@ -162,7 +169,7 @@ def _print_plan(config: dict[str, Any], choice: dict[str, Any] | None, request: 
         other = _own_script(config)
         if other:
             print(f"Other layouts    {other}")
-    for note in [*config["assumptions"], *(choice["assumptions"] if choice else [])]:
+    for note in dict.fromkeys([*config["assumptions"], *(choice["assumptions"] if choice else [])]):
         print(f"Assumed          {note}")
     print()
     _print_memory(config)

@@ -19,8 +19,9 @@ def plan(
         str | None, typer.Option(metavar="NAME", help="a name of --list-models, or a folder with a config.json")
     ] = None,
     family: Annotated[
-        str, typer.Option(metavar="FAMILY", help="what it is for: text_generation, text2text, embedding, vision, audio")
-    ] = "text_generation",
+        str | None,
+        typer.Option(metavar="FAMILY", help="what it is for: text_generation, text2text, embedding, vision, audio"),
+    ] = None,
     mode: Annotated[Literal["training", "inference"], typer.Option(help="what to plan")] = "training",
     gpus: Annotated[int | None, typer.Option(metavar="N", help="devices", min=1)] = None,
     batch_size: Annotated[
@@ -63,7 +64,7 @@ def plan(
     """Predict what fits, how fast and at what price, before anything is run."""
     from flows.cli.plan import Request
     from flows.cli.plan import plan as answer
-    from flows.cli.run import guarded
+    from flows.cli.run import WRONG_STUDY, guarded
 
     request = Request(
         words=tuple(words or ()), model=model, family=family, mode=mode, gpus=gpus, max_gpus=max_gpus,
@@ -74,4 +75,4 @@ def plan(
         assignments=tuple(assignments or ()),
     )  # fmt: skip
     subject = Path(words[0]) if words else Path(model or "plan")
-    raise typer.Exit(guarded(lambda: answer(request), subject, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: answer(request), subject, context.obj["debug"], wrong_value=WRONG_STUDY))

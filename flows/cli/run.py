@@ -22,8 +22,11 @@ _API_SECONDS = 20.0
 ALL_COMPLETED, OTHER_ERROR, WRONG_STUDY, SOME_UNMEASURED = 0, 1, 2, 3
 
 
-def guarded(work: Callable[[], int], subject: Path, debug: bool) -> int:
-    """Run a command; an error that a user can mend becomes a message, never a traceback."""
+def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: int = OTHER_ERROR) -> int:
+    """Run a command; an error that a user can mend becomes a message, never a traceback.
+
+    wrong_value: the exit code of a ValueError, for commands where it can only be an argument's.
+    """
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         return work()
@@ -45,7 +48,7 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool) -> int:
     except (ValueError, OSError, LocalServerError) as error:
         caught = error
         console.print(_readable(error))
-        code = OTHER_ERROR
+        code = wrong_value if isinstance(error, ValueError) else OTHER_ERROR
     if debug:
         traceback.print_exception(caught)
     return code

@@ -96,8 +96,9 @@ def _panel(axes: "Axes", title: str, items: Points, models: Sequence[str]) -> No
 
 
 def _ticks(axes: "Axes", low: float, high: float) -> None:
-    """1, 2 and 5 of each decade (powers of ten over many), as plain numbers."""
-    steps = (1,) if np.log10(high / low) > MOST_DECADES else (1, 2, 5)
+    """1, 2 and 5 of each decade (1 and 3 over more than one, powers of ten over many), as plain numbers."""
+    decades = np.log10(high / low)
+    steps = (1,) if decades > MOST_DECADES else (1, 3) if decades > 1.5 else (1, 2, 5)
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     places = [step * 10.0**power for power in range(first, last + 1) for step in steps]
     shown = [place for place in places if low <= place <= high]

@@ -1,0 +1,157 @@
+"""Peak memory of published training runs, predicted from how torchtitan trains: no constant is fitted on a row.
+
+    predict(rows, fit) -> list[RowPrediction]            # GiB, as torch.cuda.max_memory_reserved() counts
+
+Read are model, GPUs, parallelism, batch, sequence, checkpointing and compilation; measured columns are not, and `fit`
+is not needed. What is known of torchtitan (December 2024, torchtitan/parallelisms and train.py): FSDP2 around each
+block, the last one not resharded after the forward pass, none with pipelines; float32 shards, bfloat16 products,
+gradients reduced in float32; sequence-parallel norms and a loss on shards of the vocabulary wherever there is
+tensor parallelism; logits freed before the backward pass; keys and values repeated for each query head; "selective"
+is the policy by operator; a float8 product keeps its inputs in bfloat16; a pipeline splits a local batch into as many
+micro-batches as it has stages.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from configs.cell import Layout
+from configs.hardware import Accelerator, Machine
+from engine.planner.catalog import find_model
+from engine.planner.check.rows import Row, RowPrediction
+from engine.planner.memory.framework import Framework
+from engine.planner.memory.training import training_memory
+from engine.planner.setup import Checkpointing, TrainingSetup
+
+_GIB = 2**30
+_TORCHTITAN = Framework(
+    holds_logits=False, expands_heads=True, stays_gathered="last", loss_parallel=True, sequence_parallel=True,
+    context_bytes=0,  # max_memory_reserved does not see the CUDA context
+)  # fmt: skip
+_CHECKPOINTING: dict[str, Checkpointing] = {
+    "none": "none", "false": "none", "": "none", "selective": "selective", "full": "full", "true": "full",
+}  # fmt: skip
+_PART = re.compile(r"(fsdp|hsdp|dp|ddp|tp|cp|pp)(\d+(?:x\d+)?)?$")
+_IGNORED = {"async", "asynctp", "sp", "interleaved", "1f1b"}
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Ranks by axis; `sharded`: those that share out the weights, `copies`: groups that hold all of them."""
+
+    sharded: int
+    copies: int
+    tp: int
+    cp: int
+    pp: int
+    ddp: bool
+
+
+def degrees(parallelism: str, ranks: int) -> Degrees:
+    """Read `fsdp`, `fsdp32_tp8`, `fsdp8_tp8_pp8`, `hsdp4x8`; an axis without a number takes the ranks that are left.
+
+    Raises ValueError for a word that is not known, or numbers that do not make `ranks`.
+    """
+    found: dict[str, str | None] = {}
+    for word in re.split(r"[_+,/ -]+", parallelism.strip().lower()):
+        part = _PART.match(word)
+        if part:
+            found[part[1]] = part[2]
+        elif word not in _IGNORED:
+            raise ValueError(f"parallelism {parallelism!r}: {word!r} is not one of fsdp, hsdp, ddp, dp, tp, cp, pp")
+    numbers = {axis: 1 for axis in ("tp", "cp", "pp")}
+    free = [axis for axis in found if found[axis] is None]
+    for axis in numbers:
+        if found.get(axis):
+            numbers[axis] = _number(found[axis], parallelism)
+    rest = ranks // (numbers["tp"] * numbers["cp"] * numbers["pp"])
+    copies = 1
+    if found.get("hsdp"):
+        first, _, second = str(found["hsdp"]).partition("x")
+        if not second:
+            raise ValueError(f"parallelism {parallelism!r}: hsdp needs copies x shards, such as hsdp4x8")
+        copies, data = int(first), int(second)
+    else:
+        if "hsdp" in found:
+            raise ValueError(f"parallelism {parallelism!r}: hsdp needs copies x shards, such as hsdp4x8")
+        if found.get("dp") and "fsdp" in found:
+            copies = _number(found["dp"], parallelism)
+        named = found.get("fsdp") or found.get("ddp") or (found.get("dp") if "fsdp" not in found else None)
+        data = _number(named, parallelism) if named else rest // copies
+        if free and free[0] in numbers and not set(found) & {"fsdp", "ddp", "dp"}:
+            numbers[free[0]], data = rest, 1  # `tp` alone: over all the ranks
+    if copies * data * numbers["tp"] * numbers["cp"] * numbers["pp"] != ranks:
+        raise ValueError(f"parallelism {parallelism!r} does not make {ranks} ranks")
+    return Degrees(data, copies, numbers["tp"], numbers["cp"], numbers["pp"], "ddp" in found or set(found) == {"dp"})
+
+
+def _number(text: str | None, parallelism: str) -> int:
+    if text is None or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"parallelism {parallelism!r}: {text!r} is not a number of ranks")
+    return int(text)
+
+
+def predict(rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
+    """GiB reserved at the peak, or why it is not known."""
+    del fit  # there is nothing to be learnt from measured rows
+    return [_predict(row) for row in rows]
+
+
+def _predict(row: Row) -> RowPrediction:
+    try:
+        setup, framework = setup_of(row)
+    except (ValueError, KeyError) as error:
+        return RowPrediction(None, str(error).strip("'\""))
+    return RowPrediction(training_memory(setup, framework).total / _GIB)
+
+
+def setup_of(row: Row) -> tuple[TrainingSetup, Framework]:
+    """What a row trained. Raises ValueError naming the column that cannot be read."""
+    numbers = {name: _whole(row, name) for name in ("num_gpus", "local_batch_size", "sequence_length")}
+    axes = degrees(row["parallelism"], numbers["num_gpus"])
+    checkpointing = (row.get("activation_checkpointing") or "").strip().lower()
+    if checkpointing not in _CHECKPOINTING:
+        raise ValueError(f"activation_checkpointing {checkpointing!r} is not one of none, selective, full")
+    batch, framework = numbers["local_batch_size"], _TORCHTITAN
+    micro_batches = min(axes.pp, batch)
+    if axes.pp > 1:
+        framework = replace(framework, stays_gathered="all")
+    # Ranks along the sequence share out the weights too.
+    layout = Layout(dp=axes.sharded * axes.cp, tp=axes.tp, pp=axes.pp, strategy="ddp" if axes.ddp else "fsdp")
+    setup = TrainingSetup(
+        architecture=find_model(row["model"]),
+        machine=_machine(row.get("gpu") or "gpu"),
+        layout=layout,
+        micro_batch=max(1, batch // micro_batches),
+        sequence_length=-(-numbers["sequence_length"] // axes.cp),
+        accumulation=micro_batches,
+        precision="float8_mixed" if _yes(row, "float8") else "bfloat16_mixed",
+        checkpointing=_CHECKPOINTING[checkpointing],
+        compiled=_yes(row, "compile"),
+    )
+    return setup, framework
+
+
+def _whole(row: Row, name: str) -> int:
+    text = (row.get(name) or "").strip()
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{name} {text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _yes(row: Row, name: str) -> bool:
+    text = (row.get(name) or "false").strip().lower()
+    if text not in ("true", "false", "yes", "no", "1", "0"):
+        raise ValueError(f"{name} {text!r} is not true or false")
+    return text in ("true", "yes", "1")
+
+
+@lru_cache
+def _machine(name: str) -> Machine:
+    """A GPU of any make: only that it is no CPU matters here."""
+    accelerator = Accelerator(
+        name=name, kind="cuda", memory_bytes=80 * _GIB, bytes_per_second=1.0, peak_flops={"bfloat16": 1.0},
+        title="", source="only the kind is used",
+    )  # fmt: skip
+    return Machine(name=name, accelerator=accelerator)

@@ -1,0 +1,360 @@
+"""Activations of a block, of the head and of the loss, operator by operator.
+
+    parts = parts_of(setup, framework)          # Parts: embedding, block, head, each with both passes
+
+Every family is one program: norm, projections, attention, residual, norm, feed-forward, residual; the architecture
+says which norm, how many heads, whether the feed-forward is gated. What an operator saves for its backward pass is
+what torch's derivatives.yaml says. Written down are the operators of `engine.llama`, and PyTorch's own for the rest.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from engine.planner.architecture import Architecture
+from engine.planner.memory.framework import Framework
+from engine.planner.memory.tape import PASS, Gradient, Passes, Tape, Value
+from engine.planner.setup import TrainingSetup
+
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Bytes of an element: of what matrices give (`product`), of the residual stream, of weights as they are used.
+
+    `cast`: torch.autocast converts each product's input and weight, and both copies are kept for the backward pass.
+    """
+
+    product: int
+    residual: int
+    weight: int
+    cast: bool
+
+
+def widths(setup: TrainingSetup) -> Widths:
+    """By precision. Float8 products are done in blocks that are freed at once; what is saved is as for bfloat16."""
+    if setup.precision == "float32":
+        return Widths(4, 4, 4, False)
+    if setup.precision == "bfloat16_autocast":
+        return Widths(2, 4, 4, True)
+    return Widths(2, 2, 2, False)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The model's parts on one rank, of one micro-batch.
+
+    input_bytes: of a block's input, which checkpointing keeps; policy_bytes: what else selective checkpointing keeps
+    of a block; policy_extra: of that, what a block without checkpointing would not keep; cast_copies: a block's weights
+    as torch.autocast keeps them to the end of the forward pass; tables: rotary tables and
+    positions, there from the first block to the last.
+    """
+
+    embedding: Passes
+    block: Passes
+    head: Passes
+    logits_bytes: float  # of the head's peak, what is logits, loss and their gradients
+    product_high: float  # of the head's forward pass, before the loss
+    input_bytes: float
+    policy_bytes: float
+    policy_extra: float
+    cast_copies: float
+    tables: float
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What the programs are written in: tokens and widths on one rank."""
+
+    architecture: Architecture
+    batch: int
+    length: int
+    tp: int
+    widths: Widths
+    fused_attention: bool
+    compiled: bool
+    framework: Framework
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.length
+
+    @property
+    def scattered(self) -> float:
+        """Tokens of the residual stream: sequence parallelism shares them out."""
+        return self.tokens / (self.tp if self.framework.sequence_parallel else 1)
+
+    @property
+    def queries(self) -> float:
+        return self.architecture.heads * self.architecture.head_dim / self.tp
+
+    @property
+    def keys(self) -> float:
+        return max(1, self.architecture.kv_heads / self.tp) * self.architecture.head_dim
+
+    @property
+    def feed_forward(self) -> float:
+        """Of one expert, where there are experts."""
+        experts = [weight.shape[0] for weight in self.architecture.weights if weight.share < 1 and weight.split == 0]
+        return max(experts, default=self.architecture.feed_forward) / self.tp
+
+    @property
+    def stream(self) -> float:
+        """Bytes of the residual stream."""
+        return self.scattered * self.architecture.hidden * self.widths.residual
+
+
+def parts_of(setup: TrainingSetup, framework: Framework) -> Parts:
+    """Both passes of each part of the model."""
+    return _parts(
+        setup.architecture, setup.micro_batch, setup.sequence_length, setup.layout.tp, widths(setup),
+        setup.attention == "fused", setup.compiled, framework,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _parts(
+    architecture: Architecture,
+    batch: int,
+    length: int,
+    tp: int,
+    wide: Widths,
+    fused_attention: bool,
+    compiled: bool,
+    framework: Framework,
+) -> Parts:
+    sizes = _Sizes(architecture, batch, length, tp, wide, fused_attention, compiled, framework)
+    block, policy, extra, copies = _block(sizes)
+    head, logits, product_high = _head(sizes)
+    # In 16 bits each layer keeps its own copies of the tables, in float32 all keep the same.
+    shared = _rotary(architecture) and wide.product == _FLOAT
+    tables = 2.0 * length * architecture.head_dim * _FLOAT if shared else 0.0
+    return Parts(_embedding(sizes), block, head, logits, product_high, sizes.stream, policy, extra, copies, tables)
+
+
+def _rotary(architecture: Architecture) -> bool:
+    """Whether positions are rotations of queries and keys: so do the gated decoders without a table."""
+    return architecture.kind == "decoder" and architecture.gated and not architecture.positions
+
+
+def _embedding(sizes: _Sizes) -> Passes:
+    tape, architecture = Tape(), sizes.architecture
+    ids = tape.given(sizes.tokens * 8)
+    tables = [each for each in architecture.weights if each.role == "embedding" and each.name != "positions"]
+    table = float(sum(each.shard(sizes.tp) * each.copies for each in tables))
+    weight = sizes.widths.weight
+    x = tape.apply((ids,), sizes.stream, (ids,), (None,), (table,), table * weight)
+    if architecture.positions:
+        place = tape.apply(
+            (tape.given(0),), sizes.length * architecture.hidden * weight, (), (None,),
+            (architecture.positions * architecture.hidden,), architecture.positions * architecture.hidden * weight,
+        )  # fmt: skip
+        x = tape.apply((x, place), sizes.stream, (), (PASS, sizes.length * architecture.hidden * weight))
+    return tape.passes(x, sizes.stream)
+
+
+def _norm(tape: Tape, x: Value, sizes: _Sizes, elements: float, heads: float = 0.0) -> Value:
+    """LayerNorm as one operator, or RMSNorm in float32 as five (`engine.llama.RmsNorm`, `torch.rms_norm`).
+
+    heads: the norm is of so many heads' queries or keys, instead of the residual stream.
+    """
+    wide = sizes.widths
+    tokens = sizes.tokens * heads if heads else sizes.scattered
+    width, narrow = (sizes.architecture.head_dim, wide.product) if heads else (sizes.architecture.hidden, wide.residual)
+    size, rows, full = tokens * width * narrow, tokens * _FLOAT, tokens * width * _FLOAT
+    weight = elements * wide.weight
+    if sizes.architecture.norm == "layernorm" or sizes.compiled:
+        statistics = tape.apply((x,), 2 * rows, (), (None,))
+        return tape.apply((x, statistics), size, (x, statistics), (size, None), (elements,), weight)
+    wider = tape.apply((x,), full, (), (size,)) if narrow < _FLOAT else x
+    squares = tape.apply((wider,), full, (wider,), (full,), backward_temporary=2 * full)
+    mean = tape.apply((squares,), rows, (), (full,))
+    scale = tape.apply((mean,), rows, (), (rows,), saves_output=True, backward_temporary=2 * rows)
+    normed = tape.apply((wider, scale), full, (wider, scale), (full, rows), backward_temporary=full)
+    if narrow < _FLOAT:
+        normed = tape.apply((normed,), size, (), (full,))
+    return tape.apply((normed,), size, (normed,), (size,), (elements,), weight, backward_temporary=size)
+
+
+def _linear(
+    tape: Tape, x: Value, sizes: _Sizes, inner: float, outer: float, elements: float, tokens: float | None = None
+) -> Value:
+    """x [tokens, inner] times a weight: saves both; the weight's own bytes are not activations, a cast copy is."""
+    tokens = sizes.tokens if tokens is None else tokens
+    wide = sizes.widths
+    out, into = tokens * outer * wide.product, tokens * inner * wide.product
+    if not wide.cast:
+        return tape.apply((x,), out, (x,), (into,), (elements,), elements * wide.weight)
+    if tape.sizes[x.buffer] > into:  # else it is in bfloat16 already
+        x = tape.apply((x,), into, (), (tokens * inner * wide.residual,))
+    copy = tape.apply((tape.given(0),), elements * 2, (), (None,), (elements,), elements * wide.weight)
+    tape.weight_copies.add(copy.buffer)
+    return tape.apply((x, copy), out, (x, copy), (into, elements * 2))
+
+
+def _gathered(tape: Tape, x: Value, sizes: _Sizes) -> Value:
+    """The whole sequence before a product that is split by columns."""
+    if not sizes.framework.sequence_parallel or sizes.tp == 1:
+        return x
+    return tape.apply((x,), sizes.tokens * sizes.architecture.hidden * sizes.widths.residual, (), (sizes.stream,))
+
+
+def _summed(tape: Tape, x: Value, sizes: _Sizes) -> Value:
+    """The sum over ranks after a product that is split by rows."""
+    if sizes.tp == 1:
+        return x
+    hidden, product = sizes.architecture.hidden, sizes.widths.product
+    return tape.apply(
+        (x,), sizes.scattered * hidden * product, (),
+        (sizes.tokens * hidden * product if sizes.framework.sequence_parallel else PASS,),
+    )  # fmt: skip
+
+
+def _rotated(tape: Tape, heads: Value, size: float) -> Value:
+    """heads * cos + rotated halves * sin; the tables are kept, the heads are not."""
+    by_cosine = tape.apply((heads,), size, (), (size,))
+    halves = tape.apply((heads,), None)
+    negated = tape.apply((halves,), size / 2, (), (size / 2,))
+    turned = tape.apply((negated, halves), size, (), (PASS, size))
+    by_sine = tape.apply((turned,), size, (), (size,))
+    return tape.apply((by_cosine, by_sine), size, (), (PASS, PASS))
+
+
+def _attention(tape: Tape, sizes: _Sizes, queries: Value, keys: Value, values: Value) -> Value:
+    """Fused attention keeps queries, keys, values, output and a float32 per row; eager keeps the probabilities."""
+    product, architecture = sizes.widths.product, sizes.architecture
+    heads = architecture.heads / sizes.tp
+    full, rows = sizes.tokens * sizes.queries * product, sizes.tokens * heads * _FLOAT
+    shared = sizes.tokens * sizes.keys * product
+    if sizes.keys < sizes.queries and sizes.framework.expands_heads:
+        keys = tape.apply((keys,), full, (), (shared,))
+        values = tape.apply((values,), full, (), (shared,))
+        shared = full
+    if sizes.fused_attention:
+        rows_value = tape.apply((queries,), rows, (), (None,))
+        return tape.apply(
+            (queries, keys, values, rows_value), full, (queries, keys, values, rows_value),
+            (full, shared, shared, None), saves_output=True,
+        )  # fmt: skip
+    scores = sizes.batch * heads * sizes.length**2
+    raw = tape.apply((queries, keys), scores * product, (queries, keys), (full, shared))
+    scaled = tape.apply((raw,), scores * product, (), (scores * product,))
+    masked = tape.apply((scaled,), scores * product, ())
+    shares = tape.apply((masked,), scores * _FLOAT, (), (scores * product,), saves_output=True)
+    if product < _FLOAT:
+        shares = tape.apply((shares,), scores * product, (), (scores * _FLOAT,))
+    return tape.apply((shares, values), full, (shares, values), (scores * product, shared))
+
+
+def _block(sizes: _Sizes) -> tuple[Passes, float, float, float]:
+    """A block, what selective checkpointing keeps of it (and of that, what no block keeps), and its weights' copies."""
+    architecture, wide = sizes.architecture, sizes.widths
+    hidden, tokens, product = architecture.hidden, sizes.tokens, wide.product
+    queries, keys = sizes.queries, sizes.keys
+    per_rank = sum(w.shard(sizes.tp) * w.copies for w in architecture.weights if w.block) / max(architecture.layers, 1)
+    matrices = hidden * (2 * queries + 2 * keys)
+    matrices += (3 if architecture.gated else 2) * hidden * sizes.feed_forward * architecture.experts
+    # Layers that share their weights, or of several kinds: the mean layer's.
+    share = min(1.0, per_rank / matrices)
+    vectors = max(0.0, per_rank - matrices) / 2
+    kept: list[float] = []  # outputs of products, in their order
+    tape = Tape()
+    x = tape.given(sizes.stream)
+    normed = _gathered(tape, _norm(tape, x, sizes, vectors), sizes)
+    if any("qkv" in weight.name for weight in architecture.weights):
+        fused = _linear(tape, normed, sizes, hidden, queries + 2 * keys, share * hidden * (queries + 2 * keys))
+        kept.append(tokens * (queries + 2 * keys) * product)
+        parts = tape.apply((fused,), None, (), (kept[-1],))
+        q, k, v = (tape.apply((parts,), None) for _ in range(3))
+        # The three parts' gradients become one tensor again: the node of `parts`, at the end of the three.
+    else:
+        q = _linear(tape, normed, sizes, hidden, queries, share * hidden * queries)
+        k = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys)
+        v = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys)
+        kept += [tokens * queries * product, tokens * keys * product, tokens * keys * product]
+    if any(weight.name == "attention.query_key_norm" for weight in architecture.weights):
+        q = _norm(tape, q, sizes, 0.0, architecture.heads / sizes.tp)
+        k = _norm(tape, k, sizes, 0.0, keys / architecture.head_dim)
+    if _rotary(architecture):
+        if product < _FLOAT:
+            tables = tape.apply((tape.given(0),), 2 * sizes.length * architecture.head_dim * product, (), (None,))
+            tape.hold(tables)
+        q, k = _rotated(tape, q, tokens * queries * product), _rotated(tape, k, tokens * keys * product)
+    mixed = _attention(tape, sizes, q, k, v)
+    out = _linear(tape, mixed, sizes, queries, hidden, share * hidden * queries)
+    kept.append(tokens * hidden * product)
+    x = tape.apply((x, _summed(tape, out, sizes)), sizes.stream, (), (PASS, _branch(sizes)))
+    normed = _gathered(tape, _norm(tape, x, sizes, vectors), sizes)
+    x = tape.apply((x, _feed_forward(tape, normed, sizes, kept, share)), sizes.stream, (), (PASS, _branch(sizes)))
+    passes = tape.passes(x, sizes.stream)
+    # torchtitan's policy "op" (December 2024, torchtitan/parallelisms/parallelize_llama.py): attention's output, every
+    # second product from the first, and what a reduce-scatter gives.
+    scattered = 2 * sizes.scattered * hidden * product if sizes.framework.sequence_parallel and sizes.tp > 1 else 0.0
+    attention = tokens * queries * product + tokens * architecture.heads / sizes.tp * _FLOAT
+    extra = scattered + (kept[-1] if len(kept) % 2 else 0.0)
+    copies = matrices * 2 if wide.cast else 0.0
+    return passes, sum(kept[::2]) + attention + scattered, extra, copies
+
+
+def _branch(sizes: _Sizes) -> Gradient:
+    """Gradient of a branch that is added to the residual stream: cast where the stream is wider."""
+    if sizes.widths.residual == sizes.widths.product:
+        return PASS
+    return sizes.scattered * sizes.architecture.hidden * sizes.widths.product
+
+
+def _feed_forward(tape: Tape, x: Value, sizes: _Sizes, kept: list[float], share: float) -> Value:
+    architecture, product = sizes.architecture, sizes.widths.product
+    hidden, inner = architecture.hidden, sizes.feed_forward
+    tokens = sizes.tokens * architecture.experts_per_token
+    size, elements = tokens * inner * product, share * hidden * inner * architecture.experts
+    if architecture.gated:
+        gate = _linear(tape, x, sizes, hidden, inner, elements, tokens)
+        bent = tape.apply((gate,), size, (gate,), (size,))
+        up = _linear(tape, x, sizes, hidden, inner, elements, tokens)
+        saves = (gate, up) if sizes.compiled else (bent, up)
+        bent = tape.apply((bent, up), size, saves, (size, size))
+        kept += [size, size]
+    else:
+        up = _linear(tape, x, sizes, hidden, inner, elements, tokens)
+        bent = tape.apply((up,), size, (up,), (size,))
+        kept.append(size)
+    down = _linear(tape, bent, sizes, inner, hidden, elements, tokens)
+    kept.append(sizes.tokens * hidden * product)
+    return _summed(tape, down, sizes)
+
+
+def _head(sizes: _Sizes) -> tuple[Passes, float, float]:
+    """Last norm, head and loss; bytes of logits and their like at the peak; most bytes before the loss."""
+    architecture, wide, framework = sizes.architecture, sizes.widths, sizes.framework
+    tape = Tape()
+    x = tape.given(sizes.stream)
+    last = _norm(tape, x, sizes, architecture.hidden)
+    head = next((weight for weight in architecture.weights if weight.role == "head"), None)
+    if head is None:
+        return tape.passes(last, sizes.stream), 0.0, 0.0
+    last = _gathered(tape, last, sizes)
+    outputs: float = architecture.vocabulary / sizes.tp
+    logits = _linear(tape, last, sizes, architecture.hidden, outputs, head.shard(sizes.tp))
+    product_high = tape.passes(logits, 0).forward_high
+    if framework.holds_logits:
+        tape.hold(logits)
+    size: float = sizes.tokens * outputs * _FLOAT
+    if not framework.loss_parallel and sizes.tp > 1:
+        outputs, size = outputs * sizes.tp, size * sizes.tp
+        narrow = sizes.tokens * outputs * wide.product
+        logits = tape.apply((logits,), narrow, (), (narrow / sizes.tp,))
+    narrow = sizes.tokens * outputs * wide.product
+    scores = tape.apply((logits,), size, (), (narrow,)) if wide.product < _FLOAT else logits
+    targets = tape.given(sizes.tokens * 8)
+    parallel = framework.loss_parallel and sizes.tp > 1
+    likelihoods = tape.apply(
+        (scores,), size, (), (PASS if parallel else size,), saves_output=True, temporary=size if parallel else 0
+    )
+    # Loss-parallel computes both derivatives at once: the sum of the one-hot and the exponential, then their product.
+    loss = tape.apply(
+        (likelihoods, targets), 4, (likelihoods, targets), (size, None), backward_temporary=2 * size if parallel else 0
+    )
+    passes = tape.passes(loss, 4)
+    held = narrow if framework.holds_logits or wide.product == _FLOAT else 0.0
+    return passes, size * (4 if parallel else 3) + (held if framework.holds_logits else 0.0), product_high

@@ -1,0 +1,375 @@
+"""What each strategy holds besides activations, moment by moment: weights, gradients, optimizer states, buckets.
+
+    states = make_states(stage, setup, framework)
+    states.begin(0); states.gradients((elements, ...)); ...; states.step()
+
+A strategy is told what happens (a micro-batch begins, a block is entered, gradients appear, the step is taken) and
+keeps `held` up to date; what it needs on top for a moment is `momentary`. Sources: torch 2.13 (nn/parallel/
+distributed.py and reducer.cpp for DDP; distributed/fsdp/_fully_shard for FSDP2), DeepSpeed 0.19.8 (runtime/zero/
+stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py).
+"""
+
+from dataclasses import dataclass
+
+from engine.planner.memory.framework import Framework
+from engine.planner.memory.stage import Stage
+from engine.planner.setup import TrainingSetup
+
+_FLOAT, _DOUBLE = 4, 8
+
+
+@dataclass
+class Held:
+    """Bytes by what for."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    communication: float = 0.0
+    host: float = 0.0
+    storage: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.communication
+
+
+class States:
+    """One rank without data parallelism; the others change what differs."""
+
+    def __init__(self, stage: Stage, setup: TrainingSetup, framework: Framework) -> None:
+        self.stage, self.setup, self.framework = stage, setup, framework
+        self.mixed = setup.precision not in ("float32", "bfloat16_autocast")
+        self.width = 2 if self.mixed else _FLOAT
+        self.moments = 2 * _FLOAT if setup.optimizer == "adamw" else 0
+        self.ranks = setup.layout.dp
+        self.on_cpu = setup.machine.accelerator.kind == "cpu"
+        self.held = Held()
+        self.momentary = 0.0
+        self.micro = 0
+        self.lay_out()
+
+    @property
+    def offloads(self) -> bool:
+        """Whether states live on the host or in its storage."""
+        return self.setup.offload != "none"
+
+    @property
+    def last(self) -> bool:
+        """Whether this micro-batch ends the step."""
+        return self.micro == self.setup.accumulation - 1
+
+    def lay_out(self) -> None:
+        """What is there all the time."""
+        elements = self.stage.elements
+        self.held.parameters = elements * self.width
+        self._optimizer(elements * (self.moments + (_FLOAT if self.mixed else 0)))
+
+    def _optimizer(self, size: float) -> None:
+        """Optimizer states, where the setup wants them."""
+        if self.setup.offload == "cpu":
+            self.held.host += size
+        elif self.setup.offload == "nvme":
+            self.held.storage += size
+        else:
+            self.held.optimizer += size
+
+    def begin(self, micro: int) -> None:
+        """A micro-batch's forward pass begins."""
+        self.micro = micro
+
+    def enter_head(self) -> None:
+        """The backward pass begins, with the head's product."""
+
+    def enter_block(self, first: bool) -> None:
+        """The backward pass comes to a block; `first`: there is none below it."""
+
+    def leave_block(self) -> None:
+        """The block's backward pass is over."""
+
+    def gradients(self, weights: tuple[float, ...]) -> None:
+        """Weights' gradients are handed on; with earlier ones they are added in place."""
+        if self.micro == 0:
+            self.held.gradients += sum(weights) * self.width
+
+    def skip(self, blocks: int) -> None:
+        """So many blocks go as those before."""
+        if blocks > 0:
+            self.gradients((self.stage.block * blocks,))
+
+    def end(self) -> None:
+        """The backward pass is over."""
+
+    def step(self) -> None:
+        """The optimizer's step: `momentary` is what it needs for itself; afterwards gradients are gone."""
+        self.momentary = self._temporaries(self.stage.elements)
+
+    def _temporaries(self, elements: float) -> float:
+        """AdamW on lists of tensors makes the square roots of all second moments; fused it makes nothing."""
+        return 0.0 if self.framework.fused_optimizer or not self.moments else elements * _FLOAT
+
+
+class Ddp(States):
+    """Gradients are views of buckets that are never freed; while `no_sync` accumulates, they are beside them."""
+
+    def lay_out(self) -> None:
+        super().lay_out()
+        self.held.gradients = self.stage.elements * self.width
+
+    def gradients(self, weights: tuple[float, ...]) -> None:
+        size = sum(weights) * self.width
+        if self.setup.accumulation == 1:
+            return
+        if self.micro == 0:
+            self.held.gradients += size
+        elif self.last:  # copied into the bucket, which takes their place
+            self.held.gradients -= size
+
+
+class Fsdp(States):
+    """FSDP2: shards of each block and of the root; float32 shards, gathered in the precision of computing."""
+
+    def lay_out(self) -> None:
+        stage, ranks = self.stage, self.ranks
+        self.shard = stage.elements / ranks
+        self.held.parameters = self.shard * _FLOAT
+        if self.offloads:  # CPUOffloadPolicy: weights, gradients and states
+            self.held.host += self.held.parameters * 2
+            self.held.parameters = 0.0
+        self._optimizer(self.shard * self.moments)
+        self.previous = 0.0  # input of the reduce-scatter before, kept until the next
+        self.raw = 0.0  # gradients of the unit that is being computed
+        self.root_raw = 0.0
+        self.staying = 0.0  # bytes of blocks that are gathered still
+
+    def begin(self, micro: int) -> None:
+        super().begin(micro)
+        self.previous = 0.0
+        staying = {"root": 0, "last": 1, "all": self.stage.layers}[self.framework.stays_gathered]
+        staying = staying if self.setup.reshard else self.stage.layers
+        self.staying = staying * self.stage.block * self.width
+        self.held.communication = self.stage.root * self.width + self.staying
+        # A block's shards arrive in one buffer and are copied into its weights.
+        self.momentary = 2 * self.stage.block * self.width
+
+    def _gather(self) -> None:
+        """A block's weights arrive, unless they are still there; gloo has a buffer of its own for them."""
+        block = self.stage.block * self.width
+        self.momentary = 0.0
+        if self.staying:
+            self.staying -= block
+            return
+        self.held.communication += block
+        self.momentary = (block if self.on_cpu else 0.0) + (block / self.ranks if self.mixed else 0.0)
+
+    def enter_head(self) -> None:
+        self._gather()  # of the last block, ahead
+
+    def enter_block(self, first: bool) -> None:
+        self.momentary = 0.0
+        if not first and self.framework.prefetches:
+            self._gather()
+        self.raw = 0.0
+
+    def gradients(self, weights: tuple[float, ...]) -> None:
+        self.momentary = 0.0
+        size = sum(weights) * self.width
+        self.raw += size
+        self.held.communication += size
+
+    def head_gradients_stay(self) -> None:
+        """What the root's weights got is reduced last."""
+        self.root_raw, self.raw = self.raw, 0.0
+
+    def _reduce(self, elements: float, raw: float) -> None:
+        whole = elements * _FLOAT
+        self.held.communication += whole - self.previous
+        self.momentary = 0.0
+        self.previous = whole
+        self.held.communication -= raw
+        if self.micro == 0 and not self.offloads:
+            self.held.gradients += whole / self.ranks
+        self.momentary = (whole if self.on_cpu else 0.0) + (whole / self.ranks if self.micro else 0.0)
+
+    def leave_block(self) -> None:
+        self.held.communication -= self.stage.block * self.width
+        self._reduce(self.stage.block, self.raw)
+        self.raw = 0.0
+
+    def skip(self, blocks: int) -> None:
+        blocks = max(0, blocks)
+        gone = min(self.staying, blocks * self.stage.block * self.width)
+        self.staying -= gone
+        self.held.communication -= gone
+        if self.micro == 0 and not self.offloads:
+            self.held.gradients += blocks * self.stage.block * _FLOAT / self.ranks
+
+    def end(self) -> None:
+        self.held.communication -= self.stage.root * self.width
+        self._reduce(self.stage.root, self.root_raw + self.raw)
+        self.root_raw = self.raw = 0.0
+
+    def step(self) -> None:
+        self.held.communication = self.previous = 0.0
+        self.momentary = self._temporaries(self.shard)
+
+
+class Zero12(States):
+    """DeepSpeed's stages 1 and 2: flat weights, a float32 partition, a bucket in which gradients are reduced."""
+
+    def lay_out(self) -> None:
+        self.partition = self.stage.elements / self.ranks
+        self.held.parameters = self.stage.elements * self.width
+        self._optimizer(self.partition * (self.moments + _FLOAT))
+        # Where gradients of the own partition are kept; a weight that lies across its border is kept whole.
+        self.copy = self.stage.touched(self.ranks) * self.width
+        if self.offloads:
+            # Float32 gradients and the new 16-bit weights are made on the host; one buffer brings gradients there.
+            self.held.host += self.partition * (_FLOAT + self.width)
+            self.held.communication = self.stage.largest * self.width
+            self.copy = 0.0
+        self.second = self.setup.layout.strategy == "zero2"
+        self.bucket = self.framework.reduce_bucket_size
+        self.filled = self.oversized = 0.0
+        self.has_bucket = self.has_copy = False
+
+    def enter_head(self) -> None:
+        if not self.has_bucket:
+            self.held.communication += self.bucket * self.width
+            self.has_bucket = True
+
+    def gradients(self, weights: tuple[float, ...]) -> None:
+        self.momentary = 0.0
+        if not self.second:
+            super().gradients(weights)
+            return
+        for elements in weights:
+            if self.filled + elements > self.bucket:
+                self._flush()
+            self.filled += elements
+            if elements > self.bucket:  # it is reduced where it is, when the next one comes
+                self.oversized = elements * self.width
+                self.held.gradients += self.oversized
+
+    def _flush(self) -> None:
+        if not self.filled:
+            return
+        self.held.gradients -= self.oversized
+        self.filled = self.oversized = 0.0
+        if not self.has_copy:  # the fullest rank is the last, whose partition comes first in the backward pass
+            self.held.gradients += self.copy
+            self.has_copy = True
+
+    def skip(self, blocks: int) -> None:
+        if not self.second:
+            super().skip(blocks)
+            return
+        self.filled += max(0, blocks) * self.stage.block
+        if self.filled > self.bucket:
+            self._flush()
+
+    def end(self) -> None:
+        self.momentary = 0.0
+        if self.second:
+            self._flush()
+            self._drop_bucket()
+            if self.micro > 0:
+                self.held.gradients -= self.copy
+            self.has_copy = False
+            return
+        if self.last:
+            self.momentary = self.copy
+
+    def _drop_bucket(self) -> None:
+        if self.has_bucket:
+            self.held.communication -= self.bucket * self.width
+            self.has_bucket = False
+
+    def step(self) -> None:
+        """The partition's gradients as one flat tensor, then in float32; norms in float64 came before."""
+        self._drop_bucket()
+        self.held.gradients = self.copy
+        if self.offloads:
+            self.momentary = self.stage.elements * self.width if self.on_cpu else 0.0
+            return
+        wide = self.partition * _FLOAT if self.mixed else 0.0
+        flat = self.partition * self.width + wide + self._temporaries(self.partition)
+        gathering = (self.stage.elements * self.width if self.on_cpu else 0.0) - self.held.gradients
+        self.momentary = max(flat, gathering, self.stage.largest * _DOUBLE)
+
+
+class Zero3(States):
+    """DeepSpeed's stage 3: all is partitioned; matrices are gathered one by one, ahead of their use."""
+
+    def lay_out(self) -> None:
+        framework, stage = self.framework, self.stage
+        self.partition = stage.elements / self.ranks
+        small = sum(size for size in stage.matrices if size < framework.param_persistence_threshold) * stage.layers
+        persistent = (stage.vectors + small) * self.width  # small weights are never partitioned again
+        self.held.parameters = self.partition * self.width + persistent
+        self._optimizer(self.partition * (self.moments + _FLOAT))
+        self.held.gradients = self.partition * self.width
+        if self.offloads:  # weights too; what is on the device for good are the vectors
+            self.held.parameters -= self.partition * self.width
+            self.held.gradients = 0.0
+            self.held.host += self.partition * _FLOAT
+            if self.setup.offload == "cpu":
+                self.held.host += self.partition * self.width
+            else:
+                self.held.storage += self.partition * self.width
+                self.held.host += framework.swap_buffer_elements * self.width
+        self.held.communication = framework.reduce_bucket_size * self.width
+        self.steady = self.held.communication
+        largest = max(stage.matrices)
+        self.ahead = min(largest + max(framework.prefetch_bucket_size, largest), framework.max_live_parameters)
+        self.filled = 0.0
+
+    def begin(self, micro: int) -> None:
+        """At the loss: the head, which another module than its own uses, and what is soon used again."""
+        super().begin(micro)
+        kept = after = 0.0
+        for matrix in reversed(self.stage.matrices * self.stage.layers):
+            if 2 * after + self.stage.unembedding >= self.framework.max_reuse_distance:
+                break
+            kept += matrix
+            after += matrix
+        self.kept = kept * self.width
+        self.held.communication = self.steady + self.stage.unembedding * self.width + self.kept
+        self.momentary = max(0.0, self.ahead * self.width - self.kept)
+
+    def enter_block(self, first: bool) -> None:
+        gathered = max(self.ahead * self.width, self.kept)
+        self.held.communication = self.steady + self.stage.unembedding * self.width + gathered
+        self.kept = 0.0
+
+    def gradients(self, weights: tuple[float, ...]) -> None:
+        """Into the bucket; a full one is padded, reduced and added to the partition."""
+        self.momentary = 0.0
+        for elements in weights:
+            if self.filled + elements > self.framework.reduce_bucket_size:
+                self.momentary = max(self.momentary, self.filled * self.width * (2 if self.on_cpu else 1))
+                self.filled = 0.0
+            self.filled += elements
+
+    def skip(self, blocks: int) -> None:
+        pass
+
+    def end(self) -> None:
+        self.momentary = self.filled * self.width * (2 if self.on_cpu else 1)
+        self.filled = 0.0
+        self.held.communication = self.steady
+
+    def step(self) -> None:
+        """A group's gradients as one flat tensor, then in float32."""
+        group = 0.0 if self.offloads else min(self.partition, self.framework.sub_group_size)
+        self.momentary = group * (self.width + (_FLOAT if self.mixed else 0)) + self._temporaries(group)
+
+
+_STATES = {
+    "none": States, "ddp": Ddp, "fsdp": Fsdp, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3,
+}  # fmt: skip
+
+
+def make_states(stage: Stage, setup: TrainingSetup, framework: Framework) -> States:
+    """The strategy's books at the beginning of a step."""
+    return _STATES[setup.layout.strategy](stage, setup, framework)
