@@ -16,7 +16,7 @@ team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until C
 	$(BIN)/rankwise team up
 
 test: $(VENV)/.installed-dev  ## every test that this machine can run
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
 	$(BIN)/ruff format --check .

@@ -110,6 +110,7 @@ class Calibration(Frozen):
             kernel_seconds=self.seconds("operator", used),
             measured=True,
             operators=self._operators(used),
+            others_cpu_share=self.others_cpu_share,
             framework_bytes=self.framework_bytes,
             training_framework_bytes=self.training_framework_bytes,
             source=f"measured here with {used} of {self.fingerprint.cores} cores busy{self._doubt}",

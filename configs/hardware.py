@@ -57,6 +57,7 @@ class Accelerator(Frozen):
     kernel_seconds: NonNegativeFloat = Field(0.0, description="least time of one operator, its launch included")
     measured: bool = Field(False, description="figures are rates reached here, not peaks of a data sheet")
     operators: OperatorRates | None = Field(None, description="measured; of CPUs")
+    others_cpu_share: float | None = Field(None, ge=0, description="taken by other processes while it was measured")
     framework_bytes: PositiveInt | None = Field(None, description="of a process that generates, its model left out")
     training_framework_bytes: PositiveInt | None = Field(None, description="of one that trains")
     source: str

@@ -24,6 +24,7 @@ from engine.planner.check.table import read_rows
 from engine.planner.check.throughput import MEASURED, calibrated_on, predict, setup_of
 from engine.planner.timing.constants import LEARNT, Constants, prior_for
 from engine.planner.timing.fitting import OF_A_DEVICE, SHARED
+from engine.planner.timing.training import step_time
 
 FILE = "mpt_training_throughput.csv"
 PUBLISHED = Path("docs/measurements/published")
@@ -147,6 +148,15 @@ def main(published: Path) -> None:
     print(f"{'all (priors alone)':34} {errors_of(rows, [one.predicted for one in predict(rows, [])])}")
     _print_growths(growths(rows), header)
     _print_constants(rows)
+    print(f"\n{planning_line(rows)}")
+
+
+def planning_line(rows: Sequence[Row]) -> str:
+    """Errors of what `rankwise plan` says of the rows; its constants were learnt from them (`constants.LEARNT`)."""
+    planned = errors_of(rows, [step_time(setup).tokens_per_second for setup in map(setup_of, rows)])
+    priors = errors_of(rows, [one.predicted for one in predict(rows, [])])
+    words = [f"median {100 * one.median:.1f} %, p90 {100 * one.p90:.1f} %" for one in (planned, priors)]
+    return f"rankwise plan, nothing fitted here: {words[0]} (in sample); priors of the hardware alone: {words[1]}"
 
 
 def _print_growths(found: Sequence[Growth], header: str) -> None:

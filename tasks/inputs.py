@@ -9,7 +9,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.base import sha256_of_file
 from configs.cell import GenerateWorkload
@@ -21,6 +21,9 @@ from configs.prices import target_prices
 from configs.prompts import read_prompts
 from configs.study import ModelSpec, Optimization, StudyError, StudySpec, Sweep
 from tasks.providers.models import manifest_path, resolve_model
+
+if TYPE_CHECKING:
+    from tasks.predictions import MachineOf
 
 _SUFFIXES = {"prompts": ".jsonl", "data": ".txt", "tokenizer": ".json", "prices": ".yaml"}
 
@@ -46,11 +49,12 @@ def make_plan(
     folder: Path,
     cache: Path | None = None,
     before: Plan | None = None,
+    machine_of: "MachineOf | None" = None,
 ) -> Plan:
     """Expand a study whose inputs lie in `folder`; find the prices of its targets and what scaling is forecast over.
 
     cache: where the planner finds what it knows of this machine; without it no layouts are ranked. before: the plan of
-    an earlier run in the same folder, whose ranking of layouts stays.
+    an earlier run in the same folder, whose ranking of layouts stays. machine_of: where cells would run, if not here.
     """
 
     def count_prompts(workload: GenerateWorkload) -> int:
@@ -58,7 +62,7 @@ def make_plan(
 
     from tasks.planning import layout_choice, with_forecast  # the planner takes time to import
 
-    choice = layout_choice(study, models, folder, cache, before) if cache is not None else None
+    choice = layout_choice(study, models, folder, cache, before, machine_of) if cache is not None else None
     plan = expand(study, models, inputs, count_prompts, choice)
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)

@@ -10,7 +10,7 @@ import logging
 import os
 from pathlib import Path
 
-from configs.cell import Cell, Layout
+from configs.cell import Cell, Layout, NoopWorkload
 from configs.expand import LayoutChoice
 from configs.hardware import Machine
 from configs.hardware_catalog import instance
@@ -19,7 +19,7 @@ from configs.prediction import Prediction
 from configs.study import StudyError, StudySpec
 from configs.target import LocalTarget
 from engine.planner.choice.layouts import ranked_layouts, with_layout
-from tasks.predictions import Predictor
+from tasks.predictions import MachineOf, Predictor
 
 SCALING = ("strong", "weak")
 
@@ -27,14 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 def layout_choice(
-    study: StudySpec, models: list[PlannedModel], inputs: Path, cache: Path, before: Plan | None = None
+    study: StudySpec,
+    models: list[PlannedModel],
+    inputs: Path,
+    cache: Path,
+    before: Plan | None = None,
+    machine_of: MachineOf | None = None,
 ) -> LayoutChoice:
     """Layouts ranked by prediction on the machine of their target.
 
+    machine_of: where the cells would run; this machine if not given.
     before: the plan of an earlier run in the same folder. Its ranking stays, because its records have taught the
     planner since, and must not change what they are held against.
     """
-    predictor = Predictor(_empty_plan(study, models), inputs, cache)
+    predictor = Predictor(_empty_plan(study, models), inputs, cache, machine_of)
 
     def ranked(cell: Cell, ranks: int) -> list[tuple[Layout, Prediction]]:
         architecture = predictor.architectures.get(cell.model or "")
@@ -46,7 +52,13 @@ def layout_choice(
         found = ranked_layouts(cell, architecture, predictor.machine(widest), ranks, predictor.predict)
         return _as_before(cell, found, before) or found
 
-    return LayoutChoice(ranks=ranks_at_hand, ranked=ranked)
+    def ranks(target: LocalTarget) -> int:
+        there = machine_of(Cell(workload=NoopWorkload(), target=target.name)) if machine_of is not None else None
+        if there is None or there.accelerator.kind == "cpu":
+            return ranks_at_hand(target)
+        return min(there.accelerators, target.max_ranks or there.accelerators)
+
+    return LayoutChoice(ranks=ranks, ranked=ranked)
 
 
 def ranks_at_hand(target: LocalTarget) -> int:

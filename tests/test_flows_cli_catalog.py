@@ -55,11 +55,19 @@ def test_own_file_and_assignments_show_as_layers(tmp_path: Path) -> None:
     assert code == 2 and "mine.yaml: accelerators.h200: unknown column 'float9'" in error
 
 
+def test_links_and_processors() -> None:
+    code, table, _ = call("list", "links")
+    assert code == 0 and any(line.startswith("nvlink4 ") for line in table.splitlines())
+    rows = json.loads(call("list", "cpus", "--json")[1])
+    assert rows and all(row["clock_hertz"] > 1e9 and row["layers"] == ["shipped"] for row in rows)
+    assert call("list", "links", "--provider", "aws")[::2] == (2, "--provider does not narrow links; leave it out\n")
+
+
 def test_what_is_wrong_is_said_without_a_traceback() -> None:
     code, _, error = call("list", "instances", "--provider", "nix")
-    assert (code, error) == (1, "no instances with --provider nix\n")
+    assert (code, error) == (2, "no instances with --provider nix\n")
     code, _, error = call("list", "--set", "h100.memory_bytes=0")
-    assert code == 1 and error.startswith("h100.memory_bytes=0: memory_bytes: input should be greater than 0")
+    assert code == 2 and error.startswith("h100.memory_bytes=0: memory_bytes: input should be greater than 0")
 
 
 def test_refreshed_prices_win_and_are_listed_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from configs.cell import TrainWorkload
 from configs.study import load_study
+from engine.planner.cells import DATA_SHEET_FACTOR
 from flows.cli import plan as planning
 from flows.cli.plan import split_words
 from flows.cli.plan_command import plan
@@ -91,7 +92,7 @@ def test_a_study_goes_to_the_study_planner(monkeypatch: pytest.MonkeyPatch) -> N
     said("study.yaml", "--set", "measuring.repeats=3", "--accelerator", "t4", "--output", "cells.csv")
     ((given, named),) = asked
     assert given == (Path("study.yaml"), ["measuring.repeats=3"], False)
-    assert named == {"learn_from": None, "machine": "t4", "output": Path("cells.csv")}
+    assert named == {"learn_from": None, "machine": "t4", "output": Path("cells.csv"), "own": None}
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,18 @@ def test_a_study_goes_to_the_study_planner(monkeypatch: pytest.MonkeyPatch) -> N
         (["--model", "gpt2", "--hardware", "gpu"], 2, "--hardware gpu"),
         (["--model", "gpt2", "--mode", "serving"], 2, "--mode"),
         (["--model", "gpt2", "--gpus", "0"], 2, "--gpus"),
-        (["--model", "acme/none"], 1, "config.json"),
-        (["--model", "gpt2", "--accelerator", "h1000"], 1, "did you mean"),
-        (["--model", "gpt2", "--max-memory-gb", "-3"], 1, "max_memory_gb: -3"),
+        (["--model", "acme/none"], 2, "config.json"),
+        (["--model", "gpt2", "--accelerator", "h1000"], 2, "did you mean"),
+        (["--model", "gpt2", "--max-memory-gb", "-3"], 2, "max_memory_gb: -3"),
+        (["study.yaml", "--gpus", "4"], 2, "--gpus has no effect on a study"),
+        (["study.yaml", "--mode", "inference"], 2, "--mode has no effect on a study"),
+        (["study.yaml", "--batch-size", "4"], 2, "--batch-size has no effect on a study"),
+        (["study.yaml", "--hardware", "cuda"], 2, "--hardware has no effect on a study"),
+        (["--model", "gpt2", "--learn-from", "runs/*"], 2, "--learn-from corrects the prediction of a study"),
+        (["--model", "gpt2", "--gpus", "4", "--max-gpus", "2"], 2, "give one of them"),
+        (["--model", "gpt2", "--hardware", "rocm", "--accelerator", "h100-80gb"], 2, "h100-80gb is cuda"),
+        (["--model", "gpt2", "--family", "bananas"], 2, "use one of: text_generation"),
+        (["--guide", "--spot"], 2, "--spot has no effect on --guide"),
     ],
 )
 def test_what_is_wrong_is_named(words: list[str], code: int, message: str) -> None:
@@ -160,6 +170,52 @@ def test_own_hardware_and_single_figures(tmp_path: Path) -> None:
     assert "lab/rack" in {row["instance"] for row in found["without_price"]}
     less = ["--model", "opt-6.7b", "--gpus", "1", "--accelerator", "h100-80gb", "--set", "h100-80gb.memory_bytes=2e9"]
     assert "of 2.0" in said(*less, code=3)
+
+
+def test_one_market_prices_everything() -> None:
+    words = ["--model", "opt-1.3b", "--gpus", "8", "--batch-size", "8"]
+    found = as_json(*words, "--spot")
+    plan, hardware = found["plan"], found["hardware"]
+    assert plan["market"] == hardware["market"] == "spot"
+    chosen = hardware["recommendation"]
+    assert plan["usd_per_hour"] == chosen["usd_per_hour"] is not None
+    assert plan["usd_per_million_tokens"] == pytest.approx(chosen["usd_per_million_tokens"])
+    named = [*words, "--accelerator", chosen["instance"]]
+    assert as_json(*named)["plan"]["usd_per_hour"] > as_json(*named, "--spot")["plan"]["usd_per_hour"]
+    assert "the catalog has no spot price of aws/p6-b200" in said(
+        *words, "--accelerator", "aws/p6-b200.48xlarge", "--spot"
+    )
+
+
+def test_a_prediction_has_a_range() -> None:
+    words = ["--model", "opt-1.3b", "--gpus", "8", "--accelerator", "h100-80gb"]
+    plan = as_json(*words)["plan"]
+    time = plan["predicted_time"]
+    assert time["low"] == pytest.approx(plan["step_seconds"] / DATA_SHEET_FACTOR)
+    assert time["high"] == pytest.approx(plan["step_seconds"] * DATA_SHEET_FACTOR)
+    line = next(line for line in said(*words).splitlines() if line.startswith("Step "))
+    assert f"{plan['step_seconds']:.3g} s a step ({time['low']:.2g} to {time['high']:.2g})" in line
+    served = as_json(*words, "--mode", "inference")["plan"]
+    assert served["predicted_time"]["low"] < served["batch_seconds"] < served["predicted_time"]["high"]
+
+
+def test_an_encoder_has_no_first_token() -> None:
+    words = ["--model", "bert-base-uncased", "--mode", "inference", "--accelerator", "h100-80gb"]
+    assert "first token" not in said(*words)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_what_would_help_is_named(mode: str) -> None:
+    out = said("--model", "llama-2-70b", "--gpus", "1", "--max-memory-gb", "8", "--mode", mode, code=3)
+    assert (
+        "Smallest change  " in out and "('" not in out and "the leanest, one " in out.lower().replace("one  ", "one ")
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named_alone() -> None:
+    Path("file").write_text("")
+    out = said("--model", "gpt2", "--gpus", "1", "--accelerator", "h100-80gb", "--output", "file/plan", code=2)
+    assert "file" in out and "measured before" not in out
 
 
 def test_models_that_are_known_by_name() -> None:
@@ -217,8 +273,12 @@ class TestBenchmark:
         assert study.study == "llama-4m-training"
         assert "strong" not in study.experiments
 
+    def test_json_says_what_was_left_out(self) -> None:
+        found = as_json("--model", "gpt2", "--benchmark-out", "study.yaml")
+        assert found["written"] == "study.yaml" and found["left_out"][0].keys() == {"what", "reason"}
+
     def test_inference_is_refused(self) -> None:
-        out = said("--model", "gpt2", "--mode", "inference", "--benchmark-out", "study.yaml", code=1)
+        out = said("--model", "gpt2", "--mode", "inference", "--benchmark-out", "study.yaml", code=2)
         assert "training benchmarks" in out
         assert not Path("study.yaml").exists()
 

@@ -110,17 +110,75 @@ def test_checkers_see_no_measured_column(tmp_path: Path, monkeypatch: pytest.Mon
         (DECODE.replace("gpu,", "", 1).replace("num_", "num_gpus,") + "x\n", "column gpu is missing"),
         (DECODE.replace("dtype", "gpu") + "llama-2-7b,1,a,a,1,5,1\n", "column gpu is there twice"),
         (DECODE + "llama-2-7b,1,a100_80gb,bf16,1,5\n", "row 1 has 6 fields, the header 7"),
-        (ROWS + "llama-2-7b,four,a100_80gb,bf16,1,5,9\n", "row 3: num_gpus: 'four' is not a number over 0"),
-        (ROWS + "llama-2-7b,4,a100_80gb,bf16,1,5,fast\n", "row 3: tokens_per_second: 'fast' is not a number over 0"),
-        (ROWS + "llama-2-7b,4,a100_80gb,bf16,1,5,nan\n", "row 3: tokens_per_second: 'nan' is not a number over 0"),
-        (ROWS + "llama-2-7b,-4,a100_80gb,bf16,1,5,9\n", "row 3: num_gpus: '-4' is not a number over 0"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_file_is_refused(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, text)
     assert plan_check(path, None, True) == 2
     printed = capsys.readouterr()
     assert not printed.out and said in printed.err and str(path) in printed.err
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("llama-2-7b,four,a100_80gb,bf16,1,5,9", "num_gpus: 'four' is not a whole number of at least 1"),
+        ("llama-2-7b,-4,a100_80gb,bf16,1,5,9", "num_gpus: '-4' is not a whole number of at least 1"),
+        ("llama-2-7b,4,a100_80gb,bf16,inf,5,9", "batch_size: 'inf' is not a whole number of at least 1"),
+    ],
+)
+def test_a_row_that_cannot_be_read_costs_no_other(
+    row: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = as_json(written(tmp_path, f"{ROWS}{row}\n"), None, capsys)
+    assert [line["predicted"] is None for line in found["rows"]] == [False, False, True]
+    assert found["rows"][2]["reason"] == reason and found["rows"][2]["measured"] == 9
+
+
+@pytest.mark.parametrize("cell", ["OOM", "nan", "0"])
+def test_a_measured_cell_that_is_no_figure_counts_as_not_measured(
+    cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_check(written(tmp_path, f"{ROWS}llama-2-7b,4,a100_80gb,bf16,1,5,{cell}\n"), None, True) == 0
+    printed = capsys.readouterr()
+    row = json.loads(printed.out)["rows"][2]
+    assert row["predicted"] > 100 and row["measured"] is None and row["error"] is None
+    assert f"row 3: tokens_per_second: '{cell}' is not a number over 0, so the row counts as not" in printed.err
+
+
+@pytest.mark.parametrize(("wrong", "said"), [("1,5,OOM", "tokens_per_second: 'OOM'"), ("x,5,9", "batch_size: 'x'")])
+def test_a_wrong_row_to_fit_on_is_left_out(
+    wrong: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, ROWS)
+    expected = as_json(path, path, capsys)
+    fit = written(tmp_path, f"{ROWS}llama-2-7b,1,a100_80gb,bf16,{wrong}\n", "A.csv")
+    assert plan_check(path, fit, True) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == expected and f"A.csv: row 3 is left out: {said}" in printed.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model,sequence_length,num_gpus,gpu,micro_batch_size,gradient_accumulation_steps\n"
+        "mpt-7b,2048{0},8{0},a100_80gb,2{0},1{0}\n",
+        "model,num_gpus,gpu,dtype,batch_size,prompt_tokens\nllama-2-7b,2{0},a100_80gb,bf16,1{0},5{0}\n",
+        "model,num_gpus,gpu,parallelism,local_batch_size,sequence_length\nllama-3.1-8b,8{0},h100,fsdp,2{0},8192{0}\n",
+    ],
+)
+def test_whole_numbers_may_be_written_with_a_point(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, pointed = (as_json(written(tmp_path, text.format(end)), None, capsys) for end in ("", ".0"))
+    assert plain == pointed and plain["rows"][0]["predicted"] > 0
+
+
+def test_rows_of_the_fit_file_are_told_by_the_columns_of_both(tmp_path: Path) -> None:
+    both = "model,sequence_length,num_gpus,gpu,micro_batch_size"
+    fit = written(tmp_path, f"{both},precision,tokens_per_second\nmpt-7b,2048,8,a100_80gb,2,amp_bf16,20000\n", "A.csv")
+    rows = f"{both},sharding\nmpt-7b,2048,8.0,a100_80gb,2,FULL_SHARD\nmpt-7b,2048,16,a100_80gb,2,FULL_SHARD\n"
+    assert check_files(written(tmp_path, rows), fit).in_fit == 1
 
 
 def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,3 +210,38 @@ def test_the_benchmark_times_a_small_study(capsys: pytest.CaptureFixture[str]) -
     assert time_planning(cells=500, times=1) == 0
     lines = said(capsys)
     assert len(lines) == 2 and all("rankwise plan, 500 cells" in line for line in lines)
+
+
+def test_layouts_are_ranked_on_the_machine_that_is_named(
+    calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, workload={"kind": "train", "global_batch_size": 8}, layouts="auto", experiments={})
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "source: us\nas_of: 2026-11-01\ninstances:\n  lab/rack-7: {accelerator: h100-80gb, accelerators: 4, vcpus: 64, "
+        "host_memory_bytes: 1e12}\nprices:\n  - {machine: 'lab/*', usd_per_hour: 9.5}\n"
+    )
+    assert plan_study(path, [], as_json=True, machine="lab/rack-7", own=own) == 0
+    found = json.loads(capsys.readouterr().out)
+    candidates = found["experiments"][0]["candidates"]
+    assert candidates and all("H100" in each["basis"] for each in candidates if each["tokens_per_second"])
+    measured = [each for each in candidates if each["cell"]]
+    assert all(each["cell"] or each["not_measured"] for each in candidates)
+    first = measured[0]
+    assert found["cells"][first["cell"]]["tokens_per_second"] == pytest.approx(first["tokens_per_second"])
+    assert found["cells"][first["cell"]]["usd_per_million_tokens"] is not None
+    plan_study(path, [])
+    lines = said(capsys)
+    assert any(line.startswith(f"ranking of {len(candidates)} layouts") for line in lines)
+    assert any("not measured: " in line for line in lines) == any(not each["cell"] for each in candidates)
+
+
+def test_runs_that_teach_nothing_say_so(calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write(tmp_path, experiments={"batch": {"kind": "sweep", "over": {"batch_size": [1]}}})
+    plan = planned(load_study(one, []), tmp_path, calibrated).plan
+    measured_run(tmp_path / "runs" / "a", plan, 100.0, cpu_model="another")
+    pattern = str(tmp_path / "runs" / "*")
+    plan_study(write(tmp_path), [], learn_from=pattern)
+    assert "nothing learnt: 0 of 1 cells (measured on other hardware" in capsys.readouterr().out
+    plan_study(write(tmp_path), [], learn_from=pattern, machine="h100-80gb")
+    assert "runs of this machine say nothing of another one" in capsys.readouterr().out

@@ -327,7 +327,7 @@ def test_on_postgresql_and_without_supervisord_nothing_goes_on(team: Team, postg
         assert process.wait(60) == 1
         assert process.stdout is not None
         assert "supervisord ended with status -9" in process.stdout.read()
-    psutil.wait_procs(left, 1)
+    psutil.wait_procs(left, 20)
     assert not any(pid_started(each.pid) for each in left)
     team.assert_gone()
 

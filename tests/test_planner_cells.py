@@ -202,3 +202,11 @@ def test_predicting_imports_no_torch() -> None:
         "import sys, engine.planner.cells, engine.planner.learning, engine.planner.local; print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(None, 1.4), (0.05, 1.4), (0.1, 1.4), (0.3, 2.0), (0.71, 3.0), (1.0, 3.0)]
+)
+def test_a_calibration_among_busy_neighbours_is_trusted_less(share: float | None, expected: float) -> None:
+    calibration = made_up_calibration().model_copy(update={"others_cpu_share": share})
+    assert predict_cell(generate(), SMALL, calibration.to_machine(1)).factor == pytest.approx(expected)

@@ -8,7 +8,6 @@ from configs.hardware import Accelerator, Link, Machine
 from engine.planner.timing.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
-    broadcast_seconds,
     point_to_point_seconds,
     reduce_scatter_seconds,
     ring,
@@ -30,7 +29,7 @@ def machine(accelerators: int = 4, kind: str = "cuda", **links: Link | None) -> 
 
 def test_one_rank_sends_nothing() -> None:
     alone = machine(inside=None, between=None)
-    for seconds in (all_reduce_seconds, all_gather_seconds, reduce_scatter_seconds, broadcast_seconds):
+    for seconds in (all_reduce_seconds, all_gather_seconds, reduce_scatter_seconds):
         assert seconds(1e9, 1, alone) == 0.0
     assert point_to_point_seconds(1e9, 1, alone) == 0.0
 
@@ -66,11 +65,6 @@ def test_a_tree_sums_small_messages_faster_and_a_ring_large_ones() -> None:
     assert all_reduce_seconds(0.0, 64, machine(kind="cpu")) == pytest.approx(2 * (48e-6 + 150e-6))
 
 
-def test_a_broadcast_is_a_tree_for_small_messages_and_a_pipeline_for_large_ones() -> None:
-    assert broadcast_seconds(0.0, 4, machine()) == pytest.approx(2e-6)
-    assert broadcast_seconds(1e9, 4, machine()) == pytest.approx(3e-6 + 1 / 100)
-
-
 def test_a_share_of_the_rate_is_taken_off_bytes_and_not_off_latency() -> None:
     assert all_gather_seconds(1e9, 4, machine(), share=0.5) == pytest.approx(3e-6 + 0.75 / 50)
 
@@ -101,7 +95,7 @@ def test_more_bandwidth_is_never_slower_and_more_ranks_never_faster(
         inside=INSIDE.model_copy(update={"bytes_per_second": INSIDE.bytes_per_second * faster}),
         between=BETWEEN.model_copy(update={"bytes_per_second": BETWEEN.bytes_per_second * faster}),
     )
-    for seconds in (all_reduce_seconds, all_gather_seconds, broadcast_seconds):
+    for seconds in (all_reduce_seconds, all_gather_seconds):
         slow = seconds(message, ranks, machine(), stride=stride)
         assert slow > 0
         assert seconds(message, ranks, quick, stride=stride) <= slow * (1 + 1e-9)

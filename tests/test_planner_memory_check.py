@@ -44,6 +44,7 @@ def test_measured_columns_are_not_read() -> None:
         ("hsdp4x8", 32, Degrees(8, 4, 1, 1, 1, False)),
         ("ddp", 8, Degrees(8, 1, 1, 1, 1, True)),
         ("tp", 8, Degrees(1, 1, 8, 1, 1, False)),
+        ("none", 1, Degrees(1, 1, 1, 1, 1, False)),
     ],
 )
 def test_parallelism_is_read(text: str, ranks: int, found: Degrees) -> None:
@@ -55,9 +56,10 @@ def test_parallelism_is_read(text: str, ranks: int, found: Degrees) -> None:
     [
         ("parallelism", "fsdp_ep8", "'ep8' is not one of fsdp"),
         ("parallelism", "fsdp3", "does not make 8 ranks"),
+        ("parallelism", "none", "does not make 8 ranks"),
         ("parallelism", "hsdp", "hsdp needs copies x shards"),
         ("model", "llama-9-1b", "llama-9-1b"),
-        ("local_batch_size", "", "local_batch_size '' is not a whole number"),
+        ("local_batch_size", "", "local_batch_size: missing or empty"),
         ("activation_checkpointing", "some", "'some' is not one of none, selective, full"),
         ("compile", "maybe", "compile 'maybe' is not true or false"),
     ],
@@ -82,6 +84,14 @@ def test_a_pipeline_splits_its_batch_and_keeps_weights_gathered() -> None:
     (prediction,) = predict([row], [])
     assert prediction.predicted is not None
     assert 20 < prediction.predicted < 200
+
+
+def test_one_rank_without_parallelism() -> None:
+    row = {**ROWS[0], "model": "gpt2", "parallelism": "none", "num_gpus": "1", "sequence_length": "1024"}
+    setup, _ = setup_of(row)
+    assert (setup.layout.ranks, setup.layout.strategy, setup.precision) == (1, "none", "bfloat16_autocast")
+    (prediction,) = predict([row], [])
+    assert prediction.predicted is not None and 1 < prediction.predicted < 40
 
 
 def test_context_parallelism_shares_out_sequence_and_weights() -> None:

@@ -169,3 +169,18 @@ def test_thousands_of_candidates_take_seconds() -> None:
     found = ranked(base, 256, 2048)
     assert len(found) > 200
     assert time.process_time() - begun < 4
+
+
+def test_a_setup_that_holds_only_without_accumulation_is_found() -> None:
+    """DDP keeps a second copy of the gradients while it accumulates: the whole batch at once may take less."""
+    base = TrainingSetup(find_model("llama-2-7b"), instance("aws/p5en.48xlarge"), sequence_length=128)
+    whole = ranked(base, 4, 8, Limits(axes=("dp",), strategies=("ddp",)))
+    assert [each.setup.accumulation for each in whole if each.fits and isinstance(each.setup, TrainingSetup)] == [1]
+
+
+def test_offload_needs_a_place_to_go_to() -> None:
+    base = TrainingSetup(find_model("llama-2-7b"), instance("aws/p3.16xlarge"), sequence_length=512)
+    nvme = base.but(layout=Layout(dp=8, strategy="zero3"), offload="nvme", precision="float16_mixed")
+    assert "no NVMe is known" in str(evaluate(nvme).why_not)
+    cpu = base.but(machine=instance("aws/r7i.48xlarge"), layout=Layout(strategy="fsdp"), offload="cpu")
+    assert "a CPU has everything already" in str(evaluate(cpu.but(precision="float32")).why_not)

@@ -41,7 +41,7 @@ def test_what_fits_needs_no_change() -> None:
 
 
 def test_the_largest_parts_are_named_first() -> None:
-    told = what_does_not_fit(training(micro_batch=64), 8 * _GIB)
+    told = what_does_not_fit(training(micro_batch=64), 8e9)
     assert told is not None
     assert told.split(": ")[1].startswith("activations")
     assert "of 8.0" in told
@@ -63,7 +63,7 @@ def test_checkpointing_where_no_smaller_micro_batch_is() -> None:
     assert change is not None
     assert change.words == ("full checkpointing",)
     assert change.sentence == (
-        f"full checkpointing brings {memory_of(setup).total / _GIB:.1f} GiB to {limit / _GIB:.1f} of {limit / _GIB:.1f}"
+        f"full checkpointing brings {memory_of(setup).total / 1e9:.1f} GB to {limit / 1e9:.1f} of {limit / 1e9:.1f}"
     )
 
 
@@ -105,6 +105,15 @@ def test_inference_takes_ranks_before_it_gives_up_anything(share: float, ranks: 
     change = smallest_change(setup, share * memory_of(setup).total, ranks)
     assert change is not None
     assert change.words == (words,)
+
+
+def test_ranks_and_bits_together_come_before_what_the_user_asked_for() -> None:
+    setup = InferenceSetup(architecture(4096, 32), machine(), batch=64, prompt_tokens=2048, new_tokens=64)
+    both = setup.but(layout=Layout(tp=2), weights="int8")
+    change = smallest_change(setup, memory_of(both).total, 2)
+    assert change is not None and change.words == ("tensor parallelism over 2 ranks", "weights in int8")
+    assert change.named == "tensor parallelism over 2 ranks and weights in int8"
+    assert f"{change.named} bring " in change.sentence
 
 
 def test_a_large_cache_is_made_smaller() -> None:

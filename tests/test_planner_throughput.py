@@ -1,7 +1,6 @@
 """Published training throughput: how near the planner comes to rows that it has not seen, and what it may not read."""
 
 import csv
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -179,8 +178,8 @@ def test_a_row_that_is_not_understood_has_a_reason(change: Row, reason: str) -> 
 
 def test_a_row_to_learn_from_needs_a_figure(rows: list[Row]) -> None:
     for text in ("fast", "-5", "0", "nan", "inf"):
-        with pytest.raises(ValueError, match=f"tokens_per_second: {re.escape(repr(text))} in row 2"):
-            predict([EXAMPLE], [rows[0], rows[1] | {"tokens_per_second": text}])
+        taught = predict([EXAMPLE], [rows[0], rows[1] | {"tokens_per_second": text}])
+        assert taught == predict([EXAMPLE], rows[:1])
     # Rows without one, or of what is not known, teach nothing.
     useless = [rows[0] | {"tokens_per_second": ""}, rows[1] | {"model": "gpt-99"}]
     assert predict([EXAMPLE], useless) == predict([EXAMPLE], [])
@@ -196,7 +195,13 @@ def test_the_benchmark_prints_its_tables_and_refuses_a_folder_without_them(
         writer.writerows(some)
     assert bench_planner.main(["throughput", "--published", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for text in ("one model, planner", "one model, constant MFU", "next doubling, planner", "mpt-3b 32 to 64 GPUs"):
+    for text in (
+        "one model, planner",
+        "one model, constant MFU",
+        "next doubling, planner",
+        "mpt-3b 32 to 64 GPUs",
+        "(in sample)",
+    ):
         assert text in printed
     assert bench_planner.main(["throughput", "--published", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Prediction against measurement, layouts and forecasts in the report of made-up runs with known answers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,19 @@ from configs.paths import RunPaths
 from configs.plan import Candidate, Plan, PlannedExperiment, PlannedForecast, Point
 from configs.prediction import Prediction
 from configs.record import Status
+from engine.planner.forecast import Half
 from flows.cli.forecast import print_forecast
 from priced_runs import TINY, cell, figures_of, make_plan, strong, train_cell, write_record, write_run, write_visits
 from reports.experiments.scaling import scaling
 from reports.planning.accuracy import MEMORY, error_groups, headline, judge, summary, unjudged
-from reports.planning.forecast import StudyForecast, forecast_lines, forecast_sentence, forecast_table, study_forecast
+from reports.planning.forecast import (
+    StudyForecast,
+    forecast_lines,
+    forecast_sentence,
+    forecast_table,
+    half_text,
+    study_forecast,
+)
 from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
 from reports.planning.text import NO_PREDICTIONS, prediction_lines, prediction_sentence
 from reports.plots.prediction import panels
@@ -225,6 +234,37 @@ def test_weak_scaling_is_forecast_to_4096_ranks(tmp_path: Path) -> None:
     render_report(run)
     text = run.report.read_text()
     assert "#### Forecast" in text and "plots/weak-tiny-forecast.png" in text
+
+
+def test_a_crossing_is_named_only_where_measurements_tell_it(tmp_path: Path) -> None:
+    found = forecast_of(*scaling_run(tmp_path, "weak"))
+    for half, expected in (
+        (Half(51.0, 2.0, None), "What was measured does not tell where efficiency falls under 50 %: anywhere from 2 "
+         "ranks to beyond 4,096."),
+        (Half(51.0, 20.0, None), "Efficiency falls under 50 % at about 51 ranks (20 to beyond 4,096)."),
+        (Half(51.0, 2.0, 90.0), "Efficiency falls under 50 % at about 51 ranks (2 to 90)."),
+        (Half(None, None, None), "Efficiency does not fall under 50 % up to 4,096 ranks, nor in its interval."),
+    ):  # fmt: skip
+        assert half_text(replace(found, found=replace(found.found, half=half))) == expected
+    points = found.found.points
+    for share, shown in ((0.498, "49.8 %"), (0.5004, "50.04 %"), (0.5, "50 %"), (0.47, "47 %")):
+        last = replace(points[-1], efficiency=share)
+        near = replace(found, found=replace(found.found, points=(*points[:-1], last)))
+        assert f"efficiency to be {shown} (" in forecast_sentence(near)
+        assert forecast_table(near).rows[-1][4].startswith(f"{shown} (")
+
+
+def test_the_hardware_s_figures_are_said_once(tmp_path: Path) -> None:
+    run = judged_run(tmp_path)
+    study = load_study(run)
+    bases = [
+        "here with 1 of 2 cores busy",
+        "here with 2 of 2 cores busy; a note",
+        "here with 1 of 2 cores busy; a note",
+    ]
+    told = {key: said(1.0, basis=basis) for key, basis in zip(study.cells, bases, strict=False)}
+    study = replace(study, plan=predicted(study.plan, told))
+    assert "The hardware's figures: here with 1 and 2 of 2 cores busy; a note." in prediction_lines(study, [])
 
 
 def test_strong_scaling_ends_with_the_work(tmp_path: Path) -> None:

@@ -117,16 +117,6 @@ class Architecture:
         return sum(weight.size * weight.products * weight.share for weight in self.weights if not weight.per_sequence)
 
     @cached_property
-    def block_parameters(self) -> int:
-        """Of one block, of the largest kind there is; experts count all."""
-        sizes = {
-            stack: sum(weight.size * weight.copies for weight in self.weights if weight.block and weight.stack == stack)
-            for stack in {weight.stack for weight in self.weights}
-        }
-        own = [sizes.get(stack, 0) // count for stack, count in self.stacks if count]
-        return sizes.get("", 0) // max(self.layers, 1) + max(own, default=0)
-
-    @cached_property
     def active_parameters(self) -> float:
         """What a token meets, as often as it does, tables included: the N of "6 N" FLOPs a token.
 

@@ -61,21 +61,6 @@ class KnownModel:
         return read_architecture(self.config, self.name)
 
 
-@dataclass(frozen=True)
-class ModelRow:
-    """What a list of models shows of one. `vocabulary` is None for a model that reads no words."""
-
-    name: str
-    repository: str
-    family: str
-    parameters: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    vocabulary: int | None
-
-
 @functools.cache
 def known_models() -> tuple[KnownModel, ...]:
     """The catalog, in its order."""
@@ -86,20 +71,6 @@ def known_models() -> tuple[KnownModel, ...]:
 def model_names() -> list[str]:
     """Short names of the catalog's models, in its order."""
     return [model.name for model in known_models()]
-
-
-def model_rows() -> list[ModelRow]:
-    """The catalog for a table."""
-    rows = []
-    for model in known_models():
-        a = find_model(model.name)
-        rows.append(
-            ModelRow(
-                model.name, model.repository, family_of(a), a.parameters, a.layers, a.hidden, a.heads, a.kv_heads,
-                a.vocabulary or None,
-            )
-        )  # fmt: skip
-    return rows
 
 
 def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architecture:
@@ -132,16 +103,20 @@ def family_of(architecture: Architecture) -> str:
     return {"decoder": "text_generation", "encoder": "embedding", "vision": "vision"}[architecture.kind]
 
 
-def check_family(architecture: Architecture, word: str) -> None:
-    """Whether a plan's `model_family` suits its model. Raises ValueError naming the words that are known or fit."""
+def family_note(architecture: Architecture, word: str) -> list[str]:
+    """A remark where the `model_family` of a plan is not what its model is.
+
+    Raises ValueError naming the words that are known.
+    """
     plain = word.lower().replace("-", "_")
     plain = _SYNONYMS.get(plain, plain)
     if plain not in _FAMILIES:
         raise ValueError(f"model_family: {word!r} is not known; use one of: {', '.join(_FAMILIES)}")
     family = family_of(architecture)
     kind = "audio" if family == "audio" else architecture.kind
-    if kind not in _FAMILIES[plain]:
-        raise ValueError(f"model_family: {architecture.name} is of the family {family}, not {plain}")
+    if kind in _FAMILIES[plain]:
+        return []
+    return [f"{architecture.name} is a model of the family {family}, not of {plain}; its own counts"]
 
 
 @functools.cache

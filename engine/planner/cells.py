@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 
+from configs.calibration import QUIET_SHARE
 from configs.cell import Cell, GenerateWorkload, NoopWorkload, TrainWorkload
 from configs.hardware import Accelerator, Machine
 from configs.prediction import Prediction
@@ -34,6 +35,10 @@ EAGER_LAYER_SECONDS = 2e-4
 time of a layer on a server core with all of it in the caches, measured by this project's calibration, 2026-11."""
 _EAGER_TRAINING = 3
 """Backward and optimizer issue about twice as many operators as the forward: assumption."""
+DATA_SHEET_FACTOR = 1.6
+"""How far predictions from a data sheet are usually off, as a factor: it reaches the shares that published runs do."""
+MEASURED_FACTOR, ESTIMATE_FACTOR = 1.4, 3.0
+"""The same of operators measured on this machine, and of a CPU that is known by its name or flags alone."""
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English (OpenAI, "What are tokens and how to count them?", help.openai.com, 2024)."""
 
@@ -119,16 +124,30 @@ def priced(prediction: Prediction, cell: Cell, machine: Machine) -> Prediction:
 def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
     """The interval's half-width as a factor where nothing was learnt: how far such figures are usually off.
 
-    Measured operators on this machine: 1.4 (quiet to busy neighbours alone make 1.2); a data sheet, with the shares of
-    it that published runs reach: 1.6; an estimate of a CPU from its name or flags: 3. transformers has overheads of
-    its own that nobody measured: twice that. More cores a rank than were measured with: 1.5 times.
+    Measured operators on this machine: 1.4 (quiet to busy neighbours alone make 1.2), more if others were at work
+    meanwhile; a data sheet: DATA_SHEET_FACTOR; an estimate of a CPU from its name or flags: 3. transformers has
+    overheads of its own that nobody measured: twice that. More cores a rank than were measured with: 1.5 times.
     """
-    factor = 1.4 if accelerator.operators else 3.0 if accelerator.kind == "cpu" else 1.6
+    if accelerator.operators:
+        factor = _calibration_factor(accelerator.others_cpu_share or 0.0)
+    else:
+        factor = ESTIMATE_FACTOR if accelerator.kind == "cpu" else DATA_SHEET_FACTOR
     if cell.engine == "transformers":
         factor *= 2
     if accelerator.kind == "cpu" and cell.cores_per_rank > 1:
         factor *= 1.5
     return factor
+
+
+def _calibration_factor(others_cpu_share: float) -> float:
+    """Of measured operators; a noisy calibration is worth no less than an estimate from the CPU's name.
+
+    Where others took a share of the CPU, a rank had as little as the rest of it, so that figures may be 1 / (1 - share)
+    times too slow; how much of that fell on the timed operators is not known.
+    """
+    if others_cpu_share <= QUIET_SHARE:
+        return MEASURED_FACTOR
+    return min(ESTIMATE_FACTOR, MEASURED_FACTOR / max(1e-9, 1 - others_cpu_share))
 
 
 def inference_setup(

@@ -39,6 +39,7 @@ class TrainingSetup:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     offload: Offload = "none"
     compiled: bool = False
+    fused_optimizer: bool = True  # AdamW in one kernel; False: tensor by tensor, as foreach or a loop does it
     reshard: bool = True  # fsdp: weights are freed after the forward and gathered again for the backward
 
     @property

@@ -2,6 +2,7 @@
 
 rankwise catalog list accelerators
 rankwise catalog list instances --provider aws --kind cuda --json
+rankwise catalog list links | cpus
 rankwise catalog refresh --provider azure --region eastus
 """
 
@@ -12,12 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from flows.cli.tables import print_table
+
 if TYPE_CHECKING:
     from configs.hardware_catalog import HardwareCatalog
 
-Kind = Literal["accelerators", "instances", "prices"]
+Kind = Literal["accelerators", "instances", "prices", "links", "cpus"]
 Provider = Literal["azure", "aws"]
 DONE, OTHER_ERROR = 0, 1
+_NARROWED_BY = {
+    "accelerators": ("--kind",),
+    "instances": ("--provider", "--kind", "--region"),
+    "prices": ("--provider", "--region"),
+    "links": (),
+    "cpus": (),
+}
 
 app = typer.Typer(help="Hardware and prices: what is known, from where, and fresh prices.", no_args_is_help=True)
 
@@ -41,11 +51,15 @@ def list_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with sources")] = False,
 ) -> None:
-    """List accelerators, instances or prices."""
-    from flows.cli.run import guarded
+    """List accelerators, instances, prices, links or CPUs."""
+    from flows.cli.errors import plainly
+    from flows.cli.run import WRONG_STUDY, guarded
 
-    work = lambda: catalog_list(kind, provider, device, region, own, assignments or (), as_json)  # noqa: E731
-    raise typer.Exit(guarded(work, Path(own.name) if own else Path(), bool((context.obj or {}).get("debug"))))
+    work = lambda: plainly(  # noqa: E731
+        lambda: catalog_list(kind, provider, device, region, own, assignments or (), as_json)
+    )
+    subject, debug = Path(own.name) if own else Path(), bool((context.obj or {}).get("debug"))
+    raise typer.Exit(guarded(work, subject, debug, wrong_value=WRONG_STUDY))
 
 
 @app.command("refresh")
@@ -58,9 +72,10 @@ def refresh_command(
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
     """Fetch today's prices of the listed instances into the cache, where they win over the shipped ones."""
+    from flows.cli.errors import plainly
     from flows.cli.run import guarded
 
-    work = lambda: catalog_refresh(provider, region or (), as_json)  # noqa: E731
+    work = lambda: plainly(lambda: catalog_refresh(provider, region or (), as_json))  # noqa: E731
     raise typer.Exit(guarded(work, Path(), bool((context.obj or {}).get("debug"))))
 
 
@@ -77,20 +92,30 @@ def catalog_list(
     from configs.hardware_catalog import catalog
     from flows.folders import cache_folder
 
+    given = {"--provider": provider, "--kind": device, "--region": region}
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name in asked:
+        if name not in _NARROWED_BY[kind]:
+            raise ValueError(f"{name} does not narrow {kind}; leave it out")
     found = catalog(cache_folder(), own, assignments)
     if kind == "prices":
         rows = price_rows(found, provider, region)
     elif kind == "instances":
         rows = instance_rows(found, provider, device, region)
-    else:
+    elif kind == "accelerators":
         rows = accelerator_rows(found, device)
+    else:
+        rows = figure_rows(found, kind)
     if not rows:
-        asked = {"--provider": provider, "--kind": device, "--region": region}
-        raise ValueError(f"no {kind} with {', '.join(f'{name} {value}' for name, value in asked.items() if value)}")
+        raise ValueError(f"no {kind} with {', '.join(f'{name} {value}' for name, value in asked.items())}")
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        _print_table({"accelerators": _ACCELERATOR, "instances": _INSTANCE, "prices": _PRICE}[kind], rows)
+        columns = _COLUMNS[kind]
+        table = [tuple(show(row) for show in columns.values()) for row in rows]
+        print_table(tuple(columns), table, words=[name for name in columns if name in _TEXT])
+        if kind in _NOTES:
+            print(_NOTES[kind])
     return DONE
 
 
@@ -170,6 +195,18 @@ def price_rows(
     ]
 
 
+def figure_rows(found: "HardwareCatalog", table: Literal["links", "cpus"]) -> list[dict[str, Any]]:
+    """Figures of each link or processor, with the layers that said them; what is not known is None."""
+    from configs.catalog_layers import as_row
+    from configs.catalog_rows import TABLES
+
+    rows = []
+    for name in found.names(table):
+        row = as_row(TABLES[table], f"{table}: {name}", found.figures(table, name))
+        rows.append({"name": name, **row.model_dump(mode="json"), "layers": _layers(found, name, table)})
+    return rows
+
+
 def _layers(found: "HardwareCatalog", name: str, table: str = "accelerators") -> list[str]:
     """The layers that have a say in an entry, the lowest first."""
     return list(dict.fromkeys(figure.layer for figure in found.figures(table, name).values()))
@@ -182,6 +219,10 @@ def _regions(found: "HardwareCatalog", name: str) -> set[str]:
         for _, offer in found.offers()
         if offer.machine == name and offer.price.market == "on_demand" and offer.price.region is not None
     }
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    return "-" if value is None else f"{value / unit:.4g}"
 
 
 def _teraflops(row: dict[str, Any], form: str) -> str:
@@ -236,21 +277,28 @@ _PRICE: _Columns = {
     "layer": lambda row: row["layer"],
     "source": lambda row: row["source"],
 }
+_LINK: _Columns = {
+    "name": lambda row: row["name"],
+    "GB/s one way": lambda row: _scaled(row["bytes_per_second"], 1e9),
+    "latency us": lambda row: _scaled(row["latency_seconds"], 1e-6),
+    "layers": lambda row: ", ".join(row["layers"]),
+}
+_CPU: _Columns = {
+    "name": lambda row: row["name"],
+    "cores": lambda row: str(row["cores"]),
+    "GHz": lambda row: _scaled(row["clock_hertz"], 1e9),
+    "GB/s a socket": lambda row: _scaled(row["bytes_per_second"], 1e9),
+    "float32": lambda row: _scaled(row["float32"], 1),
+    "bfloat16": lambda row: _scaled(row["bfloat16"], 1),
+    "int8": lambda row: _scaled(row["int8"], 1),
+    "layers": lambda row: ", ".join(row["layers"]),
+}
+_COLUMNS: dict[Kind, _Columns] = {
+    "accelerators": _ACCELERATOR, "instances": _INSTANCE, "prices": _PRICE, "links": _LINK, "cpus": _CPU,
+}  # fmt: skip
 _TEXT = ("name", "accelerators", "can have", "network", "link", "layers", "layer", "region", "market", "in", "source")
-
-
-def _print_table(columns: _Columns, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=250)
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=column != "source", justify="left" if column in _TEXT else "right")
-    for row in rows:
-        table.add_row(*(show(row) for show in columns.values()))
-    console.print(table)
-    if columns is _ACCELERATOR:
-        console.print("float32 to int8: dense peak TFLOP/s (int8: TOP/s); link: one direction; sources with --json")
+_NOTES: dict[Kind, str] = {
+    "accelerators": "float32 to int8: dense peak TFLOP/s (int8: TOP/s); link: one direction; sources with --json",
+    "links": "a network has no rate of its own: the instance says it; sources with --json",
+    "cpus": "float32 to int8: FLOP a cycle and core; sources with --json",
+}

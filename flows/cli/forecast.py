@@ -9,9 +9,16 @@ from configs.hardware import Machine
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedForecast
 from configs.study import Forecast
+from flows.cli.errors import plainly
+from flows.cli.tables import print_table
 
 
 def print_forecast(folder: Path, to: int | None, machine: str | None) -> int:
+    """As the command does it. Returns the exit code; raises ValueError for what is wrong, a file's error among it."""
+    return plainly(lambda: _print_forecast(folder, to, machine))
+
+
+def _print_forecast(folder: Path, to: int | None, machine: str | None) -> int:
     """Print every scaling experiment's forecast. Returns the exit code. Raises ValueError for what is not known."""
     from reports.experiments.scaling import scaling
     from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
@@ -31,9 +38,7 @@ def print_forecast(folder: Path, to: int | None, machine: str | None) -> int:
             continue
         print(f"  {forecast_sentence(found)}")
         table = forecast_table(found)
-        widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-        for row in (table.columns, *table.rows):
-            print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        print_table(table.columns, table.rows, words=0)
         print("\n".join(f"  - {line}" for line in forecast_lines(found)) + "\n")
     return 0
 

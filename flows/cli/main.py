@@ -181,9 +181,10 @@ def forecast(
 ) -> None:
     """Forecast a run's scaling beyond what was measured, over a stated interconnect."""
     from flows.cli.forecast import print_forecast
-    from flows.cli.run import guarded
+    from flows.cli.run import WRONG_STUDY, guarded
 
-    raise typer.Exit(guarded(lambda: print_forecast(folder, to, machine), folder, context.obj["debug"]))
+    work = lambda: print_forecast(folder, to, machine)  # noqa: E731
+    raise typer.Exit(guarded(work, folder, context.obj["debug"], wrong_value=WRONG_STUDY))
 
 
 @app.command("plan-check")

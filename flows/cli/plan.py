@@ -11,7 +11,7 @@ Exit codes: 0 planned, 3 planned but nothing fits, 2 the arguments are wrong.
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 PLANNED, WRONG_ARGUMENTS, NOTHING_FITS = 0, 2, 3
 HARDWARE = ("cuda", "rocm", "cpu")
 _SHOWN_OPTIONS = 8
+_EVERYWHERE = ("words", "as_json")
+# What each form of the command heeds; anything else that is given with it would be ignored, and is refused instead.
+_HEEDED = {
+    "a study": ("accelerator", "output", "learn_from", "own_catalog", "assignments"),
+    "--list-models": ("list_models",),
+    "--guide": ("guide", "accelerator"),
+    "--benchmark-out": ("model", "family", "mode", "gpus", "max_gpus", "batch_size", "distributed", "hardware",
+                        "sequence_length", "benchmark_out"),
+}  # fmt: skip
+_OPTIONS = {"as_json": "--json", "own_catalog": "--catalog", "assignments": "--set"}
 
 
 @dataclass(frozen=True)
@@ -67,22 +77,47 @@ def plan(request: Request) -> int:
     wrong = [kind for kind in kinds if kind not in HARDWARE]
     if wrong:
         return _refused(f"--hardware {wrong[0]}: use one or more of: {' '.join(HARDWARE)}")
+    form = "a study" if others else "--list-models" if request.list_models else "--guide" if request.guide else None
+    form = form or ("--benchmark-out" if request.benchmark_out is not None else None)
+    ignored = _ignored(request, form, kinds)
+    if ignored is not None:
+        return _refused(ignored)
     if others:
         from flows.cli.plan_study import plan_study
 
         return plan_study(
             Path(others[0]), list(request.assignments), request.as_json, learn_from=request.learn_from,
-            machine=request.accelerator, output=request.output,
+            machine=request.accelerator, output=request.output, own=request.own_catalog,
         )  # fmt: skip
     if request.list_models:
+        from flows.cli.plan_lists import list_models
+
         return list_models(request.as_json)
     if request.guide:
+        from flows.cli.plan_lists import show_guide
+
         return show_guide(request.accelerator, request.as_json)
     if request.benchmark_out is not None:
         from flows.cli.plan_benchmark import write_benchmark
 
         return write_benchmark(request, kinds or HARDWARE, request.benchmark_out)
     return plan_model(request, kinds or HARDWARE)
+
+
+def _ignored(request: Request, form: str | None, kinds: Sequence[str]) -> str | None:
+    """Which option would have no effect, as a sentence; None where all have one."""
+    given = [field.name for field in fields(request) if getattr(request, field.name) != field.default]
+    given += ["hardware"] if kinds and "hardware" not in given else []
+    if form is not None:
+        for name in given:
+            if name not in (*_EVERYWHERE, *_HEEDED[form]):
+                option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+                return f"{option} has no effect on {form}; leave it out"
+    elif request.learn_from is not None:
+        return "--learn-from corrects the prediction of a study; leave it out of a plan for --model"
+    if request.gpus is not None and request.max_gpus is not None:
+        return "--gpus names a number, --max-gpus looks for one up to it; give one of them"
+    return None
 
 
 def split_words(words: Sequence[str], hardware: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -108,6 +143,12 @@ def plan_model(request: Request, kinds: Sequence[str]) -> int:
     assert request.model is not None
     architecture = find_model(request.model, cache_folder())
     selector = HardwareSelector(catalog(cache_folder(), request.own_catalog, request.assignments))
+    named = request.accelerator
+    if named is not None:
+        known = selector.hardware
+        device = known.instance(named).accelerator if "/" in named else known.accelerator(named)
+        if device.kind not in kinds:
+            raise ValueError(f"--hardware {' '.join(kinds)}: --accelerator {named} is {device.kind}; leave one out")
     choice: dict[str, Any] | None = None
     tried, machine = counts(request.distributed, request.gpus, request.max_gpus), None
     if request.accelerator is None:
@@ -146,6 +187,7 @@ def _config(
     common: dict[str, Any] = {"accelerator": named, "machine": machine}
     if named is not None and "/" in named:
         common = {"accelerator": None, "machine": named}
+    common["market"] = "spot" if request.spot else "on_demand"
     if request.mode == "training":
         return selector.get_distributed_training_config(
             _family(request, architecture), architecture, gpus, request.batch_size, request.max_memory_gb,
@@ -212,23 +254,33 @@ def _print_time(config: dict[str, Any], training: bool) -> None:
         parts = "  ".join(
             f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.3g}"
             for name, seconds in config["predicted_time"].items()
-            if seconds > 0
+            if name.endswith("_seconds") and seconds > 0
         )
         speed = f"{config['tokens_per_second']:,.0f} tokens/s, MFU {config['model_flops_utilization']:.0%}"
-        print(f"Step             {config['step_seconds']:.3g} s ({parts}), {speed}")
+        print(f"Step             {config['step_seconds']:.3g} s a step {_range(config)}, {speed}")
+        print(f"  seconds        {parts}")
         return
-    line = f"Batch            {config['batch_seconds']:.3g} s, first token after {config['ttft_seconds']:.3g} s"
+    line = f"Batch            {config['batch_seconds']:.3g} s a batch {_range(config)}"
+    if config["new_tokens"]:
+        line += f", first token after {config['ttft_seconds']:.3g} s"
     if config["time_per_output_token_seconds"]:
         line += f", then {config['time_per_output_token_seconds'] * 1e3:.3g} ms each"
     print(f"{line}, {config['tokens_per_second']:,.0f} tokens/s")
 
 
+def _range(config: dict[str, Any]) -> str:
+    said = config["predicted_time"]
+    return f"({said['low']:.2g} to {said['high']:.2g})"
+
+
 def _cost(config: dict[str, Any]) -> str:
     usd, hour = config["usd_per_million_tokens"], config.get("usd_per_hour")
     if usd is None:
-        return f"not known: the catalog has no price of {config['machine']}"
+        kind = "spot price" if config["market"] == "spot" else "price"
+        return f"not known: the catalog has no {kind} of {config['machine']}"
     rate = f", {hour:.2f} USD an hour" if hour else ""
-    return f"{usd:.3g} USD per million tokens on {config['machine']}{rate}; whole machines are paid"
+    spot = " at spot prices" if config["market"] == "spot" else ""
+    return f"{_usd(usd)} USD per million tokens on {config['machine']}{rate}{spot}; whole machines are paid"
 
 
 def _print_candidates(candidates: list[dict[str, Any]], training: bool) -> None:
@@ -298,7 +350,9 @@ def _one_of_each(options: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _usd(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.3g}"
+    from engine.planner.choice.described import short
+
+    return "not known" if value is None else short(value)
 
 
 def _write(request: Request, answer: dict[str, Any], setup: Any) -> None:
@@ -320,54 +374,6 @@ def _write(request: Request, answer: dict[str, Any], setup: Any) -> None:
     print(f"Files            {request.output}: {', '.join(files)}", file=say)
     for name, reason in left_out.items():
         print(f"Left out         {name}: {reason}", file=say)
-
-
-def list_models(as_json: bool) -> int:
-    """Every model that is known by name."""
-    from engine.planner.catalog import known_models
-
-    models = [(model, model.architecture) for model in known_models()]
-    if as_json:
-        found = [
-            {
-                "name": model.name,
-                "repository": model.repository,
-                "kind": architecture.kind,
-                "model_type": architecture.model_type,
-                "parameters": architecture.parameters,
-            }
-            for model, architecture in models
-        ]
-        print(json.dumps(found, indent=1))
-        return PLANNED
-    rows = [
-        (model.name, architecture.kind.replace("_", "-"), architecture.model_type, model.repository,
-         f"{architecture.parameters / 1e6:,.0f}")
-        for model, architecture in models
-    ]  # fmt: skip
-    print_table(("model", "kind", "type", "repository", "million parameters"), rows, words=4)
-    print("Any other: --model FOLDER, with the model's config.json in it")
-    return PLANNED
-
-
-def show_guide(accelerator: str | None, as_json: bool) -> int:
-    """The table of model sizes, computed."""
-    from dataclasses import asdict
-
-    from configs.hardware_catalog import accelerator as named
-    from engine.planner.guide import GUIDE_ACCELERATORS, guide_rows, guide_table
-
-    tables = {name: guide_rows(named(name)) for name in ([accelerator] if accelerator else GUIDE_ACCELERATORS)}
-    if as_json:
-        print(json.dumps({name: [asdict(row) for row in rows] for name, rows in tables.items()}, indent=1))
-        return PLANNED
-    for number, (name, rows) in enumerate(tables.items()):
-        header, cells = guide_table(rows)
-        print(f"{'' if not number else chr(10)}Generation on {name}, as promised and as predicted")
-        print_table(header, cells)
-        for row in rows:
-            print(f"{row.size}: {' '.join(row.sentences)}")
-    return PLANNED
 
 
 def _refused(message: str) -> int:

@@ -8,8 +8,8 @@ can is asked of `configs.cell` itself, so that a strategy moves from the comment
 measures it.
 """
 
+import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -42,10 +42,13 @@ def write_benchmark(request: "Request", hardware: Sequence[str], file: Path) -> 
     architecture = find_model(request.model, cache_folder())
     text, comments = benchmark(request, architecture, hardware, file.absolute().parent, len(os.sched_getaffinity(0)))
     write_atomically(file, text)
-    say = sys.stderr if request.as_json else sys.stdout
-    print(f"{file}: written; `rankwise validate {file}`, then `rankwise run {file}`", file=say)
+    if request.as_json:
+        left_out = [{"what": what, "reason": reason} for what, reason in comments]
+        print(json.dumps({"written": str(file), "left_out": left_out}, indent=1))
+        return PLANNED
+    print(f"{file}: written; `rankwise validate {file}`, then `rankwise run {file}`")
     for what, reason in comments:
-        print(f"  comment only  {what}: {reason}", file=say)
+        print(f"  comment only  {what}: {reason}")
     return PLANNED
 
 

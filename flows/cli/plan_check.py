@@ -4,13 +4,13 @@ Exit codes: 0 predicted (single rows may have none, with the reason), 2 a file i
 """
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from engine.planner.check.rows import Checked, CheckedRow
 from engine.planner.check.table import CheckedFile, check_files
+from flows.cli.tables import print_table
 
 PREDICTED, WRONG_FILE = 0, 2
 
@@ -24,13 +24,16 @@ def plan_check(predict: Path, fit: Path | None, as_json: bool) -> int:
         return WRONG_FILE
     if found.ignored:
         print(f"{predict}: not known and not used: {', '.join(found.ignored)}", file=sys.stderr)
+    for note in found.notes:
+        print(note, file=sys.stderr)
     if as_json:
         print(json.dumps(checked_json(found.result), indent=1))
         return PREDICTED
     title = f"{found.kind.title}: {found.kind.measured[0]}, predicted from constants" + (
         f" and the rows of {fit}" if fit else ""
     )
-    _print_table(title, _header(found), _cells(found))
+    print(title)
+    print_table(_header(found), _cells(found), words=sum(name not in found.kind.numbers for name in found.kind.shown))
     for line in _summary(found):
         print(line)
     return PREDICTED
@@ -83,31 +86,3 @@ def _summary(found: CheckedFile) -> list[str]:
 def _number(value: float) -> str:
     """Four digits that count."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _print_table(title: str, header: list[str], lines: list[list[str]]) -> None:
-    """With rich on a terminal, else plain columns."""
-    print(title)
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in header:
-            table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
-        for line in lines:
-            table.add_row(*(Text(cell) for cell in line))
-        Console(width=max(_LEAST_WIDTH, shutil.get_terminal_size().columns)).print(table)
-        return
-    widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
-    for line in (header, *lines):
-        cells = [
-            cell.ljust(width) if name in _WORDS else cell.rjust(width)
-            for name, cell, width in zip(header, line, widths, strict=True)
-        ]
-        print("  ".join(cells).rstrip())
-
-
-_WORDS = ("model", "gpu", "dtype", "parallelism")
-_LEAST_WIDTH = 100

@@ -62,6 +62,7 @@ def plan(
     ] = None,
 ) -> None:
     """Predict what fits, how fast and at what price, before anything is run."""
+    from flows.cli.errors import plainly
     from flows.cli.plan import Request
     from flows.cli.plan import plan as answer
     from flows.cli.run import WRONG_STUDY, guarded
@@ -75,4 +76,5 @@ def plan(
         assignments=tuple(assignments or ()),
     )  # fmt: skip
     subject = Path(words[0]) if words else Path(model or "plan")
-    raise typer.Exit(guarded(lambda: answer(request), subject, context.obj["debug"], wrong_value=WRONG_STUDY))
+    work = lambda: plainly(lambda: answer(request))  # noqa: E731
+    raise typer.Exit(guarded(work, subject, context.obj["debug"], wrong_value=WRONG_STUDY))

@@ -50,6 +50,7 @@ class PlannedStudy:
     basis: tuple[str, ...]
     advice: str | None
     cost: StudyCost
+    learnt: str | None = None
 
     def said(self, key: str) -> Prediction:
         """Of one cell."""
@@ -64,14 +65,15 @@ def plan_study(
     learn_from: str | None = None,
     machine: str | None = None,
     output: Path | None = None,
+    own: Path | None = None,
 ) -> int:
     """Predict a study and print it. Returns the exit code.
 
     top: rows an experiment prints at most. machine: `provider/instance`, or an accelerator of the catalog, instead of
-    the targets' own. learn_from: glob of run folders. output: CSV of all cells.
+    the targets' own. learn_from: glob of run folders. output: CSV of all cells. own: the user's catalog file.
     Raises StudyError, and ValueError naming the option that is wrong.
     """
-    study = planned(load_study(path, assignments), path.parent, cache_folder(), learn_from, machine)
+    study = planned(load_study(path, assignments), path.parent, cache_folder(), learn_from, machine, own)
     if output is not None:
         write_atomically(output, cells_csv(study))
     if as_json:
@@ -84,7 +86,12 @@ def plan_study(
 
 
 def planned(
-    study: StudySpec, base: Path, cache: Path, learn_from: str | None = None, machine: str | None = None
+    study: StudySpec,
+    base: Path,
+    cache: Path,
+    learn_from: str | None = None,
+    machine: str | None = None,
+    own: Path | None = None,
 ) -> PlannedStudy:
     """Expand and predict a study without a network, on machines that may have more ranks than this one."""
     models = [_known_model(study, position, cache, base) for position in range(len(study.models))]
@@ -92,16 +99,18 @@ def planned(
     with tempfile.TemporaryDirectory() as folder:
         scratch = RunPaths(Path(folder))
         inputs = copy_inputs(study, scratch, base)
-        plan = make_plan(study, models, inputs, scratch.inputs, cache)
-        machines, elsewhere = _machines(plan, here, catalog(cache), machine)
-        plan = plan.model_copy(update={"prices": plan.prices | _prices(machines if machine else {})})
-        known = [] if learn_from is None else _learned(learn_from, here, cache)
-        predictor = Predictor(plan, scratch.inputs, cache, elsewhere, known)
+        machines, elsewhere = _machines(study, here, catalog(cache, own), machine)
+        plan = make_plan(study, models, inputs, scratch.inputs, cache, machine_of=elsewhere)
+        unpriced = {target: each for target, each in machines.items() if machine or not plan.prices[target].price}
+        plan = plan.model_copy(update={"prices": plan.prices | _prices(unpriced)})
+        known = [] if learn_from is None else _learned(learn_from, here)
+        predictor = Predictor(plan, scratch.inputs, cache, elsewhere, [one for one, _ in known])
         predictions = predictor.predict_all()
     plan = plan.model_copy(update={"predictions": predictions})
     basis = tuple(dict.fromkeys(said.basis for said in predictions.values() if said.basis))
     local = any(cell.model and cell.target not in machines for cell in plan.cells.values())
-    return PlannedStudy(plan, basis, here.advice if local else None, study_cost(plan))
+    learnt = None if learn_from is None else _learnt(known, predictions, elsewhere is not None)
+    return PlannedStudy(plan, basis, here.advice if local else None, study_cost(plan), learnt)
 
 
 def _known_model(study: StudySpec, position: int, cache: Path, base: Path) -> PlannedModel:
@@ -114,14 +123,30 @@ def _known_model(study: StudySpec, position: int, cache: Path, base: Path) -> Pl
     return PlannedModel(name=spec.name, identity=identity, manifest=str(manifest) if manifest.is_file() else "")
 
 
-def _learned(pattern: str, here: LocalMachine, cache: Path) -> list[Known]:
-    """What runs teach. Raises ValueError where the pattern means no run folder."""
+def _learned(pattern: str, here: LocalMachine) -> list[tuple[Known, int]]:
+    """What each run teaches, and its number of cells with a model. Raises ValueError where there is no run folder."""
     from reports.reading.load import load_study as load_run
 
     folders = [Path(name) for name in sorted(glob.glob(pattern)) if (Path(name) / "plan.json").is_file()]
     if not folders:
         raise ValueError(f"--learn-from {pattern}: no run folder (with a plan.json) is called so; quote the pattern")
-    return [experiences_of(load_run(RunPaths(folder)), here.fingerprint) for folder in folders]
+    runs = [load_run(RunPaths(folder)) for folder in folders]
+    return [
+        (experiences_of(run, here.fingerprint), sum(1 for cell in run.plan.cells.values() if cell.model))
+        for run in runs
+    ]
+
+
+def _learnt(known: Sequence[tuple[Known, int]], said: dict[str, Prediction], elsewhere: bool) -> str | None:
+    """Why the runs that were named correct nothing; None where something is corrected."""
+    if any(each.correction is not None for each in said.values()):
+        return None
+    taught, cells = sum(len(one.experiences) for one, _ in known), sum(count for _, count in known)
+    if elsewhere:
+        return f"nothing learnt: 0 of {cells} cells (runs of this machine say nothing of another one)"
+    if not taught:
+        return f"nothing learnt: 0 of {cells} cells (measured on other hardware, beside others' work, or not completed)"
+    return f"nothing learnt: {taught} of {cells} cells could teach, but they are of other models or work than these"
 
 
 def _prices(machines: dict[str, Machine]) -> dict[str, TargetPrices]:
@@ -137,11 +162,11 @@ def _prices(machines: dict[str, Machine]) -> dict[str, TargetPrices]:
 
 
 def _machines(
-    plan: Plan, here: LocalMachine, known: HardwareCatalog, named: str | None
+    study: StudySpec, here: LocalMachine, known: HardwareCatalog, named: str | None
 ) -> tuple[dict[str, Machine], MachineOf | None]:
     """Machines of targets that are elsewhere, and where each cell would run; None where all would on this machine."""
     machines: dict[str, Machine] = {}
-    for target in plan.targets:
+    for target in study.targets:
         name = named or target.machine
         if name is not None:
             try:
@@ -225,7 +250,7 @@ def _remarks(study: PlannedStudy) -> list[str]:
     if len(study.basis) > 3:
         lines.append(f"speeds: {len(study.basis) - 3} more kinds of basis")
     learned = correction_text(list(study.plan.predictions.values()))
-    lines += [learned] if learned else []
+    lines += [line for line in (learned, study.learnt) if line]
     reasons: dict[str, int] = {}
     for said in study.plan.predictions.values():
         if said.reason:
@@ -258,6 +283,27 @@ def _print_experiment(study: PlannedStudy, experiment: PlannedExperiment, top: i
     header = tuple("step" if name == "first token" and _trains(study, experiment) else name for name in _HEADER)
     rows = [_row(point.label, plan.cells[point.cell].layout.ranks, study.said(point.cell)) for point in shown]
     print_table(header, rows)
+    if experiment.candidates:
+        _print_candidates(experiment, top)
+
+
+def _print_candidates(experiment: PlannedExperiment, top: int) -> None:
+    """All layouts in the order of the prediction, and what becomes of each."""
+    shown = experiment.candidates[:top]
+    print(
+        f"ranking of {len(experiment.candidates)} layouts"
+        + (f", the first {top}" if len(experiment.candidates) > top else "")
+    )
+    rows = [
+        (
+            each.label,
+            "measured" if each.cell else f"not measured: {each.reason}",
+            _rate(each.prediction, "-"),
+            {None: "-", True: "yes", False: "NO"}[each.prediction.fits],
+        )
+        for each in shown
+    ]
+    print_table(("layout", "", "predicted", "fits"), rows, words=2)
 
 
 def _trains(study: PlannedStudy, experiment: PlannedExperiment) -> bool:
@@ -299,6 +345,7 @@ def as_data(study: PlannedStudy) -> dict[str, Any]:
         "basis": list(study.basis),
         "advice": study.advice,
         "correction": correction_text(list(plan.predictions.values())),
+        "learnt": study.learnt,
         "launches": study.cost.launches,
         "visits": study.cost.visits,
         "seconds": study.cost.seconds,
@@ -309,6 +356,15 @@ def as_data(study: PlannedStudy) -> dict[str, Any]:
                 "kind": experiment.kind,
                 "model": experiment.model,
                 "points": [{"label": point.label, "cell": point.cell} for point in experiment.points],
+                "candidates": [
+                    {
+                        "label": each.label,
+                        "cell": each.cell,
+                        "not_measured": each.reason,
+                        **each.prediction.model_dump(mode="json"),
+                    }
+                    for each in experiment.candidates
+                ],
             }
             for experiment in plan.experiments
         ],

@@ -5,11 +5,12 @@ print_table(("name", "GB"), [("opt-1.3b", "2.6")], words=1)
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> None:
-    """The first `words` columns are text and stand to the left, the others are figures and stand to the right."""
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int | Collection[str] = 1) -> None:
+    """The first `words` columns, or those of these names, are text and stand to the left; figures to the right."""
+    left = [number < words if isinstance(words, int) else name in words for number, name in enumerate(header)]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     if sys.stdout.isatty():
         from rich.console import Console
@@ -18,7 +19,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for number, name in enumerate(header):
-            table.add_column(name, justify="left" if number < words else "right", no_wrap=True)
+            table.add_column(name, justify="left" if left[number] else "right", no_wrap=True)
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         # A table that is wider than the terminal is folded by it; rich would cut figures off.
@@ -27,7 +28,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int
         return
     for row in (header, *rows):
         cells = [
-            cell.ljust(width) if number < words else cell.rjust(width)
+            cell.ljust(width) if left[number] else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())

@@ -113,7 +113,7 @@ def forecast_sentence(result: StudyForecast) -> str:
     last = result.last
     text = (
         f"At {plural(last.ranks, 'rank')} a {result.unit} is forecast to take {_seconds_text(last)} and efficiency to "
-        f"be {percent(last.efficiency, 2)} ({_range(last.efficiency_interval, 100)})"
+        f"be {_efficiency(last.efficiency)} ({_range(last.efficiency_interval, 100)})"
     )
     return f"{text}. {half_text(result)}"
 
@@ -128,6 +128,10 @@ def half_text(result: StudyForecast) -> str:
     if half.ranks is None:
         return f"Efficiency does not fall under {share} up to {most} ranks, but may from {low} on."
     high = f"beyond {most}" if half.high is None else f"{half.high:,.0f}"
+    if half.high is None and half.low < 2 * result.measured_to:
+        # From the next doubling to beyond the end: a number in between would be no finding.
+        where = f"anywhere from {low} ranks to {high}"
+        return f"What was measured does not tell where efficiency falls under {share}: {where}."
     where = f"{half.ranks:,.0f} ranks ({low} to {high})"
     if half.ranks <= result.measured_to and not result.stated:
         return f"Efficiency falls under {share} at {where}, which was measured."
@@ -236,9 +240,15 @@ def _row(result: StudyForecast, point: ForecastPoint) -> tuple[str, ...]:
         state,
         estimate_cell(result.seconds.get(point.ranks), 1000),
         f"{number(point.seconds * 1000)} ({_range(point.seconds_interval, 1000)})",
-        "100 %" if first else f"{percent(point.efficiency, 2)} ({_range(point.efficiency_interval, 100)})",
+        "100 %" if first else f"{_efficiency(point.efficiency)} ({_range(point.efficiency_interval, 100)})",
         percent(point.communication_share, 2) if result.sends else UNKNOWN,
     )
+
+
+def _efficiency(share: float) -> str:
+    """Two digits, and a third or fourth where two would hide on which side of a half it lies."""
+    digits = next((digits for digits in (2, 3) if percent(share, digits) != percent(HALF, digits)), 4)
+    return percent(share, digits if share != HALF else 2)
 
 
 def _seconds_text(point: ForecastPoint) -> str:

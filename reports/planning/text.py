@@ -3,6 +3,8 @@
 context |= planning_context(study, album)       # names that planning.md.j2 asks for
 """
 
+import re
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -30,6 +32,7 @@ from reports.text import (
     Table,
     escaped,
     estimate_cell,
+    joined,
     mebibytes,
     number,
     percent,
@@ -95,7 +98,7 @@ def prediction_lines(study: StudyResult, judged: list[Judged]) -> list[str]:
     lines = [_correction(kind, found) for kind, found in corrections(study).items()]
     if not lines:
         lines.append("No correction was in force: nothing was learnt from past records of this hardware.")
-    sources = dict.fromkeys(prediction.basis for prediction in study.plan.predictions.values() if prediction.basis)
+    sources = _sources(prediction.basis for prediction in study.plan.predictions.values())
     if sources:
         lines.append(f"The hardware's figures: {'; '.join(sources)}.")
     left = unjudged(study, judged)
@@ -104,6 +107,22 @@ def prediction_lines(study: StudyResult, judged: list[Judged]) -> list[str]:
         reasons = "; ".join(f"{count:,}: {reason}" for reason, count in left.most_common())
         lines.append(f"{plural(total, 'cell')} of {len(study.cells):,} not judged by {_a_rate(total)}. {reasons}.")
     return lines
+
+
+def _sources(bases: Iterable[str]) -> list[str]:
+    """Distinct parts of what predictions stand on; those that differ in one number only are said once, with each.
+
+    `measured here with 1 of 2 cores busy`, `... with 2 of 2 ...` -> `measured here with 1 and 2 of 2 cores busy`.
+    """
+    numbers: dict[tuple[str, str], list[str]] = {}
+    for part in dict.fromkeys(part for basis in bases for part in basis.split("; ") if part):
+        found = re.search(r"(?<= )\d+(?= )", part)
+        start, end = found.span() if found else (len(part), len(part))
+        numbers.setdefault((part[:start], part[end:]), []).append(part[start:end])
+    return [
+        before + joined(sorted(found, key=lambda text: int(text or 0))) + after
+        for (before, after), found in numbers.items()
+    ]
 
 
 def _a_rate(total: int) -> str:

@@ -88,12 +88,16 @@ def _band(axes: "Axes", ranks: list[int], low: list[float], high: list[float]) -
 def _ranks_axis(axes: "Axes", result: StudyForecast, top: bool = False) -> None:
     """`top`: where the border is named, away from the curve."""
     ranks = [point.ranks for point in result.found.points]
-    axes.axvline(result.measured_to * 2**0.5, color="#222222", linewidth=0.8, linestyle=":")
+    border = result.measured_to * 2**0.5
+    axes.axvline(border, color="#222222", linewidth=0.8, linestyle=":")
+    wide = border**2 < ranks[0] * ranks[-1]  # on the side that has room for the words
     axes.annotate(
-        "measured | forecast",
-        (result.measured_to * 2**0.5, 0.97 if top else 0.02),
+        "forecast →" if wide else "← measured",
+        (border, 0.97 if top else 0.02),
+        (5 if wide else -5, 0),
         xycoords=axes.get_xaxis_transform(),
-        ha="center",
+        textcoords="offset points",
+        ha="left" if wide else "right",
         va="top" if top else "bottom",
         fontsize=7.5,
         color="#222222",
@@ -108,13 +112,13 @@ def _ranks_axis(axes: "Axes", result: StudyForecast, top: bool = False) -> None:
 
 
 def _time_ticks(axes: "Axes") -> None:
-    """Plain numbers: 1, 2 and 5 of each decade, or of many decades the powers of ten."""
+    """Plain numbers: 1, 2 and 5 of each decade, or of many decades the powers of ten; one at either end of the axis."""
     low, high = axes.get_ylim()
     steps = (1.0,) if high / low > 1e3 else (1.0, 2.0, 5.0)
     places = [step * 10.0**power for power in range(-6, 9) for step in steps]
-    shown = [place for place in places if low <= place <= high]
-    if len(shown) < 2:
-        middle = (low * high) ** 0.5
-        shown = [float(f"{value:.2g}") for value in (low * 1.02, middle, high / 1.02)]
+    least = max((place for place in places if place <= low), default=low)
+    most = min((place for place in places if place >= high), default=high)
+    shown = [place for place in places if least <= place <= most]
     axes.set_yticks(shown, [f"{place:,.10g}" for place in shown])
+    axes.set_ylim(least, most)
     axes.minorticks_off()

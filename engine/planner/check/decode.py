@@ -21,7 +21,7 @@ from configs.cell import Layout
 from configs.hardware import Machine
 from configs.hardware_catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import Row, RowPrediction
+from engine.planner.check.rows import Row, RowPrediction, measured_figure, whole_number
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.timing.inference import generation_time
 
@@ -63,7 +63,7 @@ class _Scale:
 
 
 def predict(rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
-    """One prediction a row; None with a reason for what is not known. Raises ValueError for a wrong row of `fit`."""
+    """One prediction a row; None with a reason for what is not known."""
     scales = _scales(fit)
     return [_predicted(row, scales) for row in rows]
 
@@ -80,14 +80,15 @@ def _scales(fit: Sequence[Row]) -> list[_Scale]:
     """Of each model, GPU and dtype the row with the fewest GPUs (of equals, the smallest batch)."""
     smallest: dict[tuple[str, str, str], tuple[tuple[int, int], _Scale]] = {}
     for row in fit:
-        if not (row.get(MEASURED) or "").strip():
+        measured = measured_figure(row, MEASURED)
+        if measured is None:
             continue
         try:
             point = _point(row)
             predicted = point.tokens_per_second
         except ValueError:
             continue  # what is not known teaches nothing
-        scale = _Scale(point, float(row[MEASURED]) / predicted)
+        scale = _Scale(point, measured / predicted)
         size = (point.setup.layout.tp, point.setup.batch)
         key = (point.model, point.gpu, point.dtype)
         if key not in smallest or size < smallest[key][0]:
@@ -114,7 +115,7 @@ def _scale_of(point: _Point, scales: Sequence[_Scale]) -> float:
 def _point(row: Row) -> _Point:
     """Raises ValueError for a model, GPU, dtype or number that is not known."""
     weights, group = _format(row["dtype"])
-    gpus = _whole(row, "num_gpus")
+    gpus = whole_number(row, "num_gpus")
     if gpus > _NODE_GPUS:
         raise ValueError(
             f"num_gpus: {gpus} are more than the {_NODE_GPUS} of a node, and no link between nodes is given"
@@ -125,8 +126,8 @@ def _point(row: Row) -> _Point:
         architecture=find_model(row["model"]),
         machine=Machine(name=device.name, accelerator=device, accelerators=_NODE_GPUS),
         layout=Layout(tp=gpus),
-        batch=_whole(row, "batch_size"),
-        prompt_tokens=_whole(row, "prompt_tokens"),
+        batch=whole_number(row, "batch_size"),
+        prompt_tokens=whole_number(row, "prompt_tokens"),
         new_tokens=_NEW_TOKENS,
         weights=weights,
         compute=compute,
@@ -148,13 +149,3 @@ def _format(text: str) -> tuple[WeightFormat, int]:
     if found is None or found[1] not in _FORMATS:
         raise ValueError(f"dtype: {text!r} is not known; use one of: bf16, fp16, fp32, fp8, int8, int4, int4-g128")
     return _FORMATS[found[1]], int(found[2] or _INT4_GROUP)
-
-
-def _whole(row: Row, column: str) -> int:
-    try:
-        number = float(row[column])
-    except ValueError:
-        number = 0.0
-    if number < 1 or number != int(number):
-        raise ValueError(f"{column}: {row[column]!r} is not a whole number of at least 1")
-    return int(number)

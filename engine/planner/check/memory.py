@@ -19,10 +19,10 @@ from functools import lru_cache
 from configs.cell import Layout
 from configs.hardware import Accelerator, Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import Row, RowPrediction
+from engine.planner.check.rows import Row, RowPrediction, whole_number
 from engine.planner.memory.framework import Framework
 from engine.planner.memory.training import training_memory
-from engine.planner.setup import Checkpointing, TrainingSetup
+from engine.planner.setup import Checkpointing, Precision, TrainingSetup
 
 _GIB = 2**30
 _TORCHTITAN = Framework(
@@ -51,15 +51,19 @@ class Degrees:
 def degrees(parallelism: str, ranks: int) -> Degrees:
     """Read `fsdp`, `fsdp32_tp8`, `fsdp8_tp8_pp8`, `hsdp4x8`; an axis without a number takes the ranks that are left.
 
+    `none` is one rank.
+
     Raises ValueError for a word that is not known, or numbers that do not make `ranks`.
     """
     found: dict[str, str | None] = {}
-    for word in re.split(r"[_+,/ -]+", parallelism.strip().lower()):
+    plain = parallelism.strip().lower()
+    for word in re.split(r"[_+,/ -]+", "fsdp1" if plain == "none" else plain):
         part = _PART.match(word)
         if part:
             found[part[1]] = part[2]
         elif word not in _IGNORED:
-            raise ValueError(f"parallelism {parallelism!r}: {word!r} is not one of fsdp, hsdp, ddp, dp, tp, cp, pp")
+            known = "fsdp, hsdp, ddp, dp, tp, cp, pp, or none on one GPU"
+            raise ValueError(f"parallelism {parallelism!r}: {word!r} is not one of {known}")
     numbers = {axis: 1 for axis in ("tp", "cp", "pp")}
     free = [axis for axis in found if found[axis] is None]
     for axis in numbers:
@@ -108,7 +112,7 @@ def _predict(row: Row) -> RowPrediction:
 
 def setup_of(row: Row) -> tuple[TrainingSetup, Framework]:
     """What a row trained. Raises ValueError naming the column that cannot be read."""
-    numbers = {name: _whole(row, name) for name in ("num_gpus", "local_batch_size", "sequence_length")}
+    numbers = {name: whole_number(row, name) for name in ("num_gpus", "local_batch_size", "sequence_length")}
     axes = degrees(row["parallelism"], numbers["num_gpus"])
     checkpointing = (row.get("activation_checkpointing") or "").strip().lower()
     if checkpointing not in _CHECKPOINTING:
@@ -118,7 +122,11 @@ def setup_of(row: Row) -> tuple[TrainingSetup, Framework]:
     if axes.pp > 1:
         framework = replace(framework, stays_gathered="all")
     # Ranks along the sequence share out the weights too.
-    layout = Layout(dp=axes.sharded * axes.cp, tp=axes.tp, pp=axes.pp, strategy="ddp" if axes.ddp else "fsdp")
+    # On one GPU torchtitan wraps nothing, whatever is named.
+    strategy = "none" if numbers["num_gpus"] == 1 else "ddp" if axes.ddp else "fsdp"
+    layout = Layout(dp=axes.sharded * axes.cp, tp=axes.tp, pp=axes.pp, strategy=strategy)
+    # Products are in 16 bits by FSDP's own means, and by autocast where there is no FSDP (`maybe_enable_amp`).
+    half: Precision = "bfloat16_mixed" if strategy == "fsdp" else "bfloat16_autocast"
     setup = TrainingSetup(
         architecture=find_model(row["model"]),
         machine=_machine(row.get("gpu") or "gpu"),
@@ -126,18 +134,11 @@ def setup_of(row: Row) -> tuple[TrainingSetup, Framework]:
         micro_batch=max(1, batch // micro_batches),
         sequence_length=-(-numbers["sequence_length"] // axes.cp),
         accumulation=micro_batches,
-        precision="float8_mixed" if _yes(row, "float8") else "bfloat16_mixed",
+        precision="float8_mixed" if _yes(row, "float8") else half,
         checkpointing=_CHECKPOINTING[checkpointing],
         compiled=_yes(row, "compile"),
     )
     return setup, framework
-
-
-def _whole(row: Row, name: str) -> int:
-    text = (row.get(name) or "").strip()
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{name} {text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _yes(row: Row, name: str) -> bool:

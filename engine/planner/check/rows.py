@@ -4,6 +4,7 @@ A checker of one kind of file is a function `predict(rows, fit) -> list[RowPredi
 column of `fit`, never that of `rows`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,14 +47,38 @@ class Checked:
         return float(np.percentile(self.errors, percent)) if self.errors else None
 
 
+def whole_number(row: Row, column: str) -> int:
+    """At least 1; `8.0` is one too. Raises ValueError that names the column."""
+    text = (row.get(column) or "").strip()
+    if not text:
+        raise ValueError(f"{column}: missing or empty")
+    number = _number(text)
+    if number is None or number < 1 or number != int(number):
+        raise ValueError(f"{column}: {text!r} is not a whole number of at least 1")
+    return int(number)
+
+
+def measured_figure(row: Row, column: str) -> float | None:
+    """What was measured; None where nothing is written, or anything but a number over 0 (`OOM`)."""
+    number = _number(row.get(column) or "")
+    return number if number is not None and number > 0 else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def checked(rows: Sequence[Row], predictions: Sequence[RowPrediction], column: str) -> Checked:
-    """Hold predictions against `column` of the rows; it may be absent or empty."""
+    """Hold predictions against `column` of the rows; it may be absent, empty or no number."""
     found = []
     for row, prediction in zip(rows, predictions, strict=True):
-        text = row.get(column) or ""
-        measured = float(text) if text.strip() else None
+        measured = measured_figure(row, column)
         error = None
-        if measured and prediction.predicted is not None:
+        if measured is not None and prediction.predicted is not None:
             error = abs(prediction.predicted - measured) / measured
         found.append(CheckedRow(prediction.predicted, measured, error, prediction.reason))
     return Checked(tuple(found))

@@ -4,17 +4,18 @@
     checked.kind.title, checked.result.percentile(50)
 
 Measured columns are taken out of a file's rows before a prediction is asked for, so that none can be read; of A
-they are read. All errors are ValueErrors that name the file and what would have worked.
+they are read. A cell that cannot be read costs its row and no other: a row of B has a reason instead of a prediction,
+or nothing that it is held against; a row of A is left out; `notes` names them. A file of the wrong shape is refused
+with a ValueError that names it and what would have worked.
 """
 
 import csv
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from engine.planner.check.rows import Checked, Row, RowPrediction, checked
+from engine.planner.check.rows import Checked, Row, RowPrediction, checked, measured_figure, whole_number
 
 Predictor = Callable[[Sequence[Row], Sequence[Row]], list[RowPrediction]]
 
@@ -25,7 +26,7 @@ class FileKind:
 
     telling: columns that only this kind has. required: without which no row can be predicted. numbers: of the
     required ones, those that hold a number. optional: known, not needed. measured: the first is the one predicted.
-    shown: columns that name a row in a table.
+    shown: columns that name a row in a table, words first.
     """
 
     title: str
@@ -63,7 +64,7 @@ KINDS = (
             "activation_checkpointing",
         ),
         measured=("tokens_per_second", "tokens_per_second_per_gpu", "mfu_percent", "hfu_percent"),
-        shown=("model", "num_gpus", "gpu", "sequence_length", "micro_batch_size"),
+        shown=("model", "gpu", "num_gpus", "sequence_length", "micro_batch_size"),
     ),
     FileKind(
         title="tensor-parallel decode",
@@ -73,7 +74,7 @@ KINDS = (
         numbers=("num_gpus", "batch_size", "prompt_tokens"),
         optional=(),
         measured=("tokens_per_second", "achieved_bandwidth_gb_per_second"),
-        shown=("model", "num_gpus", "gpu", "dtype", "batch_size"),
+        shown=("model", "gpu", "dtype", "num_gpus", "batch_size"),
     ),
     FileKind(
         title="training memory",
@@ -83,7 +84,7 @@ KINDS = (
         numbers=("num_gpus", "local_batch_size", "sequence_length"),
         optional=("num_parameters", "activation_checkpointing", "compile", "float8"),
         measured=("peak_memory_gib", "tokens_per_second_per_gpu"),
-        shown=("model", "num_gpus", "gpu", "parallelism", "local_batch_size"),
+        shown=("model", "gpu", "parallelism", "num_gpus", "local_batch_size"),
     ),
 )  # fmt: skip
 
@@ -97,6 +98,7 @@ class CheckedFile:
     result: Checked
     ignored: tuple[str, ...]  # columns that are not known
     in_fit: int  # rows that the fit file has too
+    notes: tuple[str, ...]  # cells that could not be read
 
 
 def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
@@ -110,13 +112,14 @@ def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
         if kind.measured[0] not in fit_rows[0]:
             raise ValueError(f"{fit}: no column {kind.measured[0]}; a file to fit on needs it")
     blind = [_without_measured(row, kind) for row in rows]
-    known = {tuple(sorted(_without_measured(row, kind).items())) for row in fit_rows}
+    readable, notes = _readable(fit, fit_rows, kind)
     return CheckedFile(
         kind,
         tuple(blind),
-        checked(rows, _predictions(kind, blind, fit_rows), kind.measured[0]),
+        checked(rows, _predictions(kind, blind, readable), kind.measured[0]),
         ignored,
-        sum(tuple(sorted(row.items())) in known for row in blind),
+        _in_both(blind, readable, kind),
+        (*_unmeasured(predict, rows, kind), *notes),
     )
 
 
@@ -138,9 +141,7 @@ def read_rows(path: Path) -> tuple[list[Row], FileKind, tuple[str, ...]]:
     for count, line in enumerate(lines[1:], 1):
         if len(line) != len(header):
             raise ValueError(f"{path}: row {count} has {len(line)} fields, the header {len(header)}")
-        row = dict(zip(header, (cell.strip() for cell in line), strict=True))
-        _check_numbers(path, count, row, kind)
-        rows.append(row)
+        rows.append(dict(zip(header, (cell.strip() for cell in line), strict=True)))
     return rows, kind, tuple(name for name in header if name not in kind.columns)
 
 
@@ -165,18 +166,53 @@ def _known_kinds() -> str:
     return f"known kinds of file and the columns that they need: {listed}"
 
 
-def _check_numbers(path: Path, count: int, row: Row, kind: FileKind) -> None:
-    """An empty field is allowed; what is there must be a number over zero."""
-    for column in (*kind.numbers, *kind.measured):
-        text = row.get(column, "")
-        if not text:
+def _unmeasured(path: Path, rows: Sequence[Row], kind: FileKind) -> list[str]:
+    """Notes of measured cells that are no figure, such as `OOM`: those rows count as not measured."""
+    column = kind.measured[0]
+    return [
+        f"{path}: row {count}: {column}: {row[column]!r} is not a number over 0, so the row counts as not measured"
+        for count, row in enumerate(rows, 1)
+        if row.get(column) and measured_figure(row, column) is None
+    ]
+
+
+def _readable(path: Path | None, rows: Sequence[Row], kind: FileKind) -> tuple[list[Row], list[str]]:
+    """Rows that something can be learnt from, and notes of those that are left out for a cell that is no number.
+
+    Rows with an empty field are left out without a note: nothing is wrong with them.
+    """
+    readable, notes = [], []
+    for count, row in enumerate(rows, 1):
+        column = kind.measured[0]
+        if not row[column] or not all(row[name] for name in kind.required):
             continue
         try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and number > 0):
-            raise ValueError(f"{path}: row {count}: {column}: {text!r} is not a number over 0")
+            for name in kind.numbers:
+                whole_number(row, name)
+            if measured_figure(row, column) is None:
+                raise ValueError(f"{column}: {row[column]!r} is not a number over 0")
+        except ValueError as error:
+            notes.append(f"{path}: row {count} is left out: {error}")
+        else:
+            readable.append(row)
+    return readable, notes
+
+
+def _in_both(rows: Sequence[Row], fit: Sequence[Row], kind: FileKind) -> int:
+    """How many rows the fit file has too, by the columns that both files have."""
+    if not fit:
+        return 0
+    shared = [name for name in (*kind.required, *kind.optional) if name in rows[0] and name in fit[0]]
+    known = {tuple(_plain(row[name]) for name in shared) for row in fit}
+    return sum(tuple(_plain(row[name]) for name in shared) in known for row in rows)
+
+
+def _plain(text: str) -> str | float:
+    """`8` and `8.0` are the same, `True` and `true` too."""
+    try:
+        return float(text)
+    except ValueError:
+        return text.lower()
 
 
 def _without_measured(row: Row, kind: FileKind) -> Row:
@@ -187,6 +223,5 @@ def _predictions(kind: FileKind, rows: Sequence[Row], fit: Sequence[Row]) -> lis
     """Rows that lack a required field are not asked for."""
     empty = [next((name for name in kind.required if not row[name]), None) for row in rows]
     whole = [row for row, name in zip(rows, empty, strict=True) if name is None]
-    usable = [row for row in fit if all(row[name] for name in kind.required) and row[kind.measured[0]]]
-    asked = iter(kind.predictor(whole, usable))
+    asked = iter(kind.predictor(whole, fit))
     return [next(asked) if name is None else RowPrediction(None, f"{name} is not given") for name in empty]

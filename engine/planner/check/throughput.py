@@ -20,7 +20,7 @@ from configs.cell import Layout
 from configs.hardware import Link, Machine
 from configs.hardware_catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import Row, RowPrediction
+from engine.planner.check.rows import Row, RowPrediction, measured_figure, whole_number
 from engine.planner.setup import Checkpointing, Precision, TrainingSetup
 from engine.planner.timing.fitting import Calibrated, calibrate
 
@@ -62,27 +62,20 @@ class _Understood:
 def predict(rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
     """One prediction of tokens_per_second a row; None with a reason for what is not known.
 
-    Raises ValueError for a measured figure of `fit` that is not a number above 0; rows of `fit` that have none, or
-    are not understood, teach nothing.
+    Rows of `fit` without a measured figure, or that are not understood, teach nothing.
     """
     calibrated = calibrated_on(fit)
     return [_predicted(row, calibrated) for row in rows]
 
 
 def calibrated_on(fit: Sequence[Row]) -> Calibrated:
-    """What measured rows teach. Raises as `predict`."""
+    """What measured rows teach."""
     known: list[_Understood] = []
     measured: list[float] = []
-    for number, row in enumerate(fit, start=1):
-        text = (row.get(MEASURED) or "").strip()
-        if not text:
+    for row in fit:
+        figure = measured_figure(row, MEASURED)
+        if figure is None:
             continue
-        try:
-            figure = float(text)
-        except ValueError:
-            figure = 0.0
-        if not 0 < figure < float("inf"):
-            raise ValueError(f"{MEASURED}: {text!r} in row {number} of the rows to learn from is no number above 0")
         try:
             known.append(_Understood(setup_of(row), _text(row, "model")))
         except ValueError:
@@ -93,9 +86,9 @@ def calibrated_on(fit: Sequence[Row]) -> Calibrated:
 
 def setup_of(row: Row) -> TrainingSetup:
     """What a row describes. Raises ValueError that names the column that is missing or not known."""
-    length = _count(row, "sequence_length")
+    length = whole_number(row, "sequence_length")
     architecture = find_model(_text(row, "model")).with_positions(length)  # tables are made for the run
-    gpus, micro_batch = _count(row, "num_gpus"), _count(row, "micro_batch_size")
+    gpus, micro_batch = whole_number(row, "num_gpus"), whole_number(row, "micro_batch_size")
     precision = _choice(row, "precision", _PRECISIONS, "amp_bf16")
     strategy, reshard = _choice(row, "sharding", _SHARDINGS, "FULL_SHARD")
     return TrainingSetup(
@@ -107,6 +100,7 @@ def setup_of(row: Row) -> TrainingSetup:
         accumulation=_accumulation(row, gpus * micro_batch),
         precision=precision,
         checkpointing=_choice(row, "activation_checkpointing", _TRUTHS, "false"),
+        fused_optimizer=False,  # llm-foundry's DecoupledAdamW is a loop over tensors
         reshard=reshard,
     )
 
@@ -130,9 +124,9 @@ def _machine(gpu: str) -> Machine:
 def _accumulation(row: Row, sequences: int) -> int:
     """Stated, or what the global batch is made of."""
     if (row.get("gradient_accumulation_steps") or "").strip():
-        return _count(row, "gradient_accumulation_steps")
+        return whole_number(row, "gradient_accumulation_steps")
     if (row.get("global_batch_size") or "").strip():
-        return max(1, round(_count(row, "global_batch_size") / sequences))
+        return max(1, round(whole_number(row, "global_batch_size") / sequences))
     return 1
 
 
@@ -141,17 +135,6 @@ def _text(row: Row, column: str) -> str:
     if not text:
         raise ValueError(f"{column}: missing or empty")
     return text
-
-
-def _count(row: Row, column: str) -> int:
-    text = _text(row, column)
-    try:
-        count = float(text)
-    except ValueError:
-        count = 0.0
-    if not 1 <= count < float("inf") or count != int(count):
-        raise ValueError(f"{column}: {text!r} is not a whole number of at least 1")
-    return int(count)
 
 
 def _choice(row: Row, column: str, choices: dict[str, T], default: str) -> T:

@@ -6,6 +6,8 @@ that what fits here fits there.
 
 from typing import Any
 
+from configs.cell import Cell, NoopWorkload
+from engine.planner.cells import interval, prior_factor
 from engine.planner.choice.launchers import zero_section, zero_stage
 from engine.planner.choice.rules import Rule
 from engine.planner.choice.search import Candidate
@@ -116,6 +118,24 @@ def time_dict(time: StepTime) -> dict[str, float]:
         "bubble_seconds": time.bubble_seconds,
         "optimizer_seconds": time.optimizer_seconds,
     }
+
+
+def spread(candidate: Candidate) -> dict[str, float] | None:
+    """Seconds within which the truth lies in 9 of 10 cases, and the factor; None without a prediction.
+
+    The factor is the one that a study's cells get on the same device where nothing was learnt.
+    """
+    if candidate.seconds is None:
+        return None
+    any_cell = Cell(workload=NoopWorkload(items=1))  # one core a rank, our engine: nothing is added for these
+    factor = prior_factor(any_cell, candidate.setup.machine.accelerator)
+    low, high = interval(candidate.seconds, factor) or (candidate.seconds, candidate.seconds)
+    return {"low": low, "high": high, "factor": factor}
+
+
+def short(value: float) -> str:
+    """Three digits, as 0.0427 or 1,410."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def deepspeed_dict(setup: TrainingSetup) -> dict[str, Any]:

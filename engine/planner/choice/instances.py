@@ -15,7 +15,7 @@ from configs.hardware import AcceleratorKind, Machine
 from configs.hardware_catalog import HardwareCatalog
 from configs.prices import Market, Price
 from engine.planner.architecture import Architecture
-from engine.planner.choice.described import GB, framework_of, inference_dict, title, training_dict
+from engine.planner.choice.described import GB, framework_of, inference_dict, short, title, training_dict
 from engine.planner.choice.machines import inference_format, instance_price, training_precision
 from engine.planner.choice.search import LAUNCHABLE, Candidate, ranked, within
 from engine.planner.results import GenerationTime
@@ -149,14 +149,13 @@ class Options:
         usd = best.candidate.usd_per_million_tokens
         if usd is None:
             return f"{where} ({best.machine.accelerator.name}) is predicted to reach {speed}; no price of it is known."
-        said = (
-            f"{where} ({best.machine.accelerator.name}) costs least a token: {speed} at ${usd:.3g} per million tokens"
-        )
+        device = best.machine.accelerator.name
+        said = f"{where} ({device}) costs least a token: {speed} at ${short(usd)} per million tokens"
         others = [option for option in self.ordered[1:] if option.fits and option.too_slow is None]
         other = next((o for o in others if o.machine.accelerator.name != best.machine.accelerator.name), None)
         if other is None or other.candidate is None or other.candidate.usd_per_million_tokens is None:
             return said + "."
-        return f"{said}; next is {other.machine.name} at ${other.candidate.usd_per_million_tokens:.3g}."
+        return f"{said}; next is {other.machine.name} at ${short(other.candidate.usd_per_million_tokens)}."
 
     def _nothing(self) -> str:
         if not self.ordered:

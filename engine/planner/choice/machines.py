@@ -1,7 +1,7 @@
 """From "four H100" or "whatever is cheapest" to a machine of the catalog, with what an hour of it costs.
 
 machine_for(accelerator("h100-80gb"), gpu_count=4)      # the cheapest instance that has them, else a plain node
-priced(machine, "spot")                                 # the same at the spot price; None where none is known
+priced(machine, "spot", catalog())                      # the same at the spot price; None where none is known
 """
 
 from typing import Literal
@@ -17,13 +17,19 @@ DEFAULT_ACCELERATOR = "h100-80gb"
 _PLAIN_NODE = 8
 
 
-def machine_for(accelerator: Accelerator, gpu_count: int, catalog: HardwareCatalog) -> Machine:
+def machine_for(
+    accelerator: Accelerator, gpu_count: int, catalog: HardwareCatalog, market: Market = "on_demand"
+) -> Machine:
     """The instance of this accelerator that holds so many in the fewest nodes, and of those the cheapest.
 
     Those without a known price come after those with one. No instance at all: a node of eight without a network,
     which no price is known of.
     """
-    found = [machine for machine in catalog.instances().values() if machine.accelerator.name == accelerator.name]
+    found = [
+        priced(machine, market, catalog)
+        for machine in catalog.instances().values()
+        if machine.accelerator.name == accelerator.name
+    ]
 
     def cost(machine: Machine) -> tuple[bool, int, bool, float]:
         nodes = -(-gpu_count // machine.accelerators)
@@ -33,6 +39,17 @@ def machine_for(accelerator: Accelerator, gpu_count: int, catalog: HardwareCatal
     if found:
         return min(found, key=cost)
     return Machine(name=accelerator.name, accelerator=accelerator, accelerators=_PLAIN_NODE)
+
+
+def priced(machine: Machine, market: Market, catalog: HardwareCatalog, region: str | None = None) -> Machine:
+    """A machine of the catalog at its price on a market; without a price where none is known there.
+
+    On demand it has its price already, the user's own rate among them.
+    """
+    if market == "on_demand" and region is None:
+        return machine
+    price = instance_price(machine.name, market, catalog, region)
+    return machine.model_copy(update={"usd_per_hour": price and price.usd_per_hour})
 
 
 def instance_price(name: str, market: Market, catalog: HardwareCatalog, region: str | None = None) -> Price | None:

@@ -228,21 +228,24 @@ def _training_setups(
     """For each micro-batch and offload the least checkpointing that fits, and what was tried before it."""
     in_replica = global_batch // layout.dp
     precision = precision_for(layout.strategy, base.precision)
-    # What did not fit for a micro-batch does not fit for a larger one.
-    hopeful: dict[Offload, tuple[Checkpointing, ...]] = dict.fromkeys(
+    all_ways: dict[Offload, tuple[Checkpointing, ...]] = dict.fromkeys(
         _offloads(limits, layout.strategy, layout.dp), limits.checkpointing
     )
+    hopeful = dict(all_ways)
     for micro_batch in divisors(in_replica):
+        if micro_batch == in_replica:
+            hopeful = dict(all_ways)  # nothing is accumulated any more, which takes room for gradients
         for offload, checkpointings in list(hopeful.items()):
             for number, checkpointing in enumerate(checkpointings):
                 setup = TrainingSetup(
                     base.architecture, base.machine, layout, micro_batch, base.sequence_length,
                     in_replica // micro_batch, precision, checkpointing, base.attention, base.optimizer, offload,
-                    base.compiled,
+                    base.compiled, base.fused_optimizer, base.reshard,
                 )  # fmt: skip
                 memory = training_memory(setup)
                 why_not = misfit(setup, memory, limits.max_memory_bytes)
                 yield setup, memory, why_not
+                # What did not fit for a micro-batch does not fit for a larger one, but for the last.
                 if why_not is None:
                     hopeful[offload] = checkpointings[number:]
                     break
@@ -251,8 +254,6 @@ def _training_setups(
                 continue
             if checkpointing == limits.checkpointing[0]:
                 break  # nothing was given up: more offload cannot be faster
-        if not hopeful:
-            return
 
 
 def evaluate(
@@ -292,9 +293,11 @@ def memory_limit(machine: Machine, max_memory_bytes: int | None = None) -> int:
 def misfit(setup: TrainingSetup | InferenceSetup, memory: Memory, max_memory_bytes: int | None = None) -> str | None:
     """Why it does not fit: the device's memory, the host's, the node's NVMe. None where it fits.
 
-    A host memory or NVMe that is not known is not held against a setup.
+    A host memory that is not known is not held against a setup; an NVMe that is not known is none.
     """
     machine = setup.machine
+    if machine.accelerator.kind == "cpu" and (memory.host_bytes or memory.storage_bytes):
+        return "offloads to the host's memory, which is where a CPU has everything already"
     limit = memory_limit(machine, max_memory_bytes)
     if memory.total > limit:
         most = _largest_part(memory)
@@ -303,6 +306,8 @@ def misfit(setup: TrainingSetup | InferenceSetup, memory: Memory, max_memory_byt
     if machine.host_memory_bytes is not None and memory.host_bytes * on_node > machine.host_memory_bytes:
         need, there = memory.host_bytes * on_node / 1e9, machine.host_memory_bytes / 1e9
         return f"offloads {need:.0f} GB to a node's memory of {there:.0f}"
+    if machine.storage_bytes is None and memory.storage_bytes:
+        return f"offloads {memory.storage_bytes * on_node / 1e9:.0f} GB to NVMe, and no NVMe is known of this machine"
     if machine.storage_bytes is not None and memory.storage_bytes * on_node > machine.storage_bytes:
         need, there = memory.storage_bytes * on_node / 1e9, machine.storage_bytes / 1e9
         return f"offloads {need:.0f} GB to a node's NVMe of {there:.0f}"

@@ -12,16 +12,16 @@ tensor or pipeline parallelism shares the same global batch out over fewer repli
 sequences served at once over all GPUs. GB is 10^9 bytes. Unknown prices stay None and never win.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from configs.hardware import Accelerator, AcceleratorKind, Machine
 from configs.hardware_catalog import HardwareCatalog, catalog
 from configs.prices import Market
 from engine.planner.architecture import Architecture
-from engine.planner.catalog import find_model
+from engine.planner.catalog import family_note, find_model
 from engine.planner.choice.described import (
-    ALONE,
     GB,
     deepspeed_dict,
     framework_of,
@@ -29,32 +29,23 @@ from engine.planner.choice.described import (
     inference_dict,
     memory_dict,
     rule_sentence,
+    spread,
     time_dict,
     title,
     training_dict,
 )
+from engine.planner.choice.explained import explain, explain_inference, mended
 from engine.planner.choice.instances import Among, Wish, counts, inference_base, searched
 from engine.planner.choice.launchers import sixteen_bit
-from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, training_precision
+from engine.planner.choice.lengths import TaskType, length_note, length_of
+from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced, training_precision
 from engine.planner.choice.rules import Rule, rule_of_thumb
-from engine.planner.choice.search import LAUNCHABLE, Candidate, divisors, evaluate, memory_limit, ranked, within
-from engine.planner.memory.shrink import smallest_change
+from engine.planner.choice.search import LAUNCHABLE, Candidate, divisors, evaluate, ranked, within
 from engine.planner.results import StepTime
-from engine.planner.setup import InferenceSetup, TrainingSetup
+from engine.planner.setup import TrainingSetup
 from engine.planner.timing.constants import Constants
 
-TaskType = Literal["training", "inference"]
-_NEAR = 0.02
 _SHOWN = 5
-_MOST_DOUBLINGS = 7
-_KINDS_OF = {
-    "text_generation": ("decoder", "encoder_decoder"),
-    "text2text": ("encoder_decoder",),
-    "embedding": ("encoder",),
-    "text_embedding": ("encoder",),
-    "vision": ("vision",),
-    "audio": ("encoder_decoder", "encoder"),
-}
 
 
 class HardwareSelector:
@@ -75,18 +66,22 @@ class HardwareSelector:
         sequence_length: int | None = None,
         accelerator: str | Accelerator | None = None,
         machine: str | Machine | None = None,
+        market: Market = "on_demand",
     ) -> dict[str, Any]:
         """The fastest predicted configuration that fits, beside the rule of thumb's, with what it rests on.
 
         accelerator, machine: what to train on, by name of the catalog; none: an H100 is assumed and said so.
+        market: whose price of the catalog counts; a `Machine` of your own has its own price.
         Nothing fits: the leanest one, `fits` False, what does not fit and the smallest change that would mend it.
         Raises ValueError: a model that is not known (it asks for its config), a count below 1, an unknown machine.
         """
-        _positive(gpu_count=gpu_count, batch_size=batch_size, max_memory_gb=max_memory_gb)
+        _positive(
+            gpu_count=gpu_count, batch_size=batch_size, max_memory_gb=max_memory_gb, sequence_length=sequence_length
+        )
         architecture = _model(model_name)
-        there, assumptions = self._machine(accelerator, machine, gpu_count)
-        assumptions += family_note(model_family, architecture)
-        length = sequence_length or default_length(architecture)
+        there, assumptions = self._machine(accelerator, machine, gpu_count, market)
+        assumptions += family_note(architecture, model_family)
+        length = length_of(architecture, sequence_length)
         assumptions += length_note(sequence_length, length)
         precision = training_precision(there.accelerator)
         base = TrainingSetup(architecture, there, sequence_length=length, precision=precision)
@@ -96,6 +91,7 @@ class HardwareSelector:
         chosen = found[0] if found[0].fits or not everything[0].fits else everything[0]
         return self._training_answer(chosen, found, everything, limit) | {
             "model_family": model_family,
+            "market": market,
             "assumptions": assumptions,
         }
 
@@ -111,24 +107,27 @@ class HardwareSelector:
         new_tokens: int = 128,
         accelerator: str | Accelerator | None = None,
         machine: str | Machine | None = None,
+        market: Market = "on_demand",
     ) -> dict[str, Any]:
         """The layout that serves `batch_size` sequences at once soonest; as `get_distributed_training_config`."""
-        _positive(gpu_count=gpu_count, batch_size=batch_size, max_memory_gb=max_memory_gb, new_tokens=new_tokens)
+        _positive(
+            gpu_count=gpu_count, batch_size=batch_size, max_memory_gb=max_memory_gb, new_tokens=new_tokens,
+            prompt_tokens=prompt_tokens,
+        )  # fmt: skip
         architecture = _model(model_name)
-        there, assumptions = self._machine(accelerator, machine, gpu_count)
+        there, assumptions = self._machine(accelerator, machine, gpu_count, market)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
-        base = inference_base(
-            architecture, there, prompt_tokens or default_length(architecture, "inference"), new_tokens
-        )
+        base = inference_base(architecture, there, length_of(architecture, prompt_tokens, "inference"), new_tokens)
         found = ranked(base, gpu_count, batch_size, within(None, limit), self.constants)
         chosen = found[0]
         return inference_dict(chosen) | {
             "model_name": architecture.name,
             "model_family": model_family,
+            "market": market,
             "model_parameters": architecture.parameters,
             "assumptions": [
                 *assumptions,
-                *family_note(model_family, architecture),
+                *family_note(architecture, model_family),
                 *length_note(prompt_tokens, base.prompt_tokens),
             ],
             "gpu_count": gpu_count,
@@ -140,6 +139,7 @@ class HardwareSelector:
             "nodes": -(-gpu_count // there.accelerators),
             "usd_per_hour": there.usd_per_hour and there.usd_per_hour * -(-gpu_count // there.accelerators),
             "estimated_memory": memory_dict(chosen.memory, gpu_count),
+            "predicted_time": spread(chosen),
             "candidates": [inference_dict(each) for each in _distinct(found)],
             "does_not_fit": [inference_dict(each) for each in found if not each.fits],
             "explanation": explain_inference(chosen, limit),
@@ -172,7 +172,10 @@ class HardwareSelector:
         gpu_count: devices; None: the fewest of 1, 2, 4 ... max_gpus that fit (without `distributed`: one).
         critical: False takes spot prices where one is known. Raises ValueError as above, and for unknown words.
         """
-        _positive(batch_size=batch_size, gpu_count=gpu_count, max_gpus=max_gpus, max_memory_gb=max_memory_gb)
+        _positive(
+            batch_size=batch_size, gpu_count=gpu_count, max_gpus=max_gpus, max_memory_gb=max_memory_gb,
+            sequence_length=sequence_length, new_tokens=new_tokens,
+        )  # fmt: skip
         _known("task_type", task_type, ("training", "inference"))
         for kind in available_hardware:
             _known("available_hardware", kind, ("cuda", "rocm", "cpu"))
@@ -181,7 +184,7 @@ class HardwareSelector:
         wish = Wish(
             architecture=architecture, training=task_type == "training", batch_size=batch_size,
             counts=counts(distributed, gpu_count, max_gpus),
-            sequence_length=sequence_length or default_length(architecture, task_type), new_tokens=new_tokens,
+            sequence_length=length_of(architecture, sequence_length, task_type), new_tokens=new_tokens,
             max_memory_bytes=None if max_memory_gb is None else int(max_memory_gb * GB),
             min_tokens_per_second=min_tokens_per_second, max_seconds_per_token=max_seconds_per_token,
             market=market, region=region,
@@ -200,20 +203,22 @@ class HardwareSelector:
             "task_type": task_type,
             "distributed": answer["gpu_count"] is not None and answer["gpu_count"] > 1,
             "market": market,
-            "assumptions": notes + family_note(model_family, architecture),
+            "assumptions": notes + family_note(architecture, model_family),
         }
 
     def _machine(
-        self, accelerator: str | Accelerator | None, machine: str | Machine | None, gpu_count: int
+        self, accelerator: str | Accelerator | None, machine: str | Machine | None, gpu_count: int, market: Market
     ) -> tuple[Machine, list[str]]:
         if machine is not None:
-            return (machine if isinstance(machine, Machine) else self.hardware.instance(machine)), []
+            if isinstance(machine, Machine):
+                return machine, []
+            return priced(self.hardware.instance(machine), market, self.hardware), []
         assumptions = []
         if accelerator is None:
             accelerator = DEFAULT_ACCELERATOR
             assumptions = [f"no accelerator was named; {accelerator} is assumed"]
         device = accelerator if isinstance(accelerator, Accelerator) else self.hardware.accelerator(accelerator)
-        return machine_for(device, gpu_count, self.hardware), assumptions
+        return machine_for(device, gpu_count, self.hardware, market), assumptions
 
     def _training_answer(
         self, chosen: Candidate, found: list[Candidate], everything: list[Candidate], limit: int | None
@@ -248,7 +253,7 @@ class HardwareSelector:
             "setup": setup,
         }  # fmt: skip
         if isinstance(chosen.time, StepTime):
-            answer["predicted_time"] = time_dict(chosen.time)
+            answer["predicted_time"] = time_dict(chosen.time) | (spread(chosen) or {})
         if framework_of(setup) == "DeepSpeed":
             answer["deepspeed_config"] = deepspeed_dict(setup)
         elif framework_of(setup) == "FSDP":
@@ -273,57 +278,6 @@ class HardwareSelector:
         return rule, best(rule)
 
 
-def explain(chosen: Candidate, found: Sequence[Candidate], max_memory_bytes: int | None = None) -> str:
-    """One sentence: what is chosen, how fast it is, that it fits, and what the alternative is."""
-    setup = chosen.setup
-    assert isinstance(setup, TrainingSetup)
-    device, gpus = setup.machine.accelerator, setup.layout.ranks
-    alone = f"One {device.name}" if title(setup) == ALONE else f"One {device.name}, {title(setup)}"
-    where = f"{title(setup)} on {gpus} x {device.name}" if gpus > 1 else alone
-    if not chosen.fits:
-        return f"Nothing fits; the leanest, {where}, {chosen.why_not}."
-    batch = f"{setup.micro_batch} sequence{'s' if setup.micro_batch > 1 else ''} at once"
-    batch += f", accumulated {setup.accumulation} times" if setup.accumulation > 1 else ""
-    limit = memory_limit(setup.machine, max_memory_bytes)
-    memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
-    speed = f"{chosen.seconds:.3g} s a step, {chosen.tokens_per_second:,.0f} tokens/s"
-    return f"{where}, {batch}: the fastest predicted of what fits ({speed}; {memory}){_against(chosen, found)}."
-
-
-def explain_inference(chosen: Candidate, max_memory_bytes: int | None = None) -> str:
-    """One sentence, as `explain`."""
-    setup = chosen.setup
-    device, gpus = setup.machine.accelerator, setup.layout.ranks
-    where = f"{title(setup)} on {gpus} x {device.name}" if gpus > 1 else f"One {device.name}"
-    if not chosen.fits:
-        return f"Nothing fits; the leanest, {where}, {chosen.why_not}."
-    limit = memory_limit(setup.machine, max_memory_bytes)
-    memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
-    speed = f"{chosen.seconds:.3g} s a batch, {chosen.tokens_per_second:,.0f} tokens/s"
-    return f"{where}: the fastest predicted of what fits ({speed}; {memory})."
-
-
-def _against(chosen: Candidate, found: Sequence[Candidate]) -> str:
-    """DDP where that does not fit, else the best of another strategy; offload is no alternative to what needs none."""
-    strategy, offload = chosen.setup.layout.strategy, getattr(chosen.setup, "offload", "none")
-    others = {each.setup.layout.strategy: each for each in reversed(found) if each.setup.layout.strategy != strategy}
-    plain = others.get("ddp") or others.get("none")
-    if plain is not None and not plain.fits:
-        return f"; {title(plain.setup)} {plain.why_not}"
-    fair = [
-        each
-        for each in others.values()
-        if each.fits and (offload != "none" or getattr(each.setup, "offload", "none") == "none")
-    ]
-    if not fair or chosen.seconds is None:
-        return ""
-    other = min(fair, key=lambda each: each.seconds or 0.0)
-    slower = (other.seconds or 0.0) / chosen.seconds - 1
-    if slower < _NEAR:
-        return f"; {title(other.setup)} is within {_NEAR:.0%}, which predictions cannot tell apart"
-    return f"; the next, {title(other.setup)}, is {slower:.0%} slower"
-
-
 def _distinct(found: Sequence[Candidate]) -> list[Candidate]:
     """The fastest of each layout, strategy, checkpointing and offload, of what fits."""
     best: dict[str, Candidate] = {}
@@ -337,55 +291,17 @@ def _misfits(found: Sequence[Candidate]) -> list[dict[str, Any]]:
     return [training_dict(each) for each in found if not each.fits]
 
 
-def mended(setup: TrainingSetup | InferenceSetup, max_memory_bytes: int | None) -> str | None:
-    """The smallest change that would make it fit, in words; None where nothing does.
-
-    Where none keeps a training step's work, more GPUs with as many sequences each may do it.
-    """
-    limit = memory_limit(setup.machine, max_memory_bytes)
-    change = smallest_change(setup, limit)
-    if change is not None:
-        before, after = change.before_bytes / GB, change.after_bytes / GB
-        return f"{change.words} brings {before:.1f} GB to {after:.1f} of {limit / GB:.1f}"
-    if isinstance(setup, InferenceSetup):
-        return None
-    ranks, each = setup.layout.ranks, setup.global_batch // setup.layout.ranks or 1
-    for more in (ranks << power for power in range(1, _MOST_DOUBLINGS + 1)):
-        if more > setup.machine.accelerators and setup.machine.between is None:
-            break
-        best = ranked(setup, more, more * each, within(LAUNCHABLE, max_memory_bytes))[0]
-        if best.fits:
-            return f"{more} GPUs with as many sequences each hold it: {title(best.setup)}"
-    return None
-
-
-def default_length(architecture: Architecture, task_type: TaskType = "training") -> int:
-    """Tokens of a sequence where none are said: all that the model takes, up to 2,048 (prompts: up to 512)."""
-    most = 2048 if task_type == "training" or architecture.kind != "decoder" else 512
-    return min(architecture.max_positions or most, most)
-
-
-def length_note(said: int | None, length: int) -> list[str]:
-    """A remark where no length was named: time and memory hang on it."""
-    return [] if said is not None else [f"no length was named; sequences of {length:,} tokens are assumed"]
-
-
-def family_note(model_family: str, architecture: Architecture) -> list[str]:
-    """A remark where the family that was named is not what the model is."""
-    kinds = _KINDS_OF.get(model_family)
-    if kinds is None or architecture.kind in kinds:
-        return []
-    return [f"{architecture.name} is a model of kind {architecture.kind}, not of {model_family}; its own kind counts"]
-
-
 def _model(name: str | Architecture) -> Architecture:
     return name if isinstance(name, Architecture) else find_model(name)
 
 
 def _positive(**numbers: float | None) -> None:
     for name, number in numbers.items():
-        if number is not None and number <= 0:
-            raise ValueError(f"{name}: {number:g} is not above 0")
+        whole = isinstance(number, int) or name == "max_memory_gb"
+        if number is not None and not (whole and 0 < number < math.inf):
+            raise ValueError(
+                f"{name}: {number!r} is not a {'number' if name == 'max_memory_gb' else 'whole number'} above 0"
+            )
 
 
 def _known(field: str, word: str, words: Sequence[str]) -> None:

@@ -2,14 +2,14 @@
 
     fits(setup, memory_bytes)                              # TrainingSetup or InferenceSetup
     change = smallest_change(setup, memory_bytes)          # None: it fits already, or nothing helps
-    change.sentence                  # "full checkpointing brings 31.2 GiB to 19.8 of 24.0"
-    what_does_not_fit(setup, memory_bytes)                 # "activations 20.1 GiB, optimizer 8.2 GiB, ..."
+    change.sentence                  # "full checkpointing brings 31.2 GB to 19.8 of 24.0"
+    what_does_not_fit(setup, memory_bytes)                 # "31.2 GB are needed of 24.0: activations 20.1, ..."
 
 A change is smaller the fewer things it changes; among as many, the one that costs least speed is taken. Training, from
 cheap to dear: micro-batches that are accumulated (the same products, smaller ones), checkpointing (a quarter to a third
 more products), sharding (more traffic), more ranks (more hardware), offload (the host's bandwidth). Inference: more
-ranks of tensor parallelism, weights of 8 bits, a shorter context, a smaller batch. The work of a step stays the same
-in training; for inference the sentence says what is given up.
+ranks of tensor parallelism, weights of 8 bits, both; only then a shorter context and a smaller batch. The work of a
+step stays the same in training; for inference the sentence says what is given up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,9 @@ from engine.planner.memory.training import training_memory
 from engine.planner.results import Memory
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
-_GIB = 2**30
+_GB = 1e9
 _MOST_RANKS = 4096
+_KEEP_THE_WORK = 2  # of the steps of inference: they change neither prompts nor batch
 Setup = TrainingSetup | InferenceSetup
 S = TypeVar("S", bound=Setup)
 # One way to save memory: what it is called, and setups from the least to the most that it can do.
@@ -42,12 +43,17 @@ class Change:
     memory_bytes: float
 
     @property
+    def named(self) -> str:
+        """All that it changes, in words."""
+        *first, last = self.words
+        return f"{', '.join(first)} and {last}" if first else last
+
+    @property
     def sentence(self) -> str:
         """One sentence for people."""
-        before, after, limit = (size / _GIB for size in (self.before_bytes, self.after_bytes, self.memory_bytes))
-        *first, last = self.words
-        named = f"{', '.join(first)} and {last}" if first else last
-        return f"{named} {'bring' if first else 'brings'} {before:.1f} GiB to {after:.1f} of {limit:.1f}"
+        before, after, limit = (size / _GB for size in (self.before_bytes, self.after_bytes, self.memory_bytes))
+        verb = "brings" if len(self.words) == 1 else "bring"
+        return f"{self.named} {verb} {before:.1f} GB to {after:.1f} of {limit:.1f}"
 
 
 def memory_of(setup: Setup) -> Memory:
@@ -78,10 +84,10 @@ def what_does_not_fit(setup: Setup, memory_bytes: float) -> str | None:
         return None
     names = ("parameters", "gradients", "optimizer", "activations", "logits", "kv_cache", "communication", "framework")
     parts = sorted(((getattr(memory, name), name) for name in names), reverse=True)
-    listed = ", ".join(f"{name.replace('_', ' ')} {size / _GIB:.1f}" for size, name in parts if size >= 0.05 * _GIB)
+    listed = ", ".join(f"{name.replace('_', ' ')} {size / _GB:.1f}" for size, name in parts if size >= 0.05 * _GB)
     if memory.total <= memory_bytes:
-        return f"the machine's host memory or storage is too small for {memory.host_bytes / _GIB:.1f} GiB a rank"
-    return f"{memory.total / _GIB:.1f} GiB are needed of {memory_bytes / _GIB:.1f}: {listed}"
+        return f"the machine's host memory or storage is too small for {memory.host_bytes / _GB:.1f} GB a rank"
+    return f"{memory.total / _GB:.1f} GB are needed of {memory_bytes / _GB:.1f}: {listed}"
 
 
 def smallest_change(setup: Setup, memory_bytes: float, max_ranks: int | None = None) -> Change | None:
@@ -95,7 +101,10 @@ def smallest_change(setup: Setup, memory_bytes: float, max_ranks: int | None = N
     ranks = setup.layout.ranks if max_ranks is None else min(max_ranks, _MOST_RANKS)
     if isinstance(setup, TrainingSetup):
         return _least(setup, _training_steps(ranks), memory.total, memory_bytes)
-    return _least(setup, _inference_steps(ranks), memory.total, memory_bytes)
+    steps = _inference_steps(ranks)
+    # Two changes that keep what was asked for come before one that does not.
+    found = _least(setup, steps[:_KEEP_THE_WORK], memory.total, memory_bytes)
+    return found or _least(setup, steps, memory.total, memory_bytes)
 
 
 def _least(setup: S, steps: Sequence[Step[S]], before: int, memory_bytes: float) -> Change | None:

@@ -71,11 +71,6 @@ class Passes:
     loss_high: float  # most bytes of the backward pass before the first weight's node runs
     after_loss_high: float  # most bytes from there to the first event
 
-    @property
-    def backward_high(self) -> float:
-        """Most bytes during the backward pass."""
-        return max(event.high for event in self.events)
-
 
 @dataclass
 class Tape:

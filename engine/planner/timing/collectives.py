@@ -101,17 +101,6 @@ def reduce_scatter_seconds(
     return all_gather_seconds(message_bytes, ranks, machine, stride=stride, share=share)
 
 
-def broadcast_seconds(
-    message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
-) -> float:
-    """A pipelined ring (n-1 hops, all bytes once) or a tree (log2 n rounds, each of all bytes)."""
-    if ranks == 1:
-        return 0.0
-    group = ring(ranks, machine, stride)
-    rate = group.bytes_per_second * share
-    return min(group.hops_seconds + message_bytes / rate, group.tree_seconds + ceil(log2(ranks)) * message_bytes / rate)
-
-
 def point_to_point_seconds(
     message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
 ) -> float:

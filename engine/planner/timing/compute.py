@@ -19,7 +19,9 @@ from engine.planner.timing.constants import Constants
 _TILE = 128  # rows and columns of scores that fused attention computes at once; tiles on the diagonal are whole
 _FUSED_BACKWARD = 2.5  # five products where the forward has two: the scores are computed again (arXiv 2205.14135)
 _EAGER_SCORE_BYTES = 20  # scores written, scaled and masked, normalised in float32, read for the second product
-_ADAMW_BYTES = 92  # of a float32 parameter: 20 accesses of torch's foreach AdamW, 3 of clipping
+# Of a float32 parameter: 7 accesses of an AdamW in one kernel or 20 of torch's foreach AdamW, and 3 of clipping.
+_ADAMW_BYTES, _FOREACH_ADAMW_BYTES = 40, 92
+_OFFLOADS_WEIGHTS = ("fsdp", "zero3")
 _SGD_BYTES = 24  # the same of plain SGD: 3 accesses, 3 of clipping
 _FLOAT8_CAST_BYTES = 4  # of an operand: read in 16 bits, written in 8 as it is and transposed for the backward
 # Of a logit, both ways: written, then read and written in float32 by cast, log-softmax, its gradient and cast back.
@@ -77,13 +79,33 @@ def optimizer_seconds(setup: TrainingSetup, constants: Constants) -> float:
         owned /= layout.dp
     adamw = setup.optimizer == "adamw"
     if setup.offload == "none":
-        return owned * (_ADAMW_BYTES if adamw else _SGD_BYTES) / _bandwidth(setup, constants)
-    # Gradients down and weights up, then a fused update on the host that reads and writes each state once.
-    seconds = owned * (4 + 4 + (28 if adamw else 12)) / constants.host_bytes_per_second
+        of_adamw = _ADAMW_BYTES if setup.fused_optimizer else _FOREACH_ADAMW_BYTES
+        return owned * (of_adamw if adamw else _SGD_BYTES) / _bandwidth(setup, constants)
+    # A fused update on the host reads and writes each state once; gradients come down and weights go up for it,
+    # where they do not travel in every micro-batch anyway (`offload_seconds`).
+    carried = 0 if layout.strategy in _OFFLOADS_WEIGHTS else 4 + 4
+    seconds = owned * (carried + (28 if adamw else 12)) / constants.host_bytes_per_second
     if setup.offload == "nvme":
         states = 12 if adamw else 4  # master weights and moments, read and written
         seconds += owned * 2 * states / constants.storage_bytes_per_second
     return seconds
+
+
+def offload_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
+    """Of one micro-batch's shards on their way: weights up for the forward and again for the backward, gradients down.
+
+    FSDP2 carries its float32 shards and gradients, ZeRO-3 16-bit ones, from NVMe where they lie there. Other strategies
+    keep their weights on the device.
+    """
+    layout = setup.layout
+    if setup.offload == "none" or layout.strategy not in _OFFLOADS_WEIGHTS:
+        return Seconds(0.0, 0.0)
+    owned = setup.architecture.rank_parameters(layout.tp) / layout.pp / layout.dp
+    moved = owned * (4 if layout.strategy == "fsdp" or setup.precision == "float32" else 2)
+    up = moved / constants.host_bytes_per_second
+    if setup.offload == "nvme":
+        up += moved / constants.storage_bytes_per_second
+    return Seconds(up, (up if setup.reshard else 0.0) + moved / constants.host_bytes_per_second)
 
 
 def _bandwidth(setup: TrainingSetup, constants: Constants) -> float:

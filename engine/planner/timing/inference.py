@@ -176,7 +176,7 @@ class _Rates:
         return weight.products * touched * max(arithmetic, reading)
 
     def _prompt_attention(self, prompt: int, both: bool) -> float:
-        """Scores and mixtures: 4 x heads x head_dim FLOPs for each pair of tokens that see each other."""
+        """Scores and mixtures: 2 x heads x (head_dim + value_dim) FLOPs for each pair of tokens that see each other."""
         architecture, setup = self.setup.architecture, self.setup
         heads = -(-architecture.heads // setup.layout.tp)
         pairs = 0.0
@@ -187,7 +187,8 @@ class _Rates:
                 pairs += prompt  # one query to the source
             else:
                 pairs += seen * (prompt - seen / 2) if causal else seen * prompt
-        flops = 4 * setup.batch * heads * architecture.head_dim * pairs
+        depth = architecture.head_dim + (architecture.value_dim or architecture.head_dim)
+        flops = 2 * setup.batch * heads * depth * pairs
         return flops / (setup.machine.accelerator.flops(setup.compute) * self.constants.attention)
 
     def _cached_attention(self) -> float:

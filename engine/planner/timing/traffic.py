@@ -7,9 +7,10 @@ DDP all-reduces gradients once, in the last micro-batch (`no_sync` before). ZeRO
 them once too, then gathers the weights that each rank has updated. ZeRO-2 keeps only a shard of the gradients: a
 micro-batch's whole gradients have no place to wait for the next, so it reduces them in every micro-batch. ZeRO-3 and
 FSDP gather the weights for the forward and, having freed them, again for the backward of every micro-batch (ZeRO,
-arXiv 1910.02054); once where they are kept (`reshard` False: FSDP's SHARD_GRAD_OP). Tensor parallelism sums a block's
-two outputs forward and the gradients of its two inputs backward (Megatron-LM, arXiv 1909.08053): four all-reduces a
-layer, six where the forward is computed again.
+arXiv 1910.02054); once where they are kept (`reshard` False: FSDP's SHARD_GRAD_OP). Gradients travel in the format of
+the weights that were multiplied; a reduction in float32, which the memory model makes room for, would double them.
+Tensor parallelism sums a block's two outputs forward and the gradients of its two inputs backward (Megatron-LM,
+arXiv 1909.08053): four all-reduces a layer, six where the forward is computed again.
 """
 
 from dataclasses import dataclass

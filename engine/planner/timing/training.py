@@ -16,7 +16,7 @@ from typing import get_args
 from engine.planner.flops import model_flops
 from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
-from engine.planner.timing.compute import block_seconds, optimizer_seconds, root_seconds
+from engine.planner.timing.compute import block_seconds, offload_seconds, optimizer_seconds, root_seconds
 from engine.planner.timing.constants import Constants, constants_for
 from engine.planner.timing.traffic import Phase, Transfer, traffic
 
@@ -32,6 +32,9 @@ def step_time(setup: TrainingSetup, constants: Constants | None = None) -> StepT
     total: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
     for transfer in traffic(setup):
         total[transfer.phase] += transfer.seconds(setup.machine, constants.link)
+    carried = offload_seconds(setup, constants)
+    total["forward"] += carried.forward * turns
+    total["backward"] += carried.backward * turns
     behind: dict[Phase, float] = {"forward": forward * turns, "backward": backward * turns, "last_backward": backward}
     exposed = sum(_exposed(seconds, behind.get(phase, 0.0), constants) for phase, seconds in total.items())
     compute = (forward + backward) * turns
