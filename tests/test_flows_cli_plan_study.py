@@ -230,10 +230,11 @@ def test_layouts_are_ranked_on_the_machine_that_is_named(
     first = measured[0]
     assert found["cells"][first["cell"]]["tokens_per_second"] == pytest.approx(first["tokens_per_second"])
     assert found["cells"][first["cell"]]["usd_per_million_tokens"] is not None
-    plan_study(path, [])
+    assert any(each["label"].startswith("dp=4 ") for each in candidates)  # those of the rack, not of this machine
+    plan_study(path, [], machine="lab/rack-7", own=own)
     lines = said(capsys)
     assert any(line.startswith(f"ranking of {len(candidates)} layouts") for line in lines)
-    assert any("not measured: " in line for line in lines) == any(not each["cell"] for each in candidates)
+    assert any("  no: " in line for line in lines) == any(not each["cell"] for each in candidates)
 
 
 def test_runs_that_teach_nothing_say_so(calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

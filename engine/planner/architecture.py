@@ -29,7 +29,6 @@ class Weight:
     per_sequence: multiplies one vector of a sequence (a pooler, a classifier), not each token.
     stream: whose tokens: `source` are those of an encoder-decoder's encoder (and the keys and values that the
     decoder makes of its output), `main` all others.
-    stack: which kind of block has it, a name of `Architecture.stacks`; empty: every block.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Weight:
     uses: int | None = None
     per_sequence: bool = False
     stream: Stream = "main"
-    stack: str = ""
 
     @property
     def products(self) -> int:
@@ -75,7 +73,7 @@ class Architecture:
     positions: rows of a learned table, 0 without one.
     head_dim is that of queries and keys; value_dim that of values where it is another.
     counted: the class of transformers whose parameters these are; the head follows from it.
-    vocabulary is 0 for a model that reads no words. stacks: kinds of blocks that differ, and how many of each.
+    vocabulary is 0 for a model that reads no words.
     """
 
     name: str
@@ -104,7 +102,6 @@ class Architecture:
     )
     value_dim: int | None = None
     counted: str = ""
-    stacks: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def parameters(self) -> int:

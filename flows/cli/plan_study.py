@@ -33,6 +33,7 @@ from engine.planner.local import LocalMachine, local_machine
 from flows.cli.plan_cost import StudyCost, study_cost
 from flows.cli.tables import print_table
 from flows.folders import cache_folder
+from reports.planning.text import sources
 from tasks.inputs import copy_inputs, make_plan, planned_model
 from tasks.predictions import MachineOf, Predictor, experiences_of
 from tasks.providers.models import is_hub_repository, manifest_path
@@ -246,9 +247,10 @@ def answer(study: PlannedStudy) -> str:
 
 
 def _remarks(study: PlannedStudy) -> list[str]:
-    lines = [f"speeds: {text}" for text in study.basis[:3]]
-    if len(study.basis) > 3:
-        lines.append(f"speeds: {len(study.basis) - 3} more kinds of basis")
+    stand_on = sources(study.basis)
+    lines = [f"speeds: {text}" for text in stand_on[:3]]
+    if len(stand_on) > 3:
+        lines.append(f"speeds: {len(stand_on) - 3} more kinds of basis")
     learned = correction_text(list(study.plan.predictions.values()))
     lines += [line for line in (learned, study.learnt) if line]
     reasons: dict[str, int] = {}
@@ -297,13 +299,13 @@ def _print_candidates(experiment: PlannedExperiment, top: int) -> None:
     rows = [
         (
             each.label,
-            "measured" if each.cell else f"not measured: {each.reason}",
+            "yes" if each.cell else f"no: {each.reason}",
             _rate(each.prediction, "-"),
             {None: "-", True: "yes", False: "NO"}[each.prediction.fits],
         )
         for each in shown
     ]
-    print_table(("layout", "", "predicted", "fits"), rows, words=2)
+    print_table(("layout", "to be measured", "predicted", "fits"), rows, words=2)
 
 
 def _trains(study: PlannedStudy, experiment: PlannedExperiment) -> bool:

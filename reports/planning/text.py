@@ -98,9 +98,9 @@ def prediction_lines(study: StudyResult, judged: list[Judged]) -> list[str]:
     lines = [_correction(kind, found) for kind, found in corrections(study).items()]
     if not lines:
         lines.append("No correction was in force: nothing was learnt from past records of this hardware.")
-    sources = _sources(prediction.basis for prediction in study.plan.predictions.values())
-    if sources:
-        lines.append(f"The hardware's figures: {'; '.join(sources)}.")
+    stand_on = sources(prediction.basis for prediction in study.plan.predictions.values())
+    if stand_on:
+        lines.append(f"The hardware's figures: {'; '.join(stand_on)}.")
     left = unjudged(study, judged)
     total = sum(left.values())
     if total:
@@ -109,7 +109,7 @@ def prediction_lines(study: StudyResult, judged: list[Judged]) -> list[str]:
     return lines
 
 
-def _sources(bases: Iterable[str]) -> list[str]:
+def sources(bases: Iterable[str]) -> list[str]:
     """Distinct parts of what predictions stand on; those that differ in one number only are said once, with each.
 
     `measured here with 1 of 2 cores busy`, `... with 2 of 2 ...` -> `measured here with 1 and 2 of 2 cores busy`.

@@ -10,7 +10,6 @@ from engine.planner.families.parts import (
     Weights,
     decoder_classes,
     feed_forward,
-    in_stack,
     linear,
     norm,
     table,
@@ -44,8 +43,8 @@ def read_deepseek(fields: Fields) -> Architecture:
     weights = (
         *table("embedding", vocabulary, hidden, split=True),
         *_latent_attention(fields, hidden, heads, layers),
-        *(in_stack("dense", feed_forward(hidden, inner, dense, gated=True)) if dense else ()),
-        *(in_stack("sparse", with_experts) if sparse else ()),
+        *(feed_forward(hidden, inner, dense, gated=True) if dense else ()),
+        *(with_experts if sparse else ()),
         *norm("norm", hidden, 2 * layers, bias=False),
         *norm("final_norm", hidden, 1, bias=False, block=False),
         *head,
@@ -75,7 +74,6 @@ def read_deepseek(fields: Fields) -> Architecture:
         kv_elements_per_token=fields.number("kv_lora_rank", default=512) + rope,
         value_dim=fields.number("v_head_dim", default=128),
         counted=counted,
-        stacks=(("dense", dense), ("sparse", sparse)),
     )
 
 

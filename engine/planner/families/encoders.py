@@ -15,7 +15,6 @@ from engine.planner.families.parts import (
     classifier,
     feed_forward,
     head,
-    in_stack,
     linear,
     norm,
     table,
@@ -117,7 +116,7 @@ def _read(fields: Fields, sizes: _Encoder) -> Architecture:
         *(table("types", sizes.types, sizes.width) if sizes.types else ()),
         *norm("embedding.norm", sizes.width, 1, block=False),
         *(linear("embedding.map", hidden, sizes.width, 1, bias=True, block=False) if mapped else ()),
-        *(body if sizes.groups is None else in_stack("shared", body)),
+        *body,
         *_top(fields, sizes, counted.removeprefix(stem), tied),
     )
     return Architecture(
@@ -140,7 +139,6 @@ def _read(fields: Fields, sizes: _Encoder) -> Architecture:
         weights=weights,
         max_positions=sizes.positions,
         counted=counted,
-        stacks=() if sizes.groups is None else (("shared", sizes.groups),),
     )
 
 

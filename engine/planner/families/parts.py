@@ -8,8 +8,7 @@ matrix and its bias, `split="row"` the inputs of a matrix (the bias is added onc
 tensor parallelism (arXiv 1909.08053).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from engine.planner.architecture import Role, Stream, Weight
@@ -197,8 +196,3 @@ def text_head(
         return counted, ()
     # transformers multiplies every token and picks one afterwards.
     return counted, linear("classifier", fields.labels, width, 1, block=False)
-
-
-def in_stack(stack: str, weights: Iterable[Weight]) -> Weights:
-    """The same weights, of one kind of block only."""
-    return tuple(replace(weight, stack=stack) if weight.block else weight for weight in weights)

@@ -11,7 +11,6 @@ from engine.planner.families.parts import (
     attention,
     feed_forward,
     head,
-    in_stack,
     linear,
     norm,
     table,
@@ -37,14 +36,9 @@ def read_t5(fields: Fields) -> Architecture:
     def stack(name: str, layers: int, stream: Stream) -> Weights:
         return (
             Weight(f"{name}.bias", (buckets, heads), 1, "embedding", 1, heads, block=False),
-            *in_stack(
-                name,
-                (
-                    *attention(hidden, heads, head_dim, layers, stream=stream),
-                    *feed_forward(hidden, inner, layers, gated=gated, stream=stream),
-                    *norm("norm", hidden, 2 * layers, bias=False),
-                ),
-            ),
+            *attention(hidden, heads, head_dim, layers, stream=stream),
+            *feed_forward(hidden, inner, layers, gated=gated, stream=stream),
+            *norm("norm", hidden, 2 * layers, bias=False),
             *norm(f"{name}.final_norm", hidden, 1, bias=False, block=False),
         )
 
@@ -55,7 +49,7 @@ def read_t5(fields: Fields) -> Architecture:
     weights = (
         *table("embedding", vocabulary, hidden, split=True),
         *stack("encoder", encoder, "main" if alone else "source"),
-        *(() if alone else (*stack("decoder", decoder, "main"), *in_stack("decoder", crossing))),
+        *(() if alone else (*stack("decoder", decoder, "main"), *crossing)),
         *(head(vocabulary, hidden, tied=tied) if counted.endswith("Generation") else ()),
     )
     return Architecture(
@@ -78,7 +72,6 @@ def read_t5(fields: Fields) -> Architecture:
         weights=weights,
         max_positions=fields.get("n_positions"),
         counted=counted,
-        stacks=(("encoder", encoder), ("decoder", 0 if alone else decoder)),
     )
 
 
@@ -139,23 +132,13 @@ def _both(
     weights = (
         *table("embedding", vocabulary, hidden, split=True),
         *edges,
-        *in_stack(
-            "encoder",
-            (
-                *attend(heads, encoder, "source"),
-                *feed_forward(hidden, inner, encoder, bias=True, stream="source"),
-                *norm("norm", hidden, 2 * encoder),
-            ),
-        ),
-        *in_stack(
-            "decoder",
-            (
-                *attend(decoder_heads, decoder, "main"),
-                *attend(decoder_heads, decoder, "main", "cross_"),
-                *feed_forward(hidden, decoder_inner, decoder, bias=True),
-                *norm("norm", hidden, 3 * decoder),
-            ),
-        ),
+        *attend(heads, encoder, "source"),
+        *feed_forward(hidden, inner, encoder, bias=True, stream="source"),
+        *norm("norm", hidden, 2 * encoder),
+        *attend(decoder_heads, decoder, "main"),
+        *attend(decoder_heads, decoder, "main", "cross_"),
+        *feed_forward(hidden, decoder_inner, decoder, bias=True),
+        *norm("norm", hidden, 3 * decoder),
         *(head(vocabulary, hidden, tied=tied) if counted.endswith("Generation") else ()),
     )
     return Architecture(
@@ -178,7 +161,6 @@ def _both(
         weights=weights,
         max_positions=positions,
         counted=counted,
-        stacks=(("encoder", encoder), ("decoder", decoder)),
     )
 
 
@@ -186,6 +168,4 @@ def _values_only(weight: Weight) -> Weight:
     """Keys without a bias: of the vectors of keys and values, half the copies."""
     if not weight.name.endswith("attention.key_value.bias"):
         return weight
-    return Weight(
-        weight.name, weight.shape, weight.copies // 2, weight.role, weight.split, weight.groups, stack=weight.stack
-    )
+    return Weight(weight.name, weight.shape, weight.copies // 2, weight.role, weight.split, weight.groups)
