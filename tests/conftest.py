@@ -21,6 +21,9 @@ for _name in list(os.environ):
     if _name.startswith(_FOREIGN):
         del os.environ[_name]
 
+# Several tests run at once: threads of small linear algebra would spin on each other's cores.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

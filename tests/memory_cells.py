@@ -276,6 +276,8 @@ def rank_main(rank: int, cells: list[Cell], store: str, output: str, traces: str
     if any(cell["strategy"].startswith("zero") for cell in cells):
         import deepspeed
 
+        # Its sums over shared memory, which training does not use, would be compiled first, for a minute.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed("gloo", verbose=False)
     results: list[Any] = []
     linear = functional.linear

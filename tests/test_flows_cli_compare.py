@@ -99,6 +99,7 @@ def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 24 launches, each a start of torch, beside whatever else is tested
 def test_the_same_code_gives_no_alarm_and_ten_per_cent_slower_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +109,7 @@ def test_the_same_code_gives_no_alarm_and_ten_per_cent_slower_does(
     study = write_study(
         tmp_path,
         experiments={"grid": {"kind": "sweep", "over": {"seconds": [0.1, 0.2]}}},
-        measuring={"repeats": 10, "least_seconds": 0.4, "memory": False},
+        measuring={"repeats": 8, "least_seconds": 0.4, "memory": False},
     )
     path = os.pathsep.join(filter(None, [str(tmp_path / "slowed"), os.environ.get("PYTHONPATH")]))
     for name, variables in (("first", {}), ("again", {}), ("slow", {"PYTHONPATH": path})):
