@@ -145,6 +145,10 @@ def predicted(cell: Cell) -> int:
     return training_memory(setup, Framework(**settings)).tensors
 
 
+_START_SECONDS, _CELL_SECONDS = 300.0, 60.0
+"""A campaign that takes longer hangs; on two idle cores a cell takes three seconds."""
+
+
 def campaign(chosen: Sequence[Cell], others: bool = True) -> list[Result]:
     """Measure cells on two ranks; `others`: and ask the other estimators. Raises RuntimeError where one fails."""
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +156,7 @@ def campaign(chosen: Sequence[Cell], others: bool = True) -> list[Result]:
         asked.write_text(json.dumps(list(chosen)))
         done = subprocess.run(
             [sys.executable, str(SCRIPT), str(asked), str(answered), *(["--estimates"] if others else [])],
-            capture_output=True, text=True, check=False,
+            capture_output=True, text=True, check=False, timeout=_START_SECONDS + _CELL_SECONDS * len(chosen),
         )  # fmt: skip
         if done.returncode or not answered.is_file():
             raise RuntimeError(f"{SCRIPT.name} failed:\n{done.stderr[-3000:]}")

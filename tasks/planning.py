@@ -92,7 +92,7 @@ def _machines(plan: Plan, inputs: Path, cache: Path) -> dict[str, Machine]:
     predictor = Predictor(plan, inputs, cache)
     try:
         return {target: _bare(predictor.machine(cell)) for target, cell in widest.items()}
-    except (ValueError, OSError) as error:
+    except Exception as error:  # a fault of the planner's own must not stop a run
         _log.warning("what this machine is, is not known, so scaling with communication is not forecast: %s", error)
         return {}
 
