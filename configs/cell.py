@@ -6,14 +6,18 @@ which experiment asked for it) is not in the key, so that two experiments that n
 share one measurement.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import SCHEMA_VERSION, Frozen, content_hash
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Engine = Literal["rankwise", "transformers"]
+Engine = Literal["rankwise", "transformers", "deepspeed"]
+EngineMode = Literal["eager", "static", "compiled"]
+PageCache = Literal["cold", "warm"]
+Transport = Literal["auto", "shared memory", "gloo", "nccl"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "point_to_point"]
 Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Fault = Literal["raise", "kill", "hang", "out_of_memory"]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -44,18 +48,31 @@ class Layout(Frozen):
 class GenerateWorkload(Frozen):
     """Greedy generation of exactly `new_tokens` tokens for each prompt, in batches of equal size.
 
-    The prompts are shared out over the data-parallel ranks; `num_prompts` counts all ranks'.
+    The prompts are shared out over the replicas; `num_prompts` counts all replicas'. A replica is `tp` x `pp`
+    ranks; with `pp` above 1 several micro-batches of a batch are under way at once, so that all stages work.
     """
 
     kind: Literal["generate"] = "generate"
     prompts: str | None = Field(None, description="JSONL file with a `prompt` a line; none: random token ids")
     variant: str | None = Field(None, description="only lines whose `variant` is this")
     limit: PositiveInt | None = Field(None, description="only the first so many lines")
-    num_prompts: PositiveInt | None = Field(None, description="prompts over all ranks; the file is repeated")
+    num_prompts: PositiveInt | None = Field(None, description="prompts over all replicas; the file is repeated")
     prompt_tokens: PositiveInt | None = Field(None, description="cut or repeat each prompt to this length")
     new_tokens: PositiveInt = 32
-    batch_size: PositiveInt = Field(1, description="sequences that one rank decodes at once")
+    batch_size: PositiveInt = Field(1, description="sequences that one replica decodes at once")
+    micro_batch_size: PositiveInt | None = Field(
+        None, description="sequences that pass a stage together; none: the batch shared out over the stages"
+    )
     answers: bool = Field(False, description="keep tokens, likelihoods and logits, to judge correctness")
+    noise_dtypes: tuple[Dtype, ...] = Field(
+        (), description="with answers, engine transformers: precisions whose reduction-order noise is measured"
+    )
+    noise_orders: PositiveInt = Field(4, description="orders of reduction that the noise is measured with")
+    read_probe: bool = Field(False, description="also time a plain read of as many bytes as the weights have")
+
+    def in_micro_batches(self, stages: int) -> int:
+        """Sequences of a micro-batch on so many stages."""
+        return min(self.batch_size, self.micro_batch_size or -(-self.batch_size // stages))
 
     def scaled(self, factor: int) -> "GenerateWorkload":
         """The same work a rank for `factor` times as many ranks."""
@@ -103,7 +120,24 @@ class NoopWorkload(Frozen):
         return self.model_copy(update={"items": self.items * factor})
 
 
-Workload = Annotated[GenerateWorkload | TrainWorkload | NoopWorkload, Field(discriminator="kind")]
+class CommunicationWorkload(Frozen):
+    """Collectives and point-to-point transfers over sizes, among `layout.tp` ranks; it needs no model."""
+
+    kind: Literal["communication"] = "communication"
+    operations: tuple[Collective, ...] = Field(get_args(Collective), min_length=1)
+    sizes_bytes: tuple[PositiveInt, ...] = Field(
+        (1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216), min_length=1
+    )
+    transport: Transport = Field("auto", description="auto: what the engine would choose")
+
+    def scaled(self, factor: int) -> "CommunicationWorkload":
+        """Sizes are those of a rank already."""
+        return self
+
+
+Workload = Annotated[
+    GenerateWorkload | TrainWorkload | NoopWorkload | CommunicationWorkload, Field(discriminator="kind")
+]
 
 
 class Cell(Frozen):
@@ -114,6 +148,8 @@ class Cell(Frozen):
     layout: Layout = Layout()
     dtype: Dtype = "float32"
     engine: Engine = "rankwise"
+    engine_mode: EngineMode = Field("eager", description="of engine transformers: how it decodes")
+    page_cache: PageCache | None = Field(None, description="state of the model's files before loading; none: as found")
     target: str = "local"
     nodes: PositiveInt = 1
     cores_per_rank: PositiveInt = 1
@@ -122,16 +158,19 @@ class Cell(Frozen):
     @model_validator(mode="after")
     def _supported(self) -> "Cell":
         layout, kind = self.layout, self.workload.kind
-        if layout.tp > 1 or layout.pp > 1:
-            raise ValueError("layout: tp and pp above 1 are not measured by this version; use dp")
+        self._layout_supported()
         if kind == "train" and layout.dp > 1 and layout.strategy == "none":
             object.__setattr__(self, "layout", layout.model_copy(update={"strategy": "ddp"}))
         elif kind == "train" and layout.strategy not in ("none", "ddp"):
             raise ValueError(f"layout.strategy: {layout.strategy} is not measured by this version; use ddp")
         elif kind != "train" and layout.strategy != "none":
             raise ValueError(f"layout.strategy: {layout.strategy} is for training; a {kind} workload takes none")
-        if self.engine == "transformers" and (kind != "generate" or layout.ranks > 1):
-            raise ValueError("engine: transformers measures generate on one rank; use engine rankwise here")
+        if self.engine != "rankwise" and kind != "generate":
+            raise ValueError(f"engine: {self.engine} measures generate; use engine rankwise here")
+        if self.engine_mode != "eager" and (self.engine != "transformers" or layout.ranks > 1):
+            raise ValueError(
+                f"engine_mode: {self.engine_mode} is for engine transformers on one rank; leave it out here"
+            )
         if isinstance(self.workload, TrainWorkload) and self.workload.global_batch_size % layout.dp:
             raise ValueError(
                 f"workload.global_batch_size: {self.workload.global_batch_size} cannot be shared equally "
@@ -145,6 +184,23 @@ class Cell(Frozen):
         if isinstance(self.workload, NoopWorkload) and self.workload.fault_rank >= layout.ranks:
             raise ValueError(f"workload.fault_rank: {self.workload.fault_rank} is not below {layout.ranks} ranks")
         return self
+
+    def _layout_supported(self) -> None:
+        layout, kind = self.layout, self.workload.kind
+        if kind == "communication":
+            if layout.dp > 1 or layout.pp > 1 or layout.tp < 2:
+                raise ValueError("layout: a communication workload runs among the ranks of tp; use tp of 2 or more")
+        elif (layout.tp > 1 or layout.pp > 1) and kind != "generate":
+            raise ValueError(f"layout: a {kind} workload is measured without tp and pp by this version; use dp")
+        elif self.engine == "transformers" and (layout.dp > 1 or layout.pp > 1):
+            raise ValueError("layout: engine transformers is measured on one rank or with tp; use engine rankwise here")
+        elif self.engine == "deepspeed" and (layout.dp > 1 or layout.pp > 1 or layout.tp < 2):
+            raise ValueError("layout: engine deepspeed is measured with tp of 2 or more; use engine rankwise here")
+        work = self.workload
+        if isinstance(work, GenerateWorkload) and (work.micro_batch_size or 1) > work.batch_size:
+            raise ValueError(
+                f"workload.micro_batch_size: {work.micro_batch_size} is more than the batch of {work.batch_size}"
+            )
 
     @property
     def key(self) -> str:
@@ -161,6 +217,8 @@ class Cell(Frozen):
     def pack_key(self) -> str:
         """What fixes weights or process state: cells that share it can share a launch."""
         fixed = self.model_dump(mode="json", exclude={"workload"})
+        if isinstance(self.workload, CommunicationWorkload):
+            fixed["transport"] = self.workload.transport  # groups are opened once a launch
         return content_hash({**fixed, "kind": self.workload.kind}, digits=8)
 
     @property
@@ -169,8 +227,16 @@ class Cell(Frozen):
         work = self.workload
         if isinstance(work, GenerateWorkload):
             size = f"batch {work.batch_size}, {work.new_tokens} tokens"
+            if work.micro_batch_size is not None:
+                size = f"batch {work.batch_size} in {work.micro_batch_size}s, {work.new_tokens} tokens"
+        elif isinstance(work, CommunicationWorkload):
+            size = "communication" if work.transport == "auto" else f"communication by {work.transport}"
         elif isinstance(work, TrainWorkload):
             size = f"train batch {work.global_batch_size} x {work.sequence_length}"
         else:
             size = work.label or f"noop {work.seconds:g} s"
-        return f"{self.layout}, {self.dtype}, {size}"
+        engine = "" if self.engine == "rankwise" else f", {self.engine}"
+        if self.engine_mode != "eager":
+            engine += f" {self.engine_mode}"
+        cache = f", {self.page_cache} cache" if self.page_cache else ""
+        return f"{self.layout}, {self.dtype}, {size}{engine}{cache}"

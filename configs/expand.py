@@ -10,31 +10,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
-from configs.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
-from configs.prediction import Prediction
-from configs.study import (
+from configs.cell import Cell, GenerateWorkload, Layout
+from configs.drafts import WORKLOADS, Draft, copied, field_names, field_path
+from configs.experiments import (
+    Communication,
     Correctness,
     Experiment,
     Layouts,
     Optimization,
     Overrides,
     StrongScaling,
-    StudyError,
-    StudySpec,
     Sweep,
     WeakScaling,
-    suggestion,
 )
+from configs.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
+from configs.prediction import Prediction
+from configs.study import StudyError, StudySpec, suggestion
 from configs.target import LocalTarget
 
-_WORKLOADS: dict[str, type[BaseModel]] = {"generate": GenerateWorkload, "train": TrainWorkload, "noop": NoopWorkload}
 _INPUT_FIELDS = ("prompts", "data", "tokenizer")
 
 CountPrompts = Callable[[GenerateWorkload], int]
-Draft = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class _Builder:
     def subjects(self, name: str, experiment: Experiment, models: list[PlannedModel]) -> list[PlannedModel | None]:
         workload = experiment.base.get("workload")
         kind = workload.get("kind") if isinstance(workload, dict) else self.study.workload.kind
-        if kind == "noop":
+        if kind in ("noop", "communication") or isinstance(experiment, Communication):
             return [None]
         if not models:
             self._problem(f"models: experiments.{name} measures {kind}, which needs a model; name at least one")
@@ -143,6 +141,8 @@ class _Builder:
             return self._sweep(where, experiment, draft), []
         if isinstance(experiment, Optimization):
             return self._optimization(where, experiment, draft), []
+        if isinstance(experiment, Communication):
+            return self._communication(where, experiment, draft), []
         return self._correctness(where, experiment, draft), []
 
     def _draft(self, model: PlannedModel | None, target: LocalTarget) -> Draft:
@@ -158,25 +158,26 @@ class _Builder:
         }
 
     def _scaling(self, where: str, experiment: StrongScaling | WeakScaling, draft: Draft) -> list[Point]:
-        if experiment.grow != "dp":
-            self._problem(f"{where}.grow: {experiment.grow} is not measured by this version\n  use one of: dp")
+        if experiment.grow == "nodes":
+            self._problem(f"{where}.grow: nodes is not measured by this version\n  use one of: dp, tp, pp")
             return []
         points = []
         degrees = experiment.degrees
         for position, degree in enumerate(degrees):
-            cell_draft = _copy(draft)
-            cell_draft["layout"]["dp"] = degree
+            cell_draft = copied(draft)
+            cell_draft["layout"][experiment.grow] = degree
             work = cell_draft["workload"]
             if work["kind"] == "generate" and work.get("num_prompts") is None:
                 per_rank = self._prompts_in_file(cell_draft) or work.get("batch_size") or 1
                 from_file = work.get("prompts") is not None
                 work["num_prompts"] = per_rank * (1 if from_file or experiment.kind == "weak" else max(degrees))
             if experiment.kind == "weak":
-                field = {"generate": "num_prompts", "train": "global_batch_size", "noop": "items"}[work["kind"]]
-                default = _WORKLOADS[work["kind"]].model_fields[field].default
+                field = {"generate": "num_prompts", "train": "global_batch_size"}.get(work["kind"], "items")
+                default = WORKLOADS[work["kind"]].model_fields[field].default
                 work[field] = (work.get(field) or default) * degree
-            label = f"{degree} rank" + ("s" if degree > 1 else "")
-            point = self._point(f"{where} at {label}", cell_draft, {"ranks": degree}, label, baseline=position == 0)
+            ranks = Layout.model_validate(cell_draft["layout"]).ranks
+            label = f"{ranks} rank" + ("s" if ranks > 1 else "")
+            point = self._point(f"{where} at {label}", cell_draft, {"ranks": ranks}, label, baseline=position == 0)
             points.extend(point)
         return points
 
@@ -184,7 +185,7 @@ class _Builder:
         points = []
         for position, values in enumerate(itertools.product(*experiment.over.values())):
             chosen = dict(zip(experiment.over, values, strict=True))
-            cell_draft = _copy(draft)
+            cell_draft = copied(draft)
             if not self._override(cell_draft, chosen, f"{where}.over"):
                 return []
             label = ", ".join(f"{name.removeprefix('workload.')} {value}" for name, value in chosen.items())
@@ -199,7 +200,7 @@ class _Builder:
             if variant == "baseline":
                 self._problem(f"{where}.variants.baseline: that name is taken; choose another")
                 continue
-            cell_draft = _copy(draft)
+            cell_draft = copied(draft)
             if self._override(cell_draft, overrides, f"{where}.variants.{variant}"):
                 points.extend(self._point(f"{where}.variants.{variant}", cell_draft, {"variant": variant}, variant))
         return points
@@ -213,15 +214,33 @@ class _Builder:
         count = min(experiment.prompts, available) if available else experiment.prompts
         work.update(answers=True, new_tokens=experiment.new_tokens, num_prompts=count)
         work["batch_size"] = min(work.get("batch_size") or 1, count)
-        reference = _copy(draft) | {"engine": "transformers", "dtype": "float32"}
-        values = {"engine": "transformers", "dtype": "float32", "ranks": 1}
+        dtypes = list(dict.fromkeys([*experiment.dtypes, "float32"]))
+        reference = copied(draft) | {"engine": "transformers", "dtype": "float32", "layout": Layout().model_dump()}
+        reference["workload"].update(
+            batch_size=1, micro_batch_size=None, noise_dtypes=tuple(dtypes), noise_orders=experiment.noise_orders
+        )
+        values = {"engine": "transformers", "dtype": "float32", "layout": "1 rank"}
         points = self._point(f"{where} reference", reference, values, "transformers, 1 rank, float32", baseline=True)
-        for dtype, ranks in itertools.product(experiment.dtypes, experiment.ranks):
-            candidate = _copy(draft) | {"engine": "rankwise", "dtype": dtype}
-            candidate["layout"]["dp"] = ranks
-            values = {"engine": "rankwise", "dtype": dtype, "ranks": ranks}
-            label = f"rankwise, {ranks} rank{'s' if ranks > 1 else ''}, {dtype}"
+        for engine, layout, dtype in itertools.product(experiment.engines, experiment.layouts, dtypes):
+            candidate = copied(draft) | {"engine": engine, "dtype": dtype, "layout": layout.model_dump()}
+            values = {"engine": engine, "dtype": dtype, "layout": str(layout)}
+            label = f"{engine}, {layout}, {dtype}"
             points.extend(self._point(f"{where} {label}", candidate, values, label))
+        return points
+
+    def _communication(self, where: str, experiment: Communication, draft: Draft) -> list[Point]:
+        points: list[Point] = []
+        for ranks, transport in itertools.product(experiment.ranks, experiment.transports):
+            cell_draft = copied(draft) | {"model": None, "layout": Layout(tp=ranks).model_dump(), "engine": "rankwise"}
+            cell_draft["workload"] = {
+                "kind": "communication",
+                "operations": experiment.operations,
+                "sizes_bytes": experiment.sizes_bytes,
+                "transport": transport,
+            }
+            label = f"{ranks} rank{'s' if ranks > 1 else ''}, {transport}"
+            values = {"ranks": ranks, "transport": transport}
+            points.extend(self._point(f"{where} at {label}", cell_draft, values, label, baseline=not points))
         return points
 
     def _layouts(
@@ -229,8 +248,10 @@ class _Builder:
     ) -> tuple[list[Point], list[Candidate]]:
         """The candidates in the order of the prediction; a point for each of the first that can be measured."""
         work = draft["workload"]
-        if work["kind"] == "noop":
-            self._problem(f"{where}: layouts are ranked by prediction, and a noop workload has none; use strong")
+        if work["kind"] in ("noop", "communication"):
+            self._problem(
+                f"{where}: layouts are ranked by prediction, and a {work['kind']} workload has none; use strong"
+            )
             return [], []
         assert self.layout_choice is not None, "a study of layouts needs the planner"
         ranks = experiment.ranks or self.layout_choice.ranks(target)
@@ -248,7 +269,7 @@ class _Builder:
             if reason is None and len(points) == experiment.best:
                 reason = f"not among the {experiment.best} predicted best"
             if reason is None:
-                drawn = _copy(draft) | {"layout": layout.model_dump()}
+                drawn = copied(draft) | {"layout": layout.model_dump()}
                 found = self._point(f"{where} at {label}", drawn, {"layout": label}, label, baseline=not points)
                 key = found[0].cell if found else None
                 points += found
@@ -282,7 +303,7 @@ class _Builder:
         except ValidationError as error:
             for detail in error.errors():
                 # The union's tag stands second in the location of a workload's field.
-                location = [str(item) for item in detail["loc"] if item not in _WORKLOADS]
+                location = [str(item) for item in detail["loc"] if item not in WORKLOADS]
                 text = str(detail.get("ctx", {}).get("error", detail["msg"]))
                 self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
             return None
@@ -299,13 +320,13 @@ class _Builder:
         """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
         fine = True
         for dotted, value in overrides.items():
-            path = _field_path(draft, dotted)
+            path = field_path(draft, dotted)
             if path is None:
-                self._problem(f"{where}.{dotted}: no such field of a cell{suggestion(dotted, _field_names(draft))}")
+                self._problem(f"{where}.{dotted}: no such field of a cell{suggestion(dotted, field_names(draft))}")
                 fine = False
-            elif path == ("workload",) and not (isinstance(value, dict) and value.get("kind") in _WORKLOADS):
+            elif path == ("workload",) and not (isinstance(value, dict) and value.get("kind") in WORKLOADS):
                 self._problem(
-                    f"{where}.workload: a whole workload needs its kind\n  use one of: {', '.join(_WORKLOADS)}"
+                    f"{where}.workload: a whole workload needs its kind\n  use one of: {', '.join(WORKLOADS)}"
                 )
                 fine = False
             elif len(path) == 1:
@@ -324,7 +345,7 @@ def _unmeasured(draft: Draft, layout: Layout, prediction: Prediction) -> str | N
     if prediction.fits is False:
         return "does not fit" + (f": {prediction.reason}" if prediction.reason else "")
     try:
-        Cell.model_validate(_copy(draft) | {"layout": layout.model_dump()})
+        Cell.model_validate(copied(draft) | {"layout": layout.model_dump()})
     except ValidationError as error:
         reasons = [str(detail.get("ctx", {}).get("error", detail["msg"])) for detail in error.errors()]
         # What would work instead is for whoever writes a cell; here the planner did.
@@ -339,35 +360,3 @@ def _why_none(candidates: Sequence[Candidate], ranks: int) -> str:
         return f"no layout of up to {limit} is valid for this model and workload"
     reasons = "; ".join(dict.fromkeys(candidate.reason or "" for candidate in candidates))
     return f"none of {len(candidates)} layouts of up to {limit} can be measured: {reasons}"
-
-
-def _copy(draft: Draft) -> Draft:
-    return {name: dict(value) if isinstance(value, dict) else value for name, value in draft.items()}
-
-
-def _field_path(draft: Draft, dotted: str) -> tuple[str, ...] | None:
-    """Where a field lies: `batch_size` is short for `workload.batch_size`, `dp` for `layout.dp`."""
-    path = tuple(dotted.split("."))
-    inner = {"workload": _workload_fields(draft), "layout": list(Layout.model_fields)}
-    if len(path) == 2:
-        if path[0] == "env" or path[1] in inner.get(path[0], []):
-            return path
-        return None
-    if len(path) == 1:
-        if dotted in Cell.model_fields and dotted not in ("model", "target"):
-            return path
-        for part, names in inner.items():
-            if dotted in names:
-                return part, dotted
-    return None
-
-
-def _workload_fields(draft: Draft) -> list[str]:
-    model = _WORKLOADS.get(draft["workload"].get("kind", ""))
-    hidden = ("kind", "answers")  # set by the study and by the correctness experiment
-    return [name for name in model.model_fields if name not in hidden] if model else []
-
-
-def _field_names(draft: Draft) -> list[str]:
-    top = ["dtype", "engine", "cores_per_rank"]
-    return top + _workload_fields(draft) + list(Layout.model_fields)

@@ -14,20 +14,10 @@ from pydantic import BaseModel, Field, WithJsonSchema, field_serializer
 
 from configs.base import Frozen
 from configs.cell import Dtype, Engine, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.experiments import Communication, Correctness, Optimization, StrongScaling, Sweep, WeakScaling
 from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
-from configs.study import (
-    NAME_PATTERN,
-    Correctness,
-    ModelSpec,
-    Optimization,
-    StrongScaling,
-    StudyError,
-    StudySpec,
-    Sweep,
-    WeakScaling,
-    parse_study,
-)
+from configs.study import NAME_PATTERN, ModelSpec, StudyError, StudySpec, parse_study
 from configs.target import LocalTarget
 
 
@@ -37,10 +27,22 @@ def _drawn(model: type[BaseModel], title: str, **descriptions: str) -> WithJsonS
     Written out instead of referred to: the UI takes the title of what is referred to, the name of the class.
     """
     schema = model.model_json_schema()
-    assert "$defs" not in schema, "the reference would lead nowhere"
+    definitions = schema.pop("$defs", {})  # inside another schema the references would lead nowhere
+    schema = _inlined(schema, definitions)
     for field, description in descriptions.items():
         schema["properties"][field]["description"] = description
     return WithJsonSchema(schema | {"title": title})
+
+
+def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
+    """A part of a JSON schema with what it refers to written out."""
+    if isinstance(part, list):
+        return [_inlined(item, definitions) for item in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return _inlined(definitions[part["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(value, definitions) for name, value in part.items()}
 
 
 class NamedExperiment(Frozen):
@@ -64,6 +66,7 @@ class NamedExperiment(Frozen):
             ),
         ]
         | Annotated[Correctness, _drawn(Correctness, "Correctness")]
+        | Annotated[Communication, _drawn(Communication, "Communication")]
     ) = StrongScaling(grow="dp", to=2)
 
 

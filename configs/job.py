@@ -32,6 +32,9 @@ class Measuring(Frozen):
     budget_minutes: PositiveFloat | None = Field(None, description="wall time after which no launch is begun")
     budget_usd: PositiveFloat | None = Field(None, description="money after which no launch is begun; needs a price")
     memory: bool = Field(True, description="measure peak memory, in a pass of its own")
+    profile: bool = Field(
+        False, description="split the time into compute, communication and idle, in a pass of its own"
+    )
     seed: int = Field(0, ge=0)
 
 

@@ -2,8 +2,8 @@
 
 A study of R repeats has R blocks. In each block every pack key gets one launch that visits its cells
 once, in seeded random order; launches of a block are in random order too, so that drift of the machine
-hits all alike (a randomized block design) and comparisons within a block are paired. Memory is
-measured in a block of its own, at the end.
+hits all alike (a randomized block design) and comparisons within a block are paired. Memory, and then
+the profile, are measured in blocks of their own, at the end.
 """
 
 import random

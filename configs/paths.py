@@ -58,8 +58,14 @@ class JobPaths:
     def samples(self, visit: str, rank: int) -> Path:
         return self.parts / f"{visit}.rank_{rank}.npz"
 
+    def flight_recorder(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.flight_recorder_rank_{rank}.json"
+
     def completions(self, visit: str, rank: int) -> Path:
         return self.parts / f"{visit}.completions_rank_{rank}.jsonl"
+
+    def trace(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.trace_rank_{rank}.json.gz"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from configs.prices import TargetPrices
 from configs.target import LocalTarget
 
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
-ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness", "layouts"]
+ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness", "communication", "layouts"]
 
 
 class PlannedModel(Frozen):
@@ -60,11 +60,12 @@ class PlannedForecast(Frozen):
 
 
 class PlannedExperiment(Frozen):
-    """One question put to one model; `model` is None for noop workloads.
+    """One question put to one model; `model` is None for noop and communication.
 
     `values` of the points: `{"ranks": n}` for strong and weak scaling, `{dotted field: value}` for a
     sweep, `{"variant": name}` for an optimization (its baseline is named `baseline`), for correctness
-    `{"engine": ..., "dtype": ..., "ranks": ...}` with the reference as baseline, and `{"layout": label}`
+    `{"engine": ..., "dtype": ..., "layout": ...}` with the reference as baseline, for communication
+    `{"ranks": n, "transport": name}`, and `{"layout": label}`
     for layouts. `candidates` of layouts: all that there are, the one predicted best first.
     """
 

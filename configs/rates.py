@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.cell import Cell, GenerateWorkload, NoopWorkload
+from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, NoopWorkload
 from configs.record import Figure
 
 Column = NDArray[np.generic]
@@ -30,6 +30,7 @@ RATE_COLUMNS: dict[str, tuple[str, ...]] = {
     "generate": ("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences"),
     "train": ("step_seconds",),
     "noop": ("pass_seconds",),
+    "communication": ("pass_seconds",),
 }
 """Workload kind -> the columns that the functions of this module read."""
 
@@ -178,6 +179,8 @@ def rates_of(visit: VisitSamples, figures: Mapping[str, Figure]) -> Rates:
     if isinstance(work, NoopWorkload):
         items = _rate(work.items * count, total)
         return Rates(total, count, items_per_second=items, latency_seconds=median, **parts)
+    if isinstance(work, CommunicationWorkload):  # its figures are those of single operations
+        return Rates(total, count, latency_seconds=median, **parts)
     tokens = figures.get("tokens_per_step")
     if isinstance(tokens, bool) or not isinstance(tokens, int | float):
         raise ValueError(f"figures.tokens_per_step: {tokens!r}; expected the tokens of one step over all ranks")

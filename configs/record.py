@@ -19,7 +19,7 @@ MAX_RECORD_BYTES = 8192
 """Without what is listed by rank, which grows with the job."""
 
 Figure = bool | int | float | str | None
-MeasuringPass = Literal["timed", "memory"]
+MeasuringPass = Literal["timed", "memory", "profile"]
 
 
 class Status(StrEnum):

@@ -7,19 +7,36 @@ Raises StudyError with every problem found, each with the dotted field and what 
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from configs.base import Frozen
-from configs.cell import Dtype, Engine, GenerateWorkload, Layout, NoopWorkload, TrainWorkload, Workload
+from configs.cell import (
+    CommunicationWorkload,
+    Dtype,
+    Engine,
+    GenerateWorkload,
+    Layout,
+    NoopWorkload,
+    TrainWorkload,
+    Workload,
+)
+from configs.experiments import (
+    Communication,
+    Correctness,
+    Experiment,
+    Layouts,
+    Optimization,
+    StrongScaling,
+    Sweep,
+    WeakScaling,
+)
 from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
 from configs.target import LocalTarget
 
-Grow = Literal["dp", "tp", "pp", "nodes"]
-Overrides = dict[str, Any]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
@@ -44,86 +61,6 @@ class ModelSpec(Frozen):
             short = self.id.removeprefix("synthetic:").split("@")[0].rstrip("/").rsplit("/", 1)[-1]
             object.__setattr__(self, "name", short)
         return self
-
-
-class _Experiment(Frozen):
-    """What every experiment may say: of which models, and how its base cell differs from the study's."""
-
-    models: list[str] | None = Field(None, description="names of models; none: all")
-    base: Overrides = Field({}, description="dotted field of the cell -> value, for this experiment only")
-
-
-class _Scaling(_Experiment):
-    grow: Grow = Field(description="the axis that grows")
-    to: PositiveInt | None = Field(None, description="largest degree; the points are 1, 2, 4 ... to")
-    points: list[PositiveInt] | None = Field(None, description="or the degrees themselves, the first is the baseline")
-
-    @model_validator(mode="after")
-    def _has_points(self) -> "_Scaling":
-        if (self.to is None) == (self.points is None):
-            raise ValueError("say either `to` (largest degree) or `points` (a list of degrees)")
-        if self.points is not None and (len(set(self.points)) != len(self.points) or not self.points):
-            raise ValueError("points: name each degree once, and at least one")
-        return self
-
-    @property
-    def degrees(self) -> list[int]:
-        """Degrees of the growing axis, the baseline first."""
-        if self.points is not None:
-            return list(self.points)
-        assert self.to is not None
-        powers = [1 << bit for bit in range(self.to.bit_length()) if 1 << bit < self.to]
-        return [*powers, self.to]
-
-
-class StrongScaling(_Scaling):
-    """The same total work on more and more ranks."""
-
-    kind: Literal["strong"] = "strong"
-
-
-class WeakScaling(_Scaling):
-    """The same work for each rank, on more and more ranks."""
-
-    kind: Literal["weak"] = "weak"
-
-
-class Sweep(_Experiment):
-    """Every combination of the values of one or more fields of the cell."""
-
-    kind: Literal["sweep"] = "sweep"
-    over: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
-
-
-class Optimization(_Experiment):
-    """Named changes, each measured interleaved with the baseline that it changes."""
-
-    kind: Literal["optimization"] = "optimization"
-    baseline: Overrides = {}
-    variants: dict[str, Overrides] = Field(min_length=1)
-
-
-class Correctness(_Experiment):
-    """Our answers against those of unmodified transformers, one rank, float32. Visited once."""
-
-    kind: Literal["correctness"] = "correctness"
-    prompts: PositiveInt = Field(20, description="so many prompts of the workload")
-    new_tokens: PositiveInt = 16
-    ranks: list[PositiveInt] = Field([1], description="data-parallel degrees to check")
-    dtypes: list[Dtype] = Field(["float32"], description="precisions to check")
-
-
-class Layouts(_Experiment):
-    """Every layout that the ranks allow, ranked by prediction; those predicted fastest are measured."""
-
-    kind: Literal["layouts"] = "layouts"
-    ranks: PositiveInt | None = Field(None, description="most ranks of a layout; none: all that the target holds")
-    best: PositiveInt = Field(3, description="so many are measured, of those that this version can measure")
-
-
-Experiment = Annotated[
-    StrongScaling | WeakScaling | Sweep | Optimization | Correctness | Layouts, Field(discriminator="kind")
-]
 
 
 class Forecast(Frozen):
@@ -283,13 +220,19 @@ def _index(place: list[Any], name: str, dotted: str) -> int:
 
 
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
-    "workload": {"generate": GenerateWorkload, "train": TrainWorkload, "noop": NoopWorkload},
+    "workload": {
+        "generate": GenerateWorkload,
+        "train": TrainWorkload,
+        "noop": NoopWorkload,
+        "communication": CommunicationWorkload,
+    },
     "experiments": {
         "strong": StrongScaling,
         "weak": WeakScaling,
         "sweep": Sweep,
         "optimization": Optimization,
         "correctness": Correctness,
+        "communication": Communication,
         "layouts": Layouts,
     },
 }

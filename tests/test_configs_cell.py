@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
 from configs.job import Visit
 from configs.packing import pack_launches
 
@@ -53,7 +53,13 @@ def test_training_on_several_ranks_is_ddp() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layout": Layout(tp=2)}, "tp and pp"),
+        ({"workload": TrainWorkload(), "layout": Layout(tp=2)}, "without tp and pp"),
+        ({"workload": CommunicationWorkload()}, "tp of 2 or more"),
+        ({"engine": "deepspeed"}, "tp of 2 or more"),
+        ({"engine": "deepspeed", "workload": TrainWorkload(), "layout": Layout(dp=2)}, "tp of 2 or more"),
+        ({"engine": "transformers", "workload": TrainWorkload()}, "transformers measures generate"),
+        ({"engine_mode": "static"}, "engine_mode"),
+        ({"workload": GenerateWorkload(batch_size=2, micro_batch_size=4)}, "more than the batch"),
         ({"layout": Layout(dp=2, strategy="ddp")}, "takes none"),
         ({"engine": "transformers", "layout": Layout(dp=2)}, "one rank"),
         ({"layout": Layout(dp=8)}, "leaves ranks of dp=8 without work"),

@@ -61,5 +61,5 @@ def test_unions_are_alternatives_that_a_form_can_draw() -> None:
     """Prefect's UI draws `anyOf` as a choice, and `oneOf` as a box of JSON."""
     schema = StudyForm.model_json_schema()
     assert len(schema["properties"]["workload"]["anyOf"]) == 3
-    assert len(schema["$defs"]["NamedExperiment"]["properties"]["question"]["anyOf"]) == 5
+    assert len(schema["$defs"]["NamedExperiment"]["properties"]["question"]["anyOf"]) == 6
     assert "oneOf" not in str(schema)

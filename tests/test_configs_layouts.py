@@ -92,7 +92,7 @@ def test_the_best_that_can_be_measured_are_and_the_others_say_why_not() -> None:
     assert {candidate.label: candidate.reason for candidate in experiment.candidates} == {
         "dp=4 (fsdp)": "fsdp is not measured by this version",
         "dp=4 (ddp)": None,
-        "dp=2 x tp=2 (ddp)": "tp and pp above 1 are not measured by this version",
+        "dp=2 x tp=2 (ddp)": "a train workload is measured without tp and pp by this version",
         "dp=2 (ddp)": None,
         "1 rank": "not among the 2 predicted best",
         "tp=4": "does not fit",

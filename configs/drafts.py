@@ -1,0 +1,52 @@
+"""A cell while it is still being put together: plain data, whose fields are set by dotted names.
+
+`configs.expand` overrides fields of drafts and makes cells of them.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+
+Draft = dict[str, Any]
+WORKLOADS: dict[str, type[BaseModel]] = {
+    "generate": GenerateWorkload,
+    "train": TrainWorkload,
+    "noop": NoopWorkload,
+    "communication": CommunicationWorkload,
+}
+
+
+def copied(draft: Draft) -> Draft:
+    """A draft that can be changed without changing this one."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in draft.items()}
+
+
+def field_path(draft: Draft, dotted: str) -> tuple[str, ...] | None:
+    """Where a field lies: `batch_size` is short for `workload.batch_size`, `dp` for `layout.dp`."""
+    path = tuple(dotted.split("."))
+    inner = {"workload": _workload_fields(draft), "layout": list(Layout.model_fields)}
+    if len(path) == 2:
+        if path[0] == "env" or path[1] in inner.get(path[0], []):
+            return path
+        return None
+    if len(path) == 1:
+        if dotted in Cell.model_fields and dotted not in ("model", "target"):
+            return path
+        for part, names in inner.items():
+            if dotted in names:
+                return part, dotted
+    return None
+
+
+def _workload_fields(draft: Draft) -> list[str]:
+    model = WORKLOADS.get(draft["workload"].get("kind", ""))
+    hidden = ("kind", "answers", "noise_dtypes", "noise_orders")  # set by the study and by the correctness experiment
+    return [name for name in model.model_fields if name not in hidden] if model else []
+
+
+def field_names(draft: Draft) -> list[str]:
+    """What an override may name."""
+    top = ["dtype", "engine", "engine_mode", "page_cache", "cores_per_rank"]
+    return top + _workload_fields(draft) + list(Layout.model_fields)
