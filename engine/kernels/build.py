@@ -1,0 +1,143 @@
+"""Compiles a C source of this package with the system's compiler at its first use and loads it.
+
+A wheel with binaries would have to be built for the oldest processor that it may meet; a source that is compiled where
+it runs uses what that processor has. The library is cached per user by the hash of everything that shapes it, so that
+a second process loads it in about 15 ms. Without a compiler, callers take their torch path and say why:
+
+    library = load_library(Path(__file__).with_name("linear.c"))
+    if library is None:
+        print(unavailable_reason())
+
+`RANKWISE_KERNELS=off` turns the compiled kernels off; `RANKWISE_KERNELS=avx2` compiles them for any x86-64 processor
+with AVX2, to see on a newer one what an older one would do.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+MODES = ("on", "off", "avx2")
+_COMPILE_SECONDS = 300
+_loaded: dict[tuple[Path, tuple[str, ...], str], ctypes.CDLL | None] = {}
+_reasons: dict[str, str] = {}
+
+
+class _BuildError(RuntimeError):
+    """Why there is no library, in one line."""
+
+
+def load_library(source: Path, *flags: str) -> ctypes.CDLL | None:
+    """The library compiled from one C file, with further compiler flags, or None where that is not possible.
+
+    Any number of processes may ask at once. The answer is kept for the process; `unavailable_reason()` explains a None.
+    """
+    mode = kernel_mode()
+    key = (source, flags, mode)
+    if key not in _loaded:
+        try:
+            _loaded[key] = ctypes.CDLL(str(_compiled(source, flags, mode)))
+        except (_BuildError, OSError) as error:
+            _reasons[mode] = f"{source.name}: {error}"
+            _loaded[key] = None
+    return _loaded[key]
+
+
+def kernel_mode() -> str:
+    """What RANKWISE_KERNELS asks for; ValueError for anything but on, off and avx2."""
+    mode = os.environ.get("RANKWISE_KERNELS", "on")
+    if mode not in MODES:
+        raise ValueError(f"RANKWISE_KERNELS={mode!r} is not one of {', '.join(MODES)}")
+    return mode
+
+
+def unavailable_reason() -> str | None:
+    """Why the last library that could not be had in the present mode is missing; None if nothing is."""
+    return _reasons.get(kernel_mode())
+
+
+def _compiled(source: Path, flags: tuple[str, ...], mode: str) -> Path:
+    """The path of the shared object, which is compiled now if the cache lacks it."""
+    if mode == "off":
+        raise _BuildError("RANKWISE_KERNELS=off")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise _BuildError(f"written for x86-64, this machine is {platform.machine()}")
+    march = "x86-64-v3" if mode == "avx2" else "native"
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    command = [*compiler, "-O3", f"-march={march}", "-shared", "-fPIC", *flags]
+    parts = (source.read_bytes(), shlex.join(command).encode(), _version(tuple(compiler)), _processor_flags())
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+    library = _cache_folder() / f"{source.stem}-{digest}.so"
+    if not library.exists():
+        _compile([*command, str(source)], library)
+    return library
+
+
+def _compile(command: list[str], library: Path) -> None:
+    """Under a name of our own first: a process that finds the final name finds a whole library."""
+    handle, name = tempfile.mkstemp(suffix=".so", prefix=f".{library.stem}-", dir=library.parent)
+    os.close(handle)
+    try:
+        done = _run([*command, "-o", name, "-lm"])
+        if done.returncode:
+            raise _BuildError(f"{shlex.join(command)} failed: {_first_error(done.stderr)}")
+        os.replace(name, library)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+    except OSError as error:
+        raise _BuildError(f"no C compiler: {command[0]}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise _BuildError(f"{command[0]} took more than {_COMPILE_SECONDS} s") from None
+
+
+def _first_error(text: str) -> str:
+    lines = text.strip().splitlines() or ["no message"]
+    return next((line for line in lines if "error" in line), lines[0])
+
+
+@functools.cache
+def _version(compiler: tuple[str, ...]) -> bytes:
+    done = _run([*compiler, "--version"])
+    if done.returncode:
+        raise _BuildError(f"{shlex.join(compiler)} --version failed: {_first_error(done.stderr)}")
+    return done.stdout.encode()
+
+
+@functools.cache
+def _processor_flags() -> bytes:
+    """What -march=native stands for: a home folder may be shared by nodes of several kinds."""
+    return b" ".join(sorted(flag.encode() for flag in processor_flags()))
+
+
+@functools.cache
+def processor_flags() -> frozenset[str]:
+    """The features of the first processor as Linux names them (`avx2`, `amx_bf16`, ...); empty if unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def _cache_folder() -> Path:
+    """A folder that only this user writes to: what lies in it is loaded into the process."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    shared_temporary = Path(tempfile.gettempdir()) / f"rankwise-kernels-{os.getuid()}"
+    for folder in (Path(home) / "rankwise" / "kernels", shared_temporary):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_uid == os.getuid():
+            return folder
+    return Path(tempfile.mkdtemp(prefix="rankwise-kernels-"))

@@ -1,0 +1,279 @@
+/* Linear layers with packed weights: y[m, n] = sum over k of x[m, k] * w[n, k] (+ bias[n]).
+ *
+ * Decoding reads every weight once per token, so the weights lie in the order in which they are read: groups of 64
+ * outputs (panels of one vector each), and inside a group unit after unit, a unit being 4 bytes of every row
+ * (two bfloat16 inputs or one float32). One linear stream is what the processor's own prefetching serves best:
+ * separate streams per panel, software prefetching and blocks over the inputs all measured slower.
+ *
+ * Every output is one chain of additions over the inputs in ascending order, whatever the number of rows and threads:
+ * the same row gives the same bits alone and in any batch.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+#ifdef __AVX512F__
+enum { LANES = 16 };
+#else
+enum { LANES = 8 };
+#endif
+enum { GROUP = 64, PANELS = GROUP / LANES, MOST_ROWS = 7 };
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+struct packed {
+    const void *weights; /* [groups][units][GROUP] of 4 bytes */
+    const float *bias;   /* [outputs], or NULL */
+    int64_t outputs, units, dtype;
+};
+
+/* Which instructions the library was compiled for. */
+const char *linear_path(int64_t dtype) {
+    (void)dtype;
+#ifdef __AVX512BF16__
+    if (dtype == BFLOAT16) return "avx512_bf16";
+#endif
+#if defined(__AVX512F__)
+    return "avx512";
+#elif defined(__AVX2__) && defined(__FMA__)
+    return "avx2";
+#else
+    return "";
+#endif
+}
+
+/* How the bfloat16 kernel wants its rows: with no instruction for pairs, widened to float32 beforehand. */
+#ifdef __AVX512BF16__
+enum { WIDENED = 0 };
+#else
+enum { WIDENED = 1 };
+#endif
+int64_t linear_wants_widened(int64_t dtype) { return dtype == BFLOAT16 && WIDENED; }
+
+#define SPLAT(value) ((value) - (floats){}) /* a scalar in every lane */
+
+/* Some panels of a group times some rows. The constants unroll all inner loops, so that the sums stay in registers. */
+INLINE void tile(const int dtype, const int panels, const int rows, const char *x, int64_t x_stride, const uint32_t *w,
+                 int64_t units, float *sums) {
+    floats sum[PANELS][MOST_ROWS];
+    UNROLL for (int p = 0; p < panels; p++)
+        UNROLL for (int m = 0; m < rows; m++) sum[p][m] = (floats){};
+    for (int64_t u = 0; u < units; u++, w += GROUP) {
+        words unit[PANELS];
+        UNROLL for (int p = 0; p < panels; p++) unit[p] = *(const words *)(w + p * LANES);
+        UNROLL for (int m = 0; m < rows; m++) {
+            const char *row = x + m * x_stride;
+            if (dtype == FLOAT32) {
+                floats value = SPLAT(((const float *)row)[u]);
+                UNROLL for (int p = 0; p < panels; p++) sum[p][m] += (floats)unit[p] * value;
+            } else {
+#ifdef __AVX512BF16__
+                __m512bh pair = (__m512bh)_mm512_set1_epi32(((const int *)row)[u]);
+                UNROLL for (int p = 0; p < panels; p++)
+                    sum[p][m] = (floats)_mm512_dpbf16_ps((__m512)sum[p][m], (__m512bh)unit[p], pair);
+#else
+                floats first = SPLAT(((const float *)row)[2 * u]), second = SPLAT(((const float *)row)[2 * u + 1]);
+                UNROLL for (int p = 0; p < panels; p++) {
+                    sum[p][m] += (floats)(unit[p] << 16) * first;
+                    sum[p][m] += (floats)(unit[p] & 0xffff0000u) * second;
+                }
+#endif
+            }
+        }
+    }
+    UNROLL for (int m = 0; m < rows; m++)
+        UNROLL for (int p = 0; p < panels; p++) *(floats *)(sums + m * GROUP + p * LANES) = sum[p][m];
+}
+
+/* One group times at most MOST_ROWS rows; as many sums as there are registers for. With 7 rows the compiler has no
+ * register left for an input, which the instruction for pairs bears and the one for float32 does not (90 GF/s, not 111);
+ * widened weights take four registers more. */
+INLINE int64_t group_rows(const int dtype, int64_t rows, const char *x, int64_t x_stride, const uint32_t *w,
+                          int64_t units, float *sums) {
+#define WHOLE(ROWS) case ROWS: tile(dtype, PANELS, ROWS, x, x_stride, w, units, sums); return ROWS;
+#define IN_HALVES(ROWS) case ROWS: tile(dtype, PANELS / 2, ROWS, x, x_stride, w, units, sums); \
+        tile(dtype, PANELS / 2, ROWS, x, x_stride, w + GROUP / 2, units, sums + GROUP / 2); return ROWS;
+#if defined(__AVX512F__)
+    const int64_t most = dtype == FLOAT32 ? 6 : WIDENED ? 5 : 7;
+    switch (rows < most ? rows : most) {
+        WHOLE(1) WHOLE(2) WHOLE(3) WHOLE(4) WHOLE(5) WHOLE(6) WHOLE(7)
+    }
+#else
+    switch (rows < 3 ? rows : 3) { WHOLE(1) IN_HALVES(2) IN_HALVES(3) }
+#endif
+    return rows;
+}
+
+INLINE uint16_t rounded(float value) { /* to the nearest bfloat16, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE void store(const struct packed *packed, int64_t rows, int64_t first, float *sums, void *y) {
+    const int64_t left = packed->outputs - first, count = left < GROUP ? left : GROUP;
+    for (int64_t m = 0; m < rows; m++) {
+        float *sum = sums + m * GROUP;
+        if (packed->bias)
+            for (int64_t n = 0; n < count; n++) sum[n] += packed->bias[first + n];
+        if (packed->dtype == FLOAT32) {
+            memcpy((float *)y + m * packed->outputs + first, sum, count * sizeof(float));
+            continue;
+        }
+        uint16_t *to = (uint16_t *)y + m * packed->outputs + first;
+        if (count == GROUP)
+            for (int64_t n = 0; n < GROUP; n++) to[n] = rounded(sum[n]);
+        else
+            for (int64_t n = 0; n < count; n++) to[n] = rounded(sum[n]);
+    }
+}
+
+struct task {
+    const struct packed *packed;
+    const char *x;
+    char *y;
+    int64_t rows, chunk, next_group;
+};
+
+static void groups(struct task *task, int64_t from, int64_t to) {
+    const struct packed *packed = task->packed;
+    const int64_t x_stride = packed->units * (linear_wants_widened(packed->dtype) ? 8 : 4);
+    const int64_t y_stride = packed->outputs * (packed->dtype == FLOAT32 ? 4 : 2);
+    float sums[MOST_ROWS * GROUP] __attribute__((aligned(64)));
+    for (int64_t g = from; g < to; g++) {
+        const uint32_t *w = (const uint32_t *)packed->weights + g * packed->units * GROUP;
+        for (int64_t m = 0, done; m < task->rows; m += done) {
+            const char *x = task->x + m * x_stride;
+            if (packed->dtype == FLOAT32)
+                done = group_rows(FLOAT32, task->rows - m, x, x_stride, w, packed->units, sums);
+            else
+                done = group_rows(BFLOAT16, task->rows - m, x, x_stride, w, packed->units, sums);
+            store(packed, done, g * GROUP, sums, task->y + m * y_stride);
+        }
+    }
+}
+
+static void work(void *argument) {
+    struct task *task = argument;
+    const int64_t all = (task->packed->outputs + GROUP - 1) / GROUP;
+    for (;;) {
+        const int64_t from = __atomic_fetch_add(&task->next_group, task->chunk, __ATOMIC_RELAXED);
+        if (from >= all) return;
+        groups(task, from, from + task->chunk < all ? from + task->chunk : all);
+    }
+}
+
+/* x [rows, inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's own OpenMP, so that the
+ * process has one pool of threads; NULL for the calling thread alone. */
+void linear_run(const struct packed *packed, const void *x, void *y, int64_t rows, int64_t threads,
+                void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
+    const int64_t all = (packed->outputs + GROUP - 1) / GROUP;
+    struct task task = {packed, x, y, rows, all, 0};
+    if (!parallel) {
+        work(&task);
+        return;
+    }
+    task.chunk = all / (4 * threads) ? all / (4 * threads) : 1;
+    parallel(work, &task, (unsigned)threads, 0);
+}
+
+/* Bytes that linear_pack writes. */
+int64_t linear_packed_bytes(int64_t outputs, int64_t inputs, int64_t element_bytes) {
+    return (outputs + GROUP - 1) / GROUP * GROUP * ((inputs * element_bytes + 3) / 4) * 4;
+}
+
+/* The transpose of LANES vectors: step by step, blocks of 1, 2, 4 and 8 lanes change places between two of them. */
+INLINE void transpose(words *row) {
+    UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
+        words low, high; /* lanes to take; those of the second vector are numbered from LANES on */
+        UNROLL for (uint32_t i = 0; i < LANES; i++) {
+            low[i] = i & step ? LANES + i - step : i;
+            high[i] = i & step ? LANES + i : i + step;
+        }
+        UNROLL for (uint32_t i = 0; i < LANES; i++) {
+            if (i & step) continue;
+            const words a = row[i], b = row[i + step];
+#ifdef __clang__
+            UNROLL for (uint32_t j = 0; j < LANES; j++) {
+                row[i][j] = low[j] < LANES ? a[low[j]] : b[low[j] - LANES];
+                row[i + step][j] = high[j] < LANES ? a[high[j]] : b[high[j] - LANES];
+            }
+#else
+            row[i] = __builtin_shuffle(a, b, low);
+            row[i + step] = __builtin_shuffle(a, b, high);
+#endif
+        }
+    }
+}
+
+/* LANES units of LANES rows, `stride` bytes apart, to units GROUP words apart. The reads are many short ones, which
+ * the processor does not foresee; a whole line that goes past the caches need not be fetched first: 3 times faster. */
+INLINE void pack_square(const char *from, int64_t stride, uint32_t *to) {
+    words square[LANES];
+    UNROLL for (int i = 0; i < LANES; i++) {
+        square[i] = *(const words *)(from + i * stride);
+        __builtin_prefetch(from + i * stride + 128, 0, 2);
+    }
+    transpose(square);
+#ifdef __AVX512F__
+    UNROLL for (int i = 0; i < LANES; i++) _mm512_stream_si512((void *)(to + i * GROUP), (__m512i)square[i]);
+#else
+    UNROLL for (int i = 0; i < LANES; i++) *(words *)(to + i * GROUP) = square[i];
+#endif
+}
+
+/* Some rows of a group, some bytes of each: the slow way, for what is no whole square. */
+static void pack_rest(const char *from, int64_t stride, int64_t rows, int64_t bytes, uint32_t *to) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t b = 0; b < bytes; b += 4) {
+            uint32_t word = 0;
+            memcpy(&word, from + r * stride + b, bytes - b < 4 ? bytes - b : 4);
+            to[b / 4 * GROUP + r] = word;
+        }
+}
+
+/* `from` holds rows of `inputs` elements, `stride` bytes apart; what is missing to whole groups and units is zero.
+ * `to` starts a cache line. */
+void linear_pack(const char *from, int64_t stride, int64_t outputs, int64_t inputs, int64_t element_bytes,
+                 uint32_t *to) {
+    const int64_t row_bytes = inputs * element_bytes, units = (row_bytes + 3) / 4;
+    const int64_t square_units = row_bytes / (4 * LANES) * LANES;
+    for (int64_t first = 0; first < outputs; first += GROUP, to += units * GROUP) {
+        const int64_t rows = outputs - first < GROUP ? outputs - first : GROUP;
+        const int64_t square_rows = rows / LANES * LANES;
+        const char *block = from + first * stride;
+        if (rows < GROUP) memset(to, 0, units * GROUP * 4);
+        for (int64_t u = 0; u < square_units; u += LANES) {
+            for (int64_t r = 0; r < square_rows; r += LANES)
+                pack_square(block + r * stride + u * 4, stride, to + u * GROUP + r);
+            pack_rest(block + square_rows * stride + u * 4, stride, rows - square_rows, 4 * LANES,
+                      to + u * GROUP + square_rows);
+        }
+        pack_rest(block + square_units * 4, stride, rows, row_bytes - square_units * 4, to + square_units * GROUP);
+    }
+#ifdef __AVX512F__
+    _mm_sfence(); /* other threads see what went past the caches */
+#endif
+}
+
+/* Reads every byte once in one linear stream; what it returns depends on all of them, so that no read is left out. */
+uint32_t read_bytes(const void *from, int64_t count) {
+    const char *at_byte = from;
+    words sum[4] = {{0}, {0}, {0}, {0}};
+    int64_t i = 0;
+    for (; i + 4 * (int64_t)sizeof(words) <= count; i += 4 * sizeof(words))
+        for (int j = 0; j < 4; j++) sum[j] += *(const words *)(at_byte + i + j * sizeof(words));
+    const words all = sum[0] + sum[1] + sum[2] + sum[3];
+    uint32_t result = 0;
+    for (int j = 0; j < LANES; j++) result += all[j];
+    for (; i < count; i++) result += (unsigned char)at_byte[i];
+    return result;
+}

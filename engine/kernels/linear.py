@@ -1,0 +1,234 @@
+"""Linear layers whose weights are packed once, for the processor at hand.
+
+    layer = pack_linear(weight, bias)       # weight [out_features, in_features], bias [out_features] or None
+    y = layer(x)                            # [..., in_features] -> [..., out_features]
+    layer.path                              # "avx512_bf16", "avx512", "avx2", "mkldnn" or "torch"
+
+A token's decoding reads every weight once. `functional.linear` reaches a third of the memory's speed there, mkldnn's
+packed layers half, the kernels of `linear.c` what a plain read reaches, and with many rows they do not lose. They hold
+the weights once and give the same bits for a row whatever rows stand beside it; other paths do not promise that.
+
+Where the processor multiplies tiles of bfloat16 itself (AMX), mkldnn is used, which is faster with many rows. Without
+a compiler bfloat16 goes to mkldnn as well, and float32 to `functional.linear`; float16 and GPUs always to the latter.
+"""
+
+import ctypes
+import functools
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.build import kernel_mode, load_library, processor_flags
+
+_SOURCE = Path(__file__).with_name("linear.c")
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+_HUGE_PAGE_BYTES = 2 << 20
+_LINE_BYTES = 64
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux; the second since 6.1
+
+
+class PackedLinear:
+    """One packed linear layer: [..., in_features] -> [..., out_features], in the dtype of the weight.
+
+    `nbytes` are those that the weights (padded) and the bias take; `path` names the kernel in force; `stored` is what a
+    call reads, to be handed to `read_seconds`: None where mkldnn hides it.
+    """
+
+    def __init__(self, weight: Tensor, path: str, nbytes: int, stored: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self.path = path
+        self.nbytes = nbytes
+        self.stored = stored
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Move weights that were packed with `settled=False` to huge pages, where there are such; any thread may."""
+
+
+class _Packed(ctypes.Structure):
+    """`struct packed` of linear.c."""
+
+    _fields_ = [
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("units", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    ]
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None, rows: int = 1, settled: bool = True) -> PackedLinear:
+    """A packed copy of `weight` [out_features, in_features], which may be a view with any distance between its rows.
+
+    `bias` [out_features] is added in float32 before the result is rounded. `rows` is how many rows most calls have;
+    only mkldnn needs to know. The weight is not kept, except on the path "torch".
+
+    Weights in huge pages are read up to 1.5 times faster. With `settled=False` they are packed into common pages first,
+    which a virtual machine whose host takes free memory back gives up to 5 times faster; `settle()` moves them later.
+    """
+    assert weight.dim() == 2 and weight.numel(), weight.shape
+    assert bias is None or bias.shape == weight.shape[:1], bias.shape
+    weight = weight.detach()
+    bias = None if bias is None else bias.detach().to(weight.dtype)
+    if weight.device.type == "cpu" and weight.dtype in _DTYPE_CODES:
+        path = _own_path(weight.dtype)
+        if path:
+            return _OwnLinear(weight, bias, path, settled)
+        if weight.dtype is torch.bfloat16 and torch._C._has_mkldnn:
+            return _MkldnnLinear(weight, bias, rows)
+    return _TorchLinear(weight, bias)
+
+
+def _own_path(dtype: torch.dtype) -> str:
+    """The instructions that our kernel uses for `dtype` here; empty where it cannot or should not be used."""
+    library = _library()
+    if library is None:
+        return ""
+    if dtype is torch.bfloat16 and "amx_bf16" in processor_flags() and kernel_mode() == "on":
+        return ""
+    return str(library.linear_path(_DTYPE_CODES[dtype]).decode())
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    library = load_library(_SOURCE)
+    if library is not None:
+        number, address = ctypes.c_int64, ctypes.c_void_p
+        library.linear_path.argtypes, library.linear_path.restype = [number], ctypes.c_char_p
+        library.linear_wants_widened.argtypes, library.linear_wants_widened.restype = [number], number
+        library.linear_packed_bytes.argtypes, library.linear_packed_bytes.restype = [number] * 3, number
+        library.linear_pack.argtypes, library.linear_pack.restype = [address, *[number] * 4, address], None
+        library.linear_run.argtypes = [address, address, address, number, number, address]
+        library.linear_run.restype = None
+        library.read_bytes.argtypes, library.read_bytes.restype = [address, number], ctypes.c_uint32
+    return library
+
+
+class _OwnLinear(PackedLinear):
+    """On the kernels of linear.c."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, path: str, settled: bool) -> None:
+        library = _library()
+        assert library is not None
+        outputs, inputs = weight.shape
+        size, code = weight.element_size(), _DTYPE_CODES[weight.dtype]
+        if weight.stride(1) != 1:
+            weight = weight.contiguous()
+        self._weights = aligned_bytes(library.linear_packed_bytes(outputs, inputs, size), huge_pages=settled)
+        library.linear_pack(weight.data_ptr(), weight.stride(0) * size, outputs, inputs, size, self._weights.data_ptr())
+        self._bias = None if bias is None else bias.float().contiguous()
+        bias_address = None if self._bias is None else self._bias.data_ptr()
+        units = -(-inputs * size // 4)
+        self._packed = _Packed(self._weights.data_ptr(), bias_address, outputs, units, code)
+        self._address = ctypes.addressof(self._packed)
+        self._run = library.linear_run
+        self._widens = bool(library.linear_wants_widened(code))
+        self._is_odd = inputs * size % 4 != 0
+        super().__init__(weight, path, self._weights.nbytes + _nbytes(self._bias), self._weights)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shape, outputs = x.shape, self.out_features
+        if x.dtype is not self.dtype or shape[-1] != self.in_features or not x.is_cpu:
+            wanted = f"[..., {self.in_features}] {self.dtype} on the CPU"
+            raise ValueError(f"wanted {wanted}, got {list(shape)} {x.dtype} on {x.device}")
+        y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
+        if self._is_odd:
+            x = functional.pad(x, (0, 1))
+        if self._widens:
+            x = x.float()
+        if not x.is_contiguous():
+            x = x.contiguous()
+        threads = torch.get_num_threads()
+        parallel = _parallel() if threads > 1 else None
+        self._run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
+        return y
+
+    def settle(self) -> None:
+        _advise(self._weights, _MADV_COLLAPSE)
+
+
+class _MkldnnLinear(PackedLinear):
+    """On the packed layers of mkldnn (oneDNN), bfloat16; packed for calls of `rows` rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
+        self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+        self._bias = bias
+        self._run = torch.ops.mkldnn._linear_pointwise
+        super().__init__(weight, "mkldnn", weight.nbytes + _nbytes(bias), None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self._run(x, self._weights, self._bias, "none", [], "")
+        return y
+
+
+class _TorchLinear(PackedLinear):
+    """`functional.linear`, which keeps the weight as it is."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+        super().__init__(weight, "torch", weight.nbytes + _nbytes(bias), weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+def _nbytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.nbytes
+
+
+def read_seconds(tensor: Tensor) -> float:
+    """Seconds that the calling thread takes to read each byte of a contiguous CPU tensor once, by vectors in order.
+
+    The limit that decoding is held against: as fast as torch's `sum` in float32, and for every dtype. What was
+    allocated in huge pages (`aligned_bytes`, packed weights) is read faster than other memory.
+    """
+    assert tensor.is_contiguous() and tensor.is_cpu, tensor.device
+    library = _library()
+    flat = tensor.view(-1).view(torch.uint8)
+    words = flat[: flat.numel() // 4 * 4].view(torch.float32)
+    began = time.perf_counter()
+    if library is not None:
+        library.read_bytes(tensor.data_ptr(), tensor.nbytes)
+    else:
+        words.sum()
+    return time.perf_counter() - began
+
+
+def aligned_bytes(count: int, huge_pages: bool = True) -> Tensor:
+    """uint8 [count], uninitialised, at the start of a huge page where it is as large as one, asking for such pages.
+
+    With pages of 4 KiB the look-up of addresses costs a tenth to a third of the reading speed.
+    """
+    page_bytes = _HUGE_PAGE_BYTES if count >= _HUGE_PAGE_BYTES else _LINE_BYTES
+    room = torch.empty(count + page_bytes, dtype=torch.uint8)  # what is never touched takes no memory
+    aligned = room.narrow(0, -room.data_ptr() % page_bytes, count)
+    if huge_pages:
+        _advise(aligned, _MADV_HUGEPAGE)
+    return aligned
+
+
+def _advise(memory: Tensor, advice: int) -> None:
+    """Only a wish: a kernel that does not know it leaves the pages as they are."""
+    if memory.nbytes >= _HUGE_PAGE_BYTES and hasattr(_libc(), "madvise"):
+        _libc().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), advice)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+@functools.cache
+def _parallel() -> int | None:
+    """The function that starts torch's own OpenMP threads: a second pool would fight it for the cores."""
+    try:
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
