@@ -1,0 +1,200 @@
+"""The ways in which a group of ranks can exchange tensors, all with the same methods.
+
+    GroupTransport     a torch.distributed group: gloo, NCCL, MPI
+    SharedTransport    shared memory, for ranks of one host
+    TwoLevelTransport  both: sums within each host through shared memory, between hosts through gloo
+
+Tensors are contiguous, ranks are indices in the group. Whoever calls these methods is `Communicator`, which says
+what goes wrong; they raise WaitError where they know who was waited for, else torch's errors.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from engine.parallel.shared_memory import SharedMemory, WaitError
+
+
+class Transport(Protocol):
+    """What every way can do. `name` is recorded with every measurement."""
+
+    name: str
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum in place."""
+
+    def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
+        """`whole` [size, *part.shape] becomes every rank's part."""
+
+    def reduce_scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """`part` becomes whole[index], summed."""
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """The source's numbers, in place."""
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Return when the tensor may be changed again."""
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """In place."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have come."""
+
+    def close(self) -> None:
+        """Give up what is held."""
+
+
+_MOST_UNSENT = 8
+"""Messages to one rank that may wait for it: a pipeline has no more micro-batches in flight than stages."""
+
+
+class GroupTransport:
+    """A group of torch.distributed; `ranks` are its global ranks."""
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> None:
+        self.name = str(dist.get_backend(group))
+        self._group = group
+        self._ranks = ranks
+        self._device = device
+        self._unsent: dict[int, deque[tuple[dist.Work, torch.Tensor]]] = {}
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """See Transport."""
+        dist.all_reduce(tensor, group=self._group)
+
+    def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
+        """See Transport."""
+        dist.all_gather(list(whole.unbind()), part, group=self._group)
+
+    def reduce_scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """See Transport."""
+        dist.reduce_scatter(part, list(whole.unbind()), group=self._group)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """See Transport."""
+        dist.broadcast(tensor, self._ranks[source], group=self._group)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """See Transport. A copy waits for its receiver, so that two ranks may send to each other at once."""
+        unsent = self._unsent.setdefault(to, deque())
+        if len(unsent) == _MOST_UNSENT:
+            work, _ = unsent.popleft()
+            work.wait()
+        copy = tensor.clone()
+        started = dist.isend(copy, self._ranks[to], group=self._group)
+        assert started is not None, "this rank is in the group"
+        unsent.append((started, copy))
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """See Transport."""
+        dist.recv(tensor, self._ranks[source], group=self._group)
+
+    def barrier(self) -> None:
+        """See Transport. On a GPU the host waits as well."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            dist.barrier(group=self._group, device_ids=[self._device.index])
+            torch.cuda.synchronize(self._device)
+        else:
+            dist.barrier(group=self._group)
+
+    def close(self) -> None:
+        """The group goes with the process group of all ranks."""
+
+
+class SharedTransport(SharedMemory):
+    """All ranks of the group are on this host."""
+
+    name = "shared memory"
+
+
+class TwoLevelTransport:
+    """Several hosts. `hosts` are the indices of the group's ranks on each host, in rising order.
+
+    What has to meet every rank goes within each host first, then among the first rank of each host, then within
+    each host again. Gathering and scattering, of which every rank has its own, go over gloo among all ranks.
+    `local` is None on a host with one rank, `between` on ranks that are not the first of their host.
+    """
+
+    name = "shared memory and gloo"
+
+    def __init__(
+        self,
+        index: int,
+        hosts: Sequence[Sequence[int]],
+        local: SharedMemory | None,
+        between: GroupTransport | None,
+        whole: GroupTransport,
+    ) -> None:
+        self._hosts = hosts
+        self._host = next(place for place, members in enumerate(hosts) if index in members)
+        self._members = list(hosts[self._host])
+        self._local = local
+        self._between = between
+        self._whole = whole
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """See Transport."""
+        if self._local is not None:
+            self._on_host("all_reduce", tensor)
+        if self._between is not None:
+            self._between.all_reduce(tensor)
+        if self._local is not None:
+            self._on_host("broadcast", tensor, 0)
+
+    def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
+        """See Transport."""
+        self._whole.all_gather(part, whole)
+
+    def reduce_scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """See Transport."""
+        self._whole.reduce_scatter(whole, part)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """See Transport."""
+        home = next(place for place, members in enumerate(self._hosts) if source in members)
+        if self._host == home and self._local is not None:
+            self._on_host("broadcast", tensor, self._members.index(source))
+        if self._between is not None:
+            self._between.broadcast(tensor, home)
+        if self._host != home and self._local is not None:
+            self._on_host("broadcast", tensor, 0)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """See Transport."""
+        if to in self._members:
+            self._on_host("send", tensor, self._members.index(to))
+        else:
+            self._whole.send(tensor, to)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """See Transport."""
+        if source in self._members:
+            self._on_host("receive", tensor, self._members.index(source))
+        else:
+            self._whole.receive(tensor, source)
+
+    def barrier(self) -> None:
+        """See Transport."""
+        if self._local is not None:
+            self._on_host("barrier")
+        if self._between is not None:
+            self._between.barrier()
+        if self._local is not None:
+            self._on_host("barrier")
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._local is not None:
+            self._local.close()
+
+    def _on_host(self, name: str, *arguments: object) -> None:
+        """An operation of the shared memory; who did not come is named by its index in the whole group."""
+        try:
+            getattr(self._local, name)(*arguments)
+        except WaitError as error:
+            raise WaitError(self._members[error.index], error.silent) from None
