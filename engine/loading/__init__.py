@@ -1,0 +1,26 @@
+"""Loading: each rank reads the byte ranges of a checkpoint that it keeps, and no others.
+
+files = weight_files(manifest)
+report = LoadReport.before(files)                  # what the page cache holds; then a barrier
+for piece, tensor in read_pieces(files, pieces, local_rank=0, local_ranks=2, report=report):
+    ...                                            # convert, pack: reading goes on meanwhile
+report.asked_bytes, report.device_bytes, report.seconds
+"""
+
+from engine.loading.header import StoredTensor, stored_tensors
+from engine.loading.page_cache import cached_share, evict, raw_read_seconds, warm
+from engine.loading.pieces import Piece
+from engine.loading.reader import read_pieces
+from engine.loading.report import LoadReport
+
+__all__ = [
+    "LoadReport",
+    "Piece",
+    "StoredTensor",
+    "cached_share",
+    "evict",
+    "raw_read_seconds",
+    "read_pieces",
+    "stored_tensors",
+    "warm",
+]

@@ -1,0 +1,108 @@
+"""How bytes are taken from a file: by pread or through a mapping, as suits its file system.
+
+Rows lie together: one pread. Columns are many short ranges. On a local file system and on tmpfs they are
+copied out of a mapping: on a 2-core AVX-512 machine, 47 MB in 24,576 ranges take 14 ms that way, 28 ms by
+a pread each from C and 37 ms from Python. On a network file system a page fault asks the server for a
+few pages and waits, so there whole rows are read in large blocks and the columns cut out.
+"""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from engine.loading.pieces import Place
+
+_BLOCK_BYTES = 8 << 20
+# f_type of statfs(2), from linux/magic.h and the file systems' own sources.
+_NETWORK = {
+    0x6969: "nfs",
+    0x517B: "smb",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x65735546: "fuse",
+    0x01021997: "9p",
+    0x00C36400: "ceph",
+    0x0BD00BD0: "lustre",
+    0x47504653: "gpfs",
+    0x19830326: "beegfs",
+    0x5346414F: "afs",
+}
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_STATFS_BYTES = 512  # more than struct statfs has
+
+
+def network_file_system(path: Path) -> str | None:
+    """Name of the network file system that the file is on; None where it is on none that we know."""
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _LIBC.statfs(os.fsencode(path), answer):
+        return None
+    # The type is the first field, a machine word; the numbers have 32 bits.
+    return _NETWORK.get(ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF)
+
+
+class OpenFile:
+    """One checkpoint file, open for reading pieces of it; `mapped` None: columns as suits its file system."""
+
+    def __init__(self, path: Path, mapped: bool | None = None) -> None:
+        self.path = path
+        self._by_blocks = network_file_system(path) is not None if mapped is None else not mapped
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._mapping: mmap.mmap | None = None
+
+    def __enter__(self) -> "OpenFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+        self._mapping = None
+
+    def read(self, place: Place, into: np.ndarray) -> int:
+        """Put the piece's bytes into `into` (uint8, as many). Returns how many were asked of the file.
+
+        Raises ValueError where the file has become shorter.
+        """
+        if place.count == 1:
+            return self._read_range(place.offset, into)
+        columns = into.reshape(place.count, place.width)
+        if self._by_blocks:
+            return self._cut_from_blocks(place, columns)
+        begin, end = place.extent
+        if self._mapping is None:
+            self._mapping = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
+        # Touching a mapping beyond the file's end would kill the process.
+        if os.fstat(self._descriptor).st_size < end:
+            raise self._shorter()
+        span = np.frombuffer(self._mapping, np.uint8, end - begin, begin)
+        np.copyto(columns, np.lib.stride_tricks.as_strided(span, columns.shape, (place.stride, 1)))
+        return place.nbytes
+
+    def _read_range(self, offset: int, into: np.ndarray) -> int:
+        rest = into.data
+        while rest:
+            count = os.preadv(self._descriptor, [rest], offset)
+            if count == 0:
+                raise self._shorter()
+            rest = rest[count:]
+            offset += count
+        return len(into)
+
+    def _cut_from_blocks(self, place: Place, columns: np.ndarray) -> int:
+        rows = max(1, _BLOCK_BYTES // place.stride)
+        block = np.empty(min(rows, place.count) * place.stride, np.uint8)
+        asked = 0
+        for first in range(0, place.count, rows):
+            last = min(first + rows, place.count)
+            used = block[: (last - first - 1) * place.stride + place.width]
+            asked += self._read_range(place.offset + first * place.stride, used)
+            cut = np.lib.stride_tricks.as_strided(used, (last - first, place.width), (place.stride, 1))
+            np.copyto(columns[first:last], cut)
+        return asked
+
+    def _shorter(self) -> ValueError:
+        return ValueError(f"{self.path}: became shorter while it was read; fetch the model again")
