@@ -1,68 +1,266 @@
 """Answers of a rank, kept token by token so that a pure function can judge them later.
 
-Likelihoods and logits come from one prompt at a time, without padding, so that they do not depend on
-how prompts were put into batches. Called by `engine.generate.measure` after everything timed.
+Called after everything timed, with the batches that were timed. Each prompt is scored by a prefill of
+prompt and greedy tokens (`Scorer.prefill`), and its end once more token by token through the key-value
+cache (`Scorer.cached`), where a stale entry shows.
 
-Columns (P prompts, prompt index counted over all ranks):
-  answer_prompts [P] int32           index of each of this rank's prompts
-  answer_tokens [P x new] int32      greedy tokens
-  answer_nll [N] float32             negative log-likelihood of every prompt token after the first, nats
-  answer_nll_prompts [N] int32       the prompt that each belongs to
-  answer_logits [R x V] float32      logits at the last LOGIT_POSITIONS positions of each prompt
-  answer_logit_prompts [R] int32     the prompt that each row of logits belongs to
+    figures, samples = collect_answers(prompts, tokens, scorer, pieces, context)
+
+Every rank of a replica calls it alike, because scoring takes all of them. Those that do not speak for the
+replica keep their tokens only, so that ranks which answer differently are found. Columns (P prompts, index
+counted over all replicas; position 0 is a prompt's first token, logits at a position are of the next token):
+
+  answer_prompts [P] int32                index of each prompt
+  answer_tokens [P x new] int32           greedy tokens of the timed decode
+  answer_nll [N] float64                  -log p of every prompt token after the first, nats, in order
+  answer_nll_prompts [N] int32            the prompt that each belongs to
+  answer_logits [R x V] float32           logits at chosen positions of the prompts (`kept_positions`)
+  answer_logit_prompts, answer_logit_positions [R] int32
+  answer_gaps [P x new] float32           largest logit less that of the decoded token, by the prefill
+  answer_top_tokens [P x new x T] int32   the T tokens with the largest logits there, largest first,
+  answer_top_logits [P x new x T] float32   and their logits
+  cached_nll, cached_nll_prompts, cached_nll_positions, cached_logits, cached_logit_prompts,
+  cached_logit_positions                  the same of the last positions of the prompts, through the cache
 """
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch.nn import functional
+from torch import Tensor
 
 from configs.base import write_atomically
 from configs.record import Figure
 from engine.context import Context, Samples
-from engine.tokens import Prompts, load_tokenizer, tokenizer_path
+from engine.tokens import Batch, Prompts, load_tokenizer, tokenizer_path
 
-LOGIT_POSITIONS = 4
 MAX_LOGIT_BYTES = 64 * 1024 * 1024
+"""Most bytes of logits that a record keeps over all ranks, those through the cache included."""
+
+CACHED_STEPS = 8
+"""So many last positions of a prompt are fed one token at a time."""
+
+TOP_TOKENS = 8
+_FIRST_POSITIONS = 3
+_MOST_ROWS = 64
+
+Consume = Callable[[int, Tensor], None]
+"""Takes (first, logits [rows, n, vocabulary] float32): of columns first to first + n - 1 of a batch."""
+
+
+class Scorer(Protocol):
+    """What an engine offers so that its answers can be judged. Batches are filled at the left, like those timed.
+
+    Both give the logits of their columns to `consume`, in order, each once, in pieces that bound memory
+    (32 MiB, or one column), on the ranks that speak for their replica. Logits at filling positions may be
+    anything. The caches are those of the timed decode, and serve batches of different lengths.
+    """
+
+    def prefill(self, batch: Batch, consume: Consume) -> None:
+        """Logits of all columns, by one prefill of the batch."""
+
+    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+        """Logits of the last `steps` columns: the others are prefilled, then one token a call."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How many rows of logits are kept of each prompt: the same for every layout and engine.
+
+    prompts: only those with a smaller index keep any; prefilled, cached: rows of each.
+    """
+
+    prompts: int
+    prefilled: int
+    cached: int
+
+    @classmethod
+    def of(cls, vocabulary: int, prompts: int) -> "Rows":
+        """As many as MAX_LOGIT_BYTES hold, of so many prompts over all replicas."""
+        room = MAX_LOGIT_BYTES // (4 * vocabulary)
+        each = max(2, room // prompts)
+        cached = max(1, min(CACHED_STEPS, each // 3))
+        prefilled = min(_MOST_ROWS, each - cached)
+        return cls(max(1, room // (prefilled + cached)), prefilled, cached)
+
+
+def kept_positions(length: int, rows: Rows) -> list[int]:
+    """Positions of a prompt of `length` tokens whose logits are kept: the last ones, the first, others between."""
+    if length <= rows.prefilled:
+        return list(range(length))
+    last = list(range(length - rows.cached, length))
+    first = list(range(min(_FIRST_POSITIONS, rows.prefilled - len(last))))
+    others = rows.prefilled - len(last) - len(first)
+    between = np.linspace(len(first), last[0], others + 2)[1:-1].astype(int).tolist()
+    return sorted({*first, *between, *last})
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """What is scored: a prompt (index over all replicas, ids) and the greedy tokens after it."""
+
+    prompt: int
+    ids: list[int]
+    decoded: list[int]
+
+
+@dataclass
+class Scores:
+    """What was read of one sequence's logits: see the columns of this module."""
+
+    nll: list[np.ndarray] = field(default_factory=list)
+    nll_positions: list[np.ndarray] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)
+    logit_positions: list[int] = field(default_factory=list)
+    gaps: list[np.ndarray] = field(default_factory=list)
+    top_tokens: list[np.ndarray] = field(default_factory=list)
+    top_logits: list[np.ndarray] = field(default_factory=list)
+
+    def read(self, sequence: Sequence, first: int, logits: Tensor, keep: set[int]) -> None:
+        """Take up logits [n, vocabulary] of the positions from `first`, whose successors are all known."""
+        known = sequence.ids + sequence.decoded
+        targets = torch.tensor(known[first + 1 : first + 1 + len(logits)], device=logits.device)
+        chosen = logits[: len(targets)].gather(1, targets[:, None])[:, 0]
+        inside = min(max(len(sequence.ids) - 1 - first, 0), len(logits))  # so many successors are prompt tokens
+        if inside:
+            sums = logits[:inside].double().logsumexp(-1)
+            self.nll.append((sums - chosen[:inside].double()).cpu().numpy())
+            self.nll_positions.append(np.arange(first, first + inside))
+        if inside < len(targets):
+            top = logits[inside:].topk(min(TOP_TOKENS, logits.shape[1]), dim=-1)
+            self.gaps.append((top.values[:, 0] - chosen[inside:]).cpu().numpy())
+            self.top_tokens.append(top.indices.cpu().numpy())
+            self.top_logits.append(top.values.cpu().numpy())
+        for position in range(first, first + len(logits)):
+            if position in keep:
+                # A copy: a view would keep the whole piece alive.
+                self.logits.append(logits[position - first].cpu().numpy().copy())
+                self.logit_positions.append(position)
+
+
+def read_prefill(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], total: int) -> list[Scores]:
+    """Scores of each sequence, prompt and decoded tokens, by prefill. `pieces` are batches of the prompts, in order."""
+    scores = [Scores() for _ in sequences]
+    start = 0
+    for piece in pieces:
+        part = slice(start, start + len(piece.tokens))
+        decoded = torch.tensor([each.decoded[:-1] for each in sequences[part]], dtype=torch.int64)
+        longer = Batch(torch.cat([piece.tokens, decoded.to(piece.tokens.device)], dim=1), piece.padding)
+        scorer.prefill(longer, _reader(scores[part], sequences[part], piece, total, cached=False))
+        start = part.stop
+    return scores
+
+
+def read_cached(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], total: int) -> list[Scores]:
+    """Scores of the last CACHED_STEPS positions of each prompt through the cache; of short prompts, of fewer.
+
+    A token of each prompt must be left to prefill, so a piece's short prompts go apart from the others, and those
+    of one token have none.
+    """
+    scores = [Scores() for _ in sequences]
+    start = 0
+    for piece in pieces:
+        rows = range(len(piece.tokens))
+        short = [row for row in rows if 1 < len(sequences[start + row].ids) <= CACHED_STEPS]
+        for chosen in (short, [row for row in rows if len(sequences[start + row].ids) > CACHED_STEPS]):
+            mine = [sequences[start + row] for row in chosen]
+            if mine:
+                steps = min([CACHED_STEPS, *(len(each.ids) - 1 for each in mine)])
+                padding = None if piece.padding is None else piece.padding[chosen]
+                part = Batch(piece.tokens[chosen], padding)
+                prompts = [Sequence(each.prompt, each.ids, []) for each in mine]
+                found = [scores[start + row] for row in chosen]
+                scorer.cached(part, steps, _reader(found, prompts, part, total, cached=True))
+        start += len(rows)
+    return scores
+
+
+def _reader(scores: list[Scores], part: list[Sequence], piece: Batch, total: int, cached: bool) -> Consume:
+    """What takes a batch's logits apart into its sequences' positions."""
+    padding = [0] * len(part) if piece.padding is None else piece.padding.tolist()
+
+    def consume(first: int, logits: Tensor) -> None:
+        assert logits.dtype == torch.float32 and logits.shape[0] == len(part)
+        rows = Rows.of(logits.shape[-1], total)
+        for row, sequence in enumerate(part):
+            skip = max(padding[row] - first, 0)
+            if skip >= logits.shape[1]:
+                continue
+            keep = kept_positions(len(sequence.ids), rows) if sequence.prompt < rows.prompts else []
+            keep = keep[-rows.cached :] if cached else keep
+            scores[row].read(sequence, first + skip - padding[row], logits[row, skip:], set(keep))
+
+    return consume
 
 
 def collect_answers(
     prompts: Prompts,
-    tokens: torch.Tensor,
-    logits_of: Callable[[torch.Tensor], torch.Tensor],
-    device: torch.device,
+    tokens: Tensor,
+    scorer: Scorer,
+    pieces: list[Batch],
+    context: Context,
+    through_cache: bool = True,
 ) -> tuple[dict[str, Figure], Samples]:
-    """Figures and columns. tokens [P, new]: greedy; logits_of: ids [length] -> float32 logits [length, vocabulary].
+    """Figures and columns of one rank.
 
-    Logits are kept of the first prompts only, as far as MAX_LOGIT_BYTES reach; the figure
-    `answer_logits_kept_prompts` says how many those are.
+    tokens [P, new]: what the timed decode gave; on a middle stage, which is not told, they may be anything.
+    pieces: the prompts in their order, in the batches that `scorer` takes at once.
     """
-    likelihoods: list[np.ndarray] = []
-    logits: list[np.ndarray] = []
-    kept_bytes, room, vocabulary = 0, True, 0
-    for ids in prompts.tokens:
-        scores = logits_of(torch.tensor(ids, device=device))
-        vocabulary = scores.shape[1]
-        targets = torch.tensor(ids[1:], device=device, dtype=torch.int64)
-        likelihoods.append(functional.cross_entropy(scores[:-1], targets, reduction="none").cpu().numpy())
-        rows = scores[-LOGIT_POSITIONS:].cpu().numpy()
-        kept_bytes += rows.nbytes
-        room = room and kept_bytes <= MAX_LOGIT_BYTES
-        if room:
-            logits.append(rows.copy())
-    indices = np.arange(prompts.first, prompts.first + len(prompts.tokens), dtype=np.int32)
-    samples = {
-        "answer_prompts": indices,
-        "answer_tokens": tokens.to(torch.int32).flatten().numpy(),
-        "answer_nll": np.concatenate(likelihoods).astype(np.float32),
-        "answer_nll_prompts": np.repeat(indices, [len(part) for part in likelihoods]),
-        "answer_logits": np.concatenate([rows.ravel() for rows in logits] or [np.empty(0)]).astype(np.float32),
-        "answer_logit_prompts": np.repeat(indices[: len(logits)], [len(rows) for rows in logits]),
+    grid = context.grid
+    sequences = sequences_of(prompts, tokens)
+    total = len(sequences) * grid.dp
+    prefilled = read_prefill(scorer, sequences, pieces, total)
+    cached = read_cached(scorer, sequences, pieces, total) if through_cache else []
+    samples: Samples = {}
+    if grid.is_first_stage or grid.is_last_stage:
+        samples["answer_prompts"] = np.array([each.prompt for each in sequences], dtype=np.int32)
+        samples["answer_tokens"] = tokens.to(torch.int32).flatten().cpu().numpy()
+    if not grid.speaks:
+        return {}, samples
+    samples |= columns(sequences, prefilled, cached)
+    rows = len(samples["answer_logit_prompts"])
+    vocabulary = len(samples["answer_logits"]) // rows if rows else None
+    return {"answer_vocabulary": vocabulary, "answer_logit_rows": rows}, samples
+
+
+def sequences_of(prompts: Prompts, tokens: Tensor) -> list[Sequence]:
+    """Prompts with the tokens [P, new] that were decoded after each."""
+    pairs = zip(prompts.tokens, tokens.tolist(), strict=True)
+    return [Sequence(prompts.first + place, ids, decoded) for place, (ids, decoded) in enumerate(pairs)]
+
+
+def columns(sequences: list[Sequence], prefilled: list[Scores], cached: list[Scores]) -> Samples:
+    """Flat columns of what was read."""
+    samples = {f"answer_{name}": column for name, column in _columns(sequences, prefilled).items()}
+    del samples["answer_nll_positions"]  # every position has one
+    if cached:
+        found = _columns(sequences, cached)
+        samples |= {f"cached_{name}": column for name, column in found.items() if not name.startswith(("gap", "top"))}
+    return samples
+
+
+def _columns(sequences: list[Sequence], scores: list[Scores]) -> Samples:
+    owners = [each.prompt for each in sequences]
+    return {
+        "nll": _joined([each.nll for each in scores], np.float64),
+        "nll_prompts": np.repeat(owners, [sum(map(len, each.nll)) for each in scores]).astype(np.int32),
+        "nll_positions": _joined([each.nll_positions for each in scores], np.int32),
+        "logits": _joined([each.logits for each in scores], np.float32),
+        "logit_prompts": np.repeat(owners, [len(each.logits) for each in scores]).astype(np.int32),
+        "logit_positions": np.array([at for each in scores for at in each.logit_positions], dtype=np.int32),
+        "gaps": _joined([each.gaps for each in scores], np.float32),
+        "top_tokens": _joined([each.top_tokens for each in scores], np.int32),
+        "top_logits": _joined([each.top_logits for each in scores], np.float32),
     }
-    return {"answer_vocabulary": vocabulary, "answer_logits_kept_prompts": len(logits)}, samples
+
+
+def _joined(parts: list[list[np.ndarray]], dtype: type[np.generic]) -> np.ndarray:
+    arrays = [array.ravel() for each in parts for array in each]
+    return np.concatenate(arrays or [np.empty(0)]).astype(dtype)
 
 
 def write_completions(path: Path, prompts: Prompts, tokens: torch.Tensor, context: Context) -> None:

@@ -3,8 +3,9 @@
     python -m engine.calibrate FILE.json [--quick]
 
 The parent starts a process a core, each pinned to its own as the ranks of a study are. First rank 0 measures while
-the others rest, then all measure at once, then they sum tensors over gloo. Only rank 0's figures are kept: that of a
-core like any other. GPUs are not measured here; the planner takes them from the catalog of data sheets.
+the others rest, then all measure at once, then they sum tensors over gloo and through shared memory. Only rank 0's
+figures are kept: that of a core like any other. GPUs are not measured here; the planner takes them from the catalog of
+data sheets.
 """
 
 import ctypes
@@ -23,9 +24,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import get_args
 
 from configs.base import utc_now, write_atomically
-from configs.calibration import Calibration, Fingerprint, Measured, MeasuredLink, Spread
+from configs.calibration import Calibration, Fingerprint, LinkTransport, Measured, MeasuredLink, Spread
 from engine import measure
 from engine.planner.local import cpu_model
 from engine.processes import die_with_parent, leave, pin, place_from_environment
@@ -35,6 +37,8 @@ _RANK_BYTES = 1 << 30
 _MOST_RANKS = 32
 _LINK_SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20)
 _LINK_REPEATS = 9
+LINK_TRANSPORTS: tuple[LinkTransport, ...] = get_args(LinkTransport)
+_LINK_CALLS: dict[LinkTransport, int] = {"gloo": 1, "shared memory": 20}  # in a row: one of them is too short to time
 _DEFAULT_CACHE_BYTES = 1 << 20
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 65536  # mallopt(3); as `slurm.launch` sets it for the memory pass
 
@@ -81,7 +85,7 @@ def calibrate(quick: bool = False) -> Calibration:
             name: Measured(alone=_spread(rounds), together=_spread(together[name]) if name in together else None)
             for name, rounds in found["alone"].items()
         },
-        links=tuple(fitted_link(link["ranks"], link["seconds"]) for link in found["links"]),
+        links=tuple(fitted_link(link["ranks"], link["seconds"], link["transport"]) for link in found["links"]),
     )
 
 
@@ -94,7 +98,7 @@ def private_cache_bytes() -> int:
     return _DEFAULT_CACHE_BYTES
 
 
-def fitted_link(ranks: int, seconds: dict[str, float]) -> MeasuredLink:
+def fitted_link(ranks: int, seconds: dict[str, float], transport: LinkTransport = "gloo") -> MeasuredLink:
     """Latency of a hop and bandwidth of a ring from all-reduces: 2 (n-1) hops, 2 (n-1)/n of the bytes.
 
     Least squares of relative errors: a sum of a few bytes counts as much as one of many. Both stay above 0.
@@ -113,6 +117,7 @@ def fitted_link(ranks: int, seconds: dict[str, float]) -> MeasuredLink:
     errors = [abs(hops * latency + share * size * inverse - taken) / taken for size, taken in points]
     return MeasuredLink(
         ranks=ranks,
+        transport=transport,
         seconds={size: taken for size, taken in points},
         latency_seconds=latency,
         bytes_per_second=1 / inverse,
@@ -192,9 +197,10 @@ def run_rank(parent: int, folder: Path, quick: bool) -> int:
         dist.barrier()
         together = measure_rank(replace(sizes, rounds=max(1, sizes.rounds - 1)), dist.barrier)
         links = [
-            {"ranks": count, "seconds": seconds}
+            {"ranks": count, "transport": transport, "seconds": seconds}
+            for transport in LINK_TRANSPORTS
             for count in sorted({2, ranks})
-            if (seconds := _all_reduces(count, place.rank, quick))
+            if (seconds := _all_reduces(transport, count, place.rank, quick))
         ]
         dist.barrier()
     if place.rank == 0:
@@ -229,22 +235,34 @@ def _framework_bytes(work: Callable[[], None]) -> int:
     return int(said)
 
 
-def _all_reduces(count: int, rank: int, quick: bool) -> dict[int, float]:
-    """Median seconds of an all-reduce over the first `count` ranks, by bytes; the others get none, and wait."""
+def _all_reduces(transport: LinkTransport, count: int, rank: int, quick: bool) -> dict[int, float]:
+    """Median seconds of an all-reduce over the first `count` ranks, by bytes; the others get none, and wait.
+
+    None for anybody where the ranks cannot be connected so.
+    """
     import torch
     import torch.distributed as dist
 
-    group = dist.new_group(list(range(count)))
+    from engine.parallel.opening import connect
+
+    ranks = tuple(range(count))
     found: dict[int, float] = {}
+    try:
+        ways, _ = connect([ranks], rank, torch.device("cpu"), "gloo", LIMIT_SECONDS, transport)
+    except ValueError:  # on all ranks alike
+        return found
     if rank < count:
+        way, calls = ways[ranks], _LINK_CALLS[transport]
         for size in _LINK_SIZES[: 3 if quick else None]:
             tensor, taken = torch.zeros(size // 4), []
             for _ in range(2 if quick else _LINK_REPEATS):
-                dist.barrier(group)
+                way.barrier()
                 began = time.perf_counter()
-                dist.all_reduce(tensor, group=group)
-                taken.append(time.perf_counter() - began)
+                for _ in range(calls):
+                    way.all_reduce(tensor)
+                taken.append((time.perf_counter() - began) / calls)
             found[size] = statistics.median(taken)
+        way.close()
     dist.barrier()
     return found
 

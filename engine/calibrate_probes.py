@@ -19,11 +19,17 @@ from torch.nn import functional
 
 from configs.calibration import MEASURED_FORMATS
 from configs.hardware import NumberFormat
-from engine.llama import KeyValueCache, Layer, Llama, LlamaConfig
+from engine.inference.model import Shard
+from engine.inference.weights import shard_of
+from engine.kernels.linear import PackedLinear, pack_linear
+from engine.llama import Layer, Llama
+from engine.llama_config import LlamaConfig, Rope
+from engine.parallel.communicator import open_communicators
+from engine.parallel.grid import Grid
 from engine.weights import DTYPES
 
 _LEAST_SECONDS = 1e-12  # a difference of two measured times may come out below nothing
-_LEAST_OPERATORS = 20  # a layer issues about 40 operators, half of them as dear as the small product that is timed
+_LEAST_OPERATORS = 8  # a layer issues about 10 operators, most of them as dear as the small product that is timed
 _HEAD_DIM = 64
 _SHALLOW_LAYERS = (2, 10)
 
@@ -186,8 +192,9 @@ def _config(hidden: int, feed_forward: int, layers: int, vocabulary: int) -> Lla
     heads = max(2, hidden // _HEAD_DIM)
     return LlamaConfig(
         vocabulary=vocabulary, hidden=hidden, feed_forward=feed_forward, layers=layers, heads=heads,
-        kv_heads=heads // 2, head_dim=hidden // heads, max_positions=2048, norm_epsilon=1e-5, rope_theta=1e4,
-        attention_bias=False, mlp_bias=False, tied=True, initializer_range=0.02,
+        kv_heads=heads // 2, head_dim=hidden // heads, max_positions=2048, norm_epsilon=1e-5, rope=Rope(1e4),
+        qkv_bias=False, output_bias=False, mlp_bias=False, head_norms=False, windows=(None,) * layers, tied=True,
+        initializer_range=0.02,
     )  # fmt: skip
 
 
@@ -200,18 +207,26 @@ def _filled(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _decode(sizes: Sizes, layers: int) -> Probe:
     """One decode step of a model so narrow that the issuing of operators takes much of its time."""
     config = _config(sizes.shallow, _feed_forward(sizes.shallow), layers, 64)
-    model = _filled(Llama(config), torch.float32).requires_grad_(False)
-    cache = KeyValueCache(config, 1, 40, torch.float32, torch.device("cpu"))
+    shard = _shard(config, torch.float32)
+    cache = shard.new_cache(1, 40)
     token = torch.zeros((1, 1), dtype=torch.int64)
-    with torch.inference_mode():
-        model(token.expand(1, 32), cache)  # what an empty cache holds may be slow to compute with
+    shard.forward(token.expand(1, 32), cache)  # what an empty cache holds may be slow to compute with
 
     def step() -> Tensor:
         cache.length = 32
-        chosen: Tensor = model(token, cache, None, last_only=True)[:, -1].argmax(-1, keepdim=True)
-        return chosen
+        return shard.greedy(shard.head(shard.forward(token, cache, last_only=True))[:, -1])
 
     return step
+
+
+def _shard(config: LlamaConfig, dtype: torch.dtype, stages: int = 1, stage: int = 0) -> Shard:
+    """A stage of a random model, as inference runs it on one rank."""
+    grid = Grid(1, 1, stages, stage)
+    tensors = {name: torch.randn(shape).mul_(0.02).to(dtype) for name, shape in config.tensor_shapes().items()}
+    alone = open_communicators(Grid(1, 1, 1, 0), torch.device("cpu"), None, 60.0)
+    shard = shard_of(config, grid, alone.tensor, tensors)
+    shard.settle()
+    return shard
 
 
 def _square(size: int, dtype: torch.dtype) -> Probe:
@@ -219,20 +234,20 @@ def _square(size: int, dtype: torch.dtype) -> Probe:
     return lambda: left @ right
 
 
-def _weights(shape: tuple[int, int], held: int, dtype: torch.dtype) -> list[Tensor]:
+def _weights(shape: tuple[int, int], held: int, dtype: torch.dtype) -> list[PackedLinear]:
     count = max(1, held // (shape[0] * shape[1] * dtype.itemsize))
-    return [torch.full(shape, 0.01, dtype=dtype) for _ in range(count)]  # written, or all pages were one page of zeros
+    return [pack_linear(torch.full(shape, 0.01, dtype=dtype)) for _ in range(count)]
 
 
-def _linear(weights: list[Tensor], rows: int) -> Probe:
+def _linear(weights: list[PackedLinear], rows: int) -> Probe:
     """One weight after the other, so that none is in a cache that all together do not fit into."""
-    hidden = torch.randn(1, rows, weights[0].shape[1]).to(weights[0].dtype)
+    hidden = torch.randn(1, rows, weights[0].in_features).to(weights[0].dtype)
     turn = 0
 
     def call() -> Tensor:
         nonlocal turn
         turn = (turn + 1) % len(weights)
-        return functional.linear(hidden, weights[turn])
+        return weights[turn](hidden)
 
     return call
 
@@ -277,24 +292,31 @@ def _rotary(tokens: int, config: LlamaConfig) -> tuple[Tensor, Tensor]:
 
 
 def _layer(sizes: Sizes, dtype: torch.dtype) -> Probe:
-    config = _config(sizes.hidden, _feed_forward(sizes.hidden), 1, 8)
-    layer = _filled(Layer(config, 0), dtype).requires_grad_(False)
-    hidden, rotary = torch.randn(1, sizes.prompt, sizes.hidden).to(dtype), _rotary(sizes.prompt, config)
-    return lambda: layer(hidden, rotary, None, None)
+    """A layer of a prompt's prefill: the one of the middle stage of three."""
+    config = _config(sizes.hidden, _feed_forward(sizes.hidden), 3, 8)
+    shard = _shard(config, dtype, stages=3, stage=1)
+    assert len(shard.layers) == 1
+    cache, hidden = shard.new_cache(1, sizes.prompt), torch.randn(1, sizes.prompt, sizes.hidden).to(dtype)
+
+    def call() -> Tensor:
+        cache.clear()
+        return shard.forward(hidden, cache)
+
+    return call
 
 
 def _layer_linears(sizes: Sizes, dtype: torch.dtype) -> Probe:
     """The products of such a layer, and nothing else of it."""
     wide, feed = sizes.hidden, _feed_forward(sizes.hidden)
-    shapes = [(wide, wide), (wide // 2, wide), (wide // 2, wide), (wide, wide), (feed, wide), (feed, wide)]
-    weights = [torch.randn(shape).to(dtype) for shape in shapes]
-    down, inner = torch.randn(wide, feed).to(dtype), torch.randn(1, sizes.prompt, feed).to(dtype)
+    shapes = [(2 * wide, wide), (wide, wide), (2 * feed, wide)]
+    products = [pack_linear(torch.randn(shape).to(dtype)) for shape in shapes]
+    down, inner = pack_linear(torch.randn(wide, feed).to(dtype)), torch.randn(1, sizes.prompt, feed).to(dtype)
     hidden = torch.randn(1, sizes.prompt, wide).to(dtype)
 
     def call() -> object:
-        for weight in weights:
-            functional.linear(hidden, weight)
-        return functional.linear(inner, down)
+        for product in products:
+            product(hidden)
+        return down(inner)
 
     return call
 
@@ -352,11 +374,10 @@ def a_little_generation() -> None:
     """A few tokens from a small model in each format: whatever our engine touches of the libraries."""
     config = _config(64, 128, 2, 64)
     for kind in MEASURED_FORMATS:
-        model = _filled(Llama(config), DTYPES[kind]).requires_grad_(False)
-        cache = KeyValueCache(config, 2, 40, DTYPES[kind], torch.device("cpu"))
-        with torch.inference_mode():
-            for tokens in (torch.zeros((2, 32), dtype=torch.int64), torch.zeros((2, 1), dtype=torch.int64)):
-                model(tokens, cache, None, last_only=True)[:, -1].argmax(-1)
+        shard = _shard(config, DTYPES[kind])
+        cache = shard.new_cache(2, 40)
+        for tokens in (torch.zeros((2, 32), dtype=torch.int64), torch.zeros((2, 1), dtype=torch.int64)):
+            shard.greedy(shard.head(shard.forward(tokens, cache, last_only=True))[:, -1])
 
 
 def a_little_training() -> None:

@@ -5,6 +5,7 @@ never writes a record: the worker does, when the function returns or raises.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ import torch
 from configs.job import Job, Visit
 from configs.model import Manifest
 from configs.paths import JobPaths
-from configs.record import Figure
+from configs.record import Figure, MeasuringPass
+from engine.parallel.communicator import Communicators, open_communicators
+from engine.parallel.grid import Grid
 
 Samples = dict[str, np.ndarray]
+
+
+def _alone() -> Communicators:
+    return open_communicators(Grid(1, 1, 1, 0), torch.device("cpu"), None, 60.0)
 
 
 @dataclass
@@ -25,7 +32,8 @@ class Context:
     """One rank's surroundings during a launch.
 
     `kept` lives as long as the launch: the model that was loaded once, the tokenised prompts.
-    `barrier` returns when all ranks have called it; on one rank it returns at once.
+    `barrier` returns when all ranks have called it; on one rank it returns at once. `region` is what the
+    profile pass wraps around the work that it records.
     """
 
     job: Job
@@ -35,12 +43,33 @@ class Context:
     device: torch.device
     manifest: Manifest | None
     barrier: Callable[[], None]
+    communicators: Communicators = field(default_factory=_alone)
     kept: dict[str, Any] = field(default_factory=dict)
+    region: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def grid(self) -> Grid:
+        """This rank's place in the layout that the launch's cells share."""
+        return Grid.of(self.job.cell.layout, self.rank)
+
+    @property
+    def measuring_pass(self) -> MeasuringPass:
+        """What this launch is for."""
+        return self.job.measuring_pass
+
+    def profiled(self) -> AbstractContextManager[None]:
+        """Around the work that the profile pass records; nothing in other passes."""
+        return self.region()
 
     @property
     def memory_pass(self) -> bool:
         """Whether this launch looks for peak memory: run the work once, time nothing."""
         return self.job.measuring_pass == "memory"
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among those of its node."""
+        return self.rank % self.job.ranks_per_node
 
     @property
     def inputs(self) -> Path:

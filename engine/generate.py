@@ -1,15 +1,14 @@
-"""The `generate` workload: greedy decoding of a rank's prompts, every token timed.
+"""The `generate` workload: greedy decoding of a replica's prompts, every token timed.
 
-One pass is all of this rank's prompts, in batches. A batch is prefilled (its time is the time to first
+One pass is all of this replica's prompts, in batches. A batch is prefilled (its time is the time to first
 token, TTFT), then decoded one token a step; the device is waited for after each step, and nothing stops
-at an end-of-text token, so that every run does the same work. Started by `engine.worker` as
+at an end-of-text token, so that every run does the same work. Of the ranks of a replica one speaks: its
+samples and answers count. Started by `engine.worker` as
 
     outcome = run(visit, context)
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,91 +16,82 @@ import torch
 from configs.cell import GenerateWorkload
 from configs.job import Measuring, Visit
 from engine.agreement import largest, together
-from engine.answers import collect_answers, write_completions
+from engine.answers import Scorer, collect_answers, write_completions
 from engine.context import Context, Outcome, Samples
-from engine.llama import KeyValueCache, Llama
+from engine.decoded import Decode, Decoded
+from engine.inference.pipeline import Replica, micro_batches
+from engine.inference.weights import load_shard, shard_figures
+from engine.kernels.linear import read_seconds
 from engine.tokens import Batch, Prompts, batches, prompts_of_rank
-from engine.weights import DTYPES, load_figures, load_model
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """One request: when it began, when each token was there (seconds), and the tokens [batch, new_tokens]."""
-
-    began: float
-    stamps: np.ndarray
-    tokens: torch.Tensor
-
-
-Decode = Callable[[Batch], Decoded]
-LogitsOf = Callable[[torch.Tensor], torch.Tensor]
+from engine.weights import DTYPES
 
 
 def run(visit: Visit, context: Context) -> Outcome:
     """Measure one visit. Raises ValueError where model or prompts cannot be used."""
     workload, cell = visit.cell.workload, visit.cell
     assert isinstance(workload, GenerateWorkload)
-    if cell.engine == "transformers":
-        # Only here: our own engine must not import transformers.
-        from engine import reference
-
-        return reference.run(visit, context)
-    model = together(lambda: load_model(context, DTYPES[cell.dtype]), context)
+    if cell.engine != "rankwise":
+        return _peer(visit, context)
+    shard = together(lambda: load_shard(context, DTYPES[cell.dtype]), context)
     began = time.perf_counter()
-    prompts = together(lambda: prompts_of_rank(workload, context, model.config), context)
+    prompts = together(lambda: prompts_of_rank(workload, context, shard.config), context)
     requests = batches(prompts.tokens, workload.batch_size, context.device)
     preprocess_seconds = time.perf_counter() - began
+    size = workload.in_micro_batches(cell.layout.pp)
+    rows = max(batch.tokens.shape[0] for batch in requests)
+    capacity = max(batch.tokens.shape[1] for batch in requests) + workload.new_tokens
     with torch.inference_mode():
-        decode = greedy(model, requests, workload.new_tokens, DTYPES[cell.dtype])
-        outcome = measure(visit, context, prompts, requests, decode, lambda tokens: first(model(tokens[None])))
-    outcome.figures |= {"preprocess_seconds": preprocess_seconds, **load_figures(context)}
+        replica = Replica(shard, context.communicators.pipeline, size, rows, capacity)
+        pieces = [piece for batch in requests for piece in micro_batches(batch, size)]
+
+        def decode(batch: Batch) -> list[Decoded]:
+            return replica.decode(batch, workload.new_tokens)
+
+        outcome = measure(visit, context, prompts, requests, decode, replica, pieces)
+        if workload.read_probe and not context.memory_pass:
+            outcome.samples |= _read_weights(shard.decode_weights(), context)
+    outcome.figures |= {"preprocess_seconds": preprocess_seconds, **shard_figures(context)}
     return outcome
 
 
-def first(logits: torch.Tensor) -> torch.Tensor:
-    """The first row of a batch, in float32."""
-    return logits[0].float()
+def _peer(visit: Visit, context: Context) -> Outcome:
+    """Another engine's visit. Imported only here: our own engine must not import transformers."""
+    if visit.cell.engine == "transformers" and visit.cell.engine_mode == "eager" and context.world_size == 1:
+        from engine import reference
+
+        return reference.run(visit, context)
+    from engine.peers import run as run_peer
+
+    return run_peer(visit, context)
 
 
-def synchroniser(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done its work; nothing to do on a CPU."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
+def _read_weights(tensors: list[torch.Tensor], context: Context, times: int = 5) -> Samples:
+    """Seconds of a plain read of all that a decode step reads of the weights, all ranks at once, several times.
 
-
-def greedy(model: Llama, requests: list[Batch], new_tokens: int, dtype: torch.dtype) -> Decode:
-    """A function that decodes one batch; one cache, large enough for all `requests`, serves every call."""
-    device = requests[0].tokens.device
-    rows = max(batch.tokens.shape[0] for batch in requests)
-    capacity = max(batch.tokens.shape[1] for batch in requests) + new_tokens
-    cache = KeyValueCache(model.config, rows, capacity, dtype, device)
-    synchronise = synchroniser(device)
-
-    def decode(batch: Batch) -> Decoded:
-        stamps = np.empty(new_tokens)
-        chosen = torch.empty((batch.tokens.shape[0], new_tokens), dtype=torch.int64, device=device)
-        tokens = batch.tokens
-        synchronise()
-        began = time.perf_counter()
-        cache.clear()
-        for step in range(new_tokens):
-            tokens = model(tokens, cache, batch.padding, last_only=True)[:, -1].argmax(-1, keepdim=True)
-            synchronise()
-            stamps[step] = time.perf_counter()
-            chosen[:, step : step + 1] = tokens
-        return Decoded(began, stamps, chosen)
-
-    return decode
+    Nothing where a library hides how it keeps them.
+    """
+    if not tensors:
+        return {}
+    taken = np.empty(times)
+    for place in range(times):
+        context.barrier()
+        taken[place] = sum(read_seconds(tensor) for tensor in tensors)
+    return {"weights_read_seconds": taken}
 
 
 def measure(
-    visit: Visit, context: Context, prompts: Prompts, requests: list[Batch], decode: Decode, logits_of: LogitsOf
+    visit: Visit,
+    context: Context,
+    prompts: Prompts,
+    requests: list[Batch],
+    decode: Decode,
+    scorer: Scorer,
+    pieces: list[Batch] | None = None,
 ) -> Outcome:
     """Warm up, measure passes, then keep the answers where they are asked for.
 
-    In a memory pass: one request, the largest, and no samples. `logits_of` gives the float32 logits
-    [length, vocabulary] of one prompt's token ids [length].
+    In a memory pass: one request, the largest, and no samples. `scorer` gives the logits of prompts, taken
+    in `pieces` (none: as requested). Only the rank that speaks for its replica gives samples.
     """
     workload = visit.cell.workload
     assert isinstance(workload, GenerateWorkload)
@@ -112,19 +102,29 @@ def measure(
             "prompt_tokens": sum(len(ids) for ids in prompts.tokens),
         }
     )
-    if context.memory_pass:
+    if context.measuring_pass == "memory":
         context.barrier()
         decode(max(requests, key=lambda batch: batch.tokens.numel()))
         outcome.figures["passes"] = 1
         return outcome
-    outcome.samples, last = timed_passes(requests, decode, context)
-    outcome.figures["passes"] = len(outcome.samples["pass_seconds"])
+    if context.measuring_pass == "profile":
+        _one_pass(requests, decode, context)
+        context.barrier()
+        with context.profiled():
+            _one_pass(requests, decode, context)
+        outcome.figures["passes"] = 1
+        return outcome
+    samples, last = timed_passes(requests, decode, context)
+    outcome.figures["passes"] = len(samples["pass_seconds"])
+    if context.grid.speaks:
+        outcome.samples = samples
     if workload.answers:
         tokens = torch.cat([decoded.tokens for decoded in last]).cpu()
-        figures, samples = collect_answers(prompts, tokens, logits_of, context.device)
+        figures, columns = collect_answers(prompts, tokens, scorer, pieces or requests, context)
         outcome.figures |= figures
-        outcome.samples |= samples
-        write_completions(context.paths.completions(visit.name, context.rank), prompts, tokens, context)
+        outcome.samples |= columns
+        if context.grid.is_first_stage or context.grid.is_last_stage:  # others never see the tokens
+            write_completions(context.paths.completions(visit.name, context.rank), prompts, tokens, context)
     return outcome
 
 
@@ -157,7 +157,7 @@ def timed_passes(requests: list[Batch], decode: Decode, context: Context) -> tup
 def _one_pass(requests: list[Batch], decode: Decode, context: Context) -> tuple[float, list[Decoded]]:
     context.barrier()
     began = time.perf_counter()
-    decoded = [decode(batch) for batch in requests]
+    decoded = [part for batch in requests for part in decode(batch)]
     return time.perf_counter() - began, decoded
 
 

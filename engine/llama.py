@@ -1,8 +1,9 @@
-"""A decoder of the Llama family in plain PyTorch: one code path for training and for inference.
+"""A decoder of the Llama family in plain PyTorch, whole and on one rank: what is trained.
 
 Written here instead of taken from transformers, so that the engine starts in half the time and every
 line that is measured is ours; transformers stays the reference that the answers are judged by
 (`tests/test_engine_llama.py` compares the two). Parameters bear the names of a Hugging Face checkpoint.
+Inference has its own, sharded form (`engine.inference.model`) and takes positions and attention from here.
 
     model = Llama(LlamaConfig.parse(config))
     logits = model(tokens)                                      # training, or teacher forcing
@@ -10,89 +11,13 @@ line that is measured is ours; transformers stays the reference that the answers
     logits = model(tokens, cache, last_only=True)               # prefill, then one token a call
 """
 
-from dataclasses import dataclass
-from typing import Any
+import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-MODEL_TYPES = ("llama",)
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """What of a `config.json` fixes the computation."""
-
-    vocabulary: int
-    hidden: int
-    feed_forward: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    max_positions: int
-    norm_epsilon: float
-    rope_theta: float
-    attention_bias: bool
-    mlp_bias: bool
-    tied: bool
-    initializer_range: float
-
-    @classmethod
-    def parse(cls, data: dict[str, Any]) -> "LlamaConfig":
-        """Read a `config.json`; absent keys have transformers' defaults for Llama.
-
-        Raises ValueError, naming the key, for what this decoder does not compute.
-        """
-        kind = data.get("model_type")
-        if kind not in MODEL_TYPES:
-            raise ValueError(
-                f"config.json: model_type {kind!r} is not implemented; use one of: {', '.join(MODEL_TYPES)}"
-            )
-        missing = [name for name in _REQUIRED if data.get(name) is None]
-        if missing:
-            raise ValueError(f"config.json: {missing[0]} is missing; a Llama model needs {', '.join(_REQUIRED)}")
-        activation = data.get("hidden_act", "silu")
-        if activation != "silu":
-            raise ValueError(f"config.json: hidden_act {activation!r} is not implemented; use silu")
-        if data.get("quantization_config"):
-            raise ValueError("config.json: quantization_config is not implemented; use the unquantised checkpoint")
-        hidden, heads = int(data["hidden_size"]), int(data["num_attention_heads"])
-        kv_heads = int(data.get("num_key_value_heads") or heads)
-        if heads % kv_heads:
-            raise ValueError(f"config.json: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
-        return cls(
-            vocabulary=int(data["vocab_size"]),
-            hidden=hidden,
-            feed_forward=int(data["intermediate_size"]),
-            layers=int(data["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=int(data.get("head_dim") or hidden // heads),
-            max_positions=int(data.get("max_position_embeddings", 2048)),
-            norm_epsilon=float(data.get("rms_norm_eps", 1e-6)),
-            rope_theta=_rope_theta(data),
-            attention_bias=bool(data.get("attention_bias", False)),
-            mlp_bias=bool(data.get("mlp_bias", False)),
-            tied=bool(data.get("tie_word_embeddings", False)),
-            initializer_range=float(data.get("initializer_range", 0.02)),
-        )
-
-
-def _rope_theta(data: dict[str, Any]) -> float:
-    """Base of the rotary frequencies: `rope_theta`, or where transformers 5 writes it, `rope_parameters`."""
-    theta = data.get("rope_theta")
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = data.get(name) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise ValueError(f"config.json: {name}.rope_type {kind!r} is not implemented; use one of: default")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError(f"config.json: {name}.partial_rotary_factor is not implemented; use 1.0")
-        theta = rope.get("rope_theta", theta)
-    return float(10000.0 if theta is None else theta)
+from engine.llama_config import LlamaConfig, Rope
 
 
 class KeyValueCache:
@@ -140,11 +65,13 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
         self.config, self.layer = config, layer
-        queries, shared, bias = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.attention_bias
-        self.q_proj = nn.Linear(config.hidden, queries, bias=bias)
-        self.k_proj = nn.Linear(config.hidden, shared, bias=bias)
-        self.v_proj = nn.Linear(config.hidden, shared, bias=bias)
-        self.o_proj = nn.Linear(queries, config.hidden, bias=bias)
+        queries, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden, queries, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, shared, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, shared, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(queries, config.hidden, bias=config.output_bias)
+        self.q_norm = RmsNorm(config.head_dim, config.norm_epsilon) if config.head_norms else None
+        self.k_norm = RmsNorm(config.head_dim, config.norm_epsilon) if config.head_norms else None
 
     def forward(
         self, hidden: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KeyValueCache | None
@@ -153,11 +80,13 @@ class Attention(nn.Module):
         queries = self._heads(self.q_proj(hidden))
         keys = self._heads(self.k_proj(hidden))
         values = self._heads(self.v_proj(hidden))
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
         cos, sin = (table.to(queries.dtype) for table in rotary)
-        queries, keys = _rotate(queries, cos, sin), _rotate(keys, cos, sin)
+        queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
         if cache is not None:
             keys, values = cache.append(self.layer, keys, values)
-        mixed = _attend(queries, keys, values, mask)
+        mixed = attend(queries, keys, values, mask)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
@@ -219,8 +148,7 @@ class Llama(nn.Module):
         self.model = Decoder(config)
         self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)
         # No buffer and never on the meta device, on which models are built before their weights are read.
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
-        self.frequencies = 1.0 / (config.rope_theta**exponents)
+        self.frequencies = rotary_frequencies(config.rope, config.head_dim)
 
     def forward(
         self,
@@ -237,10 +165,10 @@ class Llama(nn.Module):
         """
         past, length = (cache.length if cache is not None else 0), tokens.shape[1]
         rotary = self._rotary(past, length, padding, tokens.device)
-        mask = _mask(past, length, padding, tokens.device)
+        masks = {window: visible(past, length, padding, window, tokens.device) for window in set(self.config.windows)}
         hidden: Tensor = self.model.embed_tokens(tokens)
-        for layer in self.model.layers:
-            hidden = layer(hidden, rotary, mask, cache)
+        for layer, window in zip(self.model.layers, self.config.windows, strict=True):
+            hidden = layer(hidden, rotary, masks[window], cache)
         if cache is not None:
             cache.length += length
         hidden = self.model.norm(hidden[:, -1:] if last_only else hidden)
@@ -258,25 +186,53 @@ class Llama(nn.Module):
         return angles.cos(), angles.sin()
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians a position of each pair of a head, [head_dim / 2] in float32, on the CPU.
+
+    `llama3` divides the slow ones by `factor`, keeps the fast ones and blends between
+    (the scheme of Llama 3.1, as transformers computes it).
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    if rope.kind == "default":
+        return frequencies
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    low, high = rope.low_frequency_factor, rope.high_frequency_factor
+    wavelengths = 2 * math.pi / frequencies
+    slow, fast = wavelengths > rope.original_positions / low, wavelengths < rope.original_positions / high
+    share = (rope.original_positions / wavelengths - low) / (high - low)
+    blended = (1 - share) * frequencies / rope.factor + share * frequencies
+    return torch.where(slow, frequencies / rope.factor, torch.where(fast, frequencies, blended))
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + head_dim / 2) of [.., head_dim] by its angle."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _mask(past: int, length: int, padding: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which keys a query sees, [1 or batch, 1, length, past + length]; None where the kernel needs no telling."""
-    if padding is None and (past == 0 or length == 1):
+def visible(past: int, length: int, padding: Tensor | None, window: int | None, device: torch.device) -> Tensor | None:
+    """Which keys a query sees, [1 or batch, 1, length, past + length]; None where the kernel needs no telling.
+
+    window: how many tokens back it sees, itself included; None for all.
+    """
+    if window is not None and past + length <= window:
+        window = None
+    if padding is None and window is None and (past == 0 or length == 1):
         return None
     keys = torch.arange(past + length, device=device)
     queries = torch.arange(past, past + length, device=device)[:, None]
+    seen = keys <= queries
+    if window is not None:
+        seen &= keys > queries - window
     if padding is None:
-        return (keys <= queries)[None, None]
-    visible = (keys <= queries)[None] & (keys >= padding[:, None, None])
+        return seen[None, None]
     # A filling position sees itself: a row without any key would be NaN, and NaN survives a weight of zero.
-    return (visible | (keys == queries)[None])[:, None]
+    return ((seen[None] & (keys >= padding[:, None, None])) | (keys == queries)[None])[:, None]
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Attention [batch, heads, length, head_dim]; without a mask, causal."""
     batch, heads, length, head_dim = queries.shape
     groups = heads // keys.shape[1]

@@ -1,7 +1,9 @@
 """The `generate` workload on unmodified transformers: what our engine's answers are judged by.
 
 One rank, greedy, the same passes and columns as `engine.generate`, which calls `run` for cells whose
-engine is `transformers`. Only files on this machine are read; no code of a model's repository is run.
+engine is `transformers`. Answers come from one prompt at a time, without padding; where the workload names
+`noise_dtypes`, the noise of the order of reduction is measured too (`engine.noise`). Only files on this
+machine are read; no code of a model's repository is run.
 """
 
 import os
@@ -16,10 +18,14 @@ import torch
 from configs.cell import GenerateWorkload
 from configs.job import Visit
 from configs.record import Figure
+from engine.answers import read_prefill, sequences_of
 from engine.context import Context, Outcome
-from engine.generate import Decode, Decoded, first, measure, synchroniser
-from engine.llama import LlamaConfig
-from engine.tokens import Batch, batches, prompts_of_rank
+from engine.decoded import Decode, Decoded, synchroniser
+from engine.generate import measure
+from engine.llama_config import LlamaConfig
+from engine.model_scorer import ModelScorer
+from engine.noise import measure_noise
+from engine.tokens import Batch, Prompts, batches, prompts_of_rank
 from engine.weights import DTYPES, build_model, save_model, size_figures, the_manifest, weight_files, weights_hash
 
 _KEPT = "reference"
@@ -34,14 +40,34 @@ def run(visit: Visit, context: Context) -> Outcome:
     began = time.perf_counter()
     prompts = prompts_of_rank(workload, context, config)
     requests = batches(prompts.tokens, workload.batch_size, context.device)
+    singles = batches(prompts.tokens, 1, context.device)
     figures["preprocess_seconds"] = time.perf_counter() - began
     with torch.inference_mode():
         decode = _decoder(model, workload.new_tokens, context.device)
-        outcome = measure(
-            visit, context, prompts, requests, decode, lambda tokens: first(model(input_ids=tokens[None]).logits)
-        )
+        outcome = measure(visit, context, prompts, requests, decode, ModelScorer(model), singles)
+        if workload.answers and workload.noise_dtypes and "answer_tokens" in outcome.samples:
+            _add_noise(outcome, model, prompts, singles, workload, context)
     outcome.figures |= figures
     return outcome
+
+
+def _add_noise(
+    outcome: Outcome,
+    model: Any,
+    prompts: Prompts,
+    singles: list[Batch],
+    workload: GenerateWorkload,
+    context: Context,
+) -> None:
+    """Measure what the order of reduction changes in the answers that `outcome` holds."""
+    began = time.perf_counter()
+    tokens = torch.from_numpy(outcome.samples["answer_tokens"].astype(np.int64)).view(len(prompts.tokens), -1)
+    sequences = sequences_of(prompts, tokens)
+    baseline = read_prefill(ModelScorer(model), sequences, singles, len(sequences))
+    outcome.samples |= measure_noise(
+        model, ModelScorer, sequences, baseline, workload.noise_dtypes, workload.noise_orders, context.device
+    )
+    outcome.figures["noise_seconds"] = time.perf_counter() - began
 
 
 def _load(context: Context, dtype: torch.dtype) -> tuple[Any, dict[str, Figure]]:
@@ -100,7 +126,7 @@ def _decoder(model: Any, new_tokens: int, device: torch.device) -> Decode:
         def end(self) -> None:
             pass
 
-    def decode(batch: Batch) -> Decoded:
+    def decode(batch: Batch) -> list[Decoded]:
         clock = Clock()
         rows, length = batch.tokens.shape
         padding = torch.zeros(rows, dtype=torch.int64, device=device) if batch.padding is None else batch.padding
@@ -118,6 +144,6 @@ def _decoder(model: Any, new_tokens: int, device: torch.device) -> Decode:
             streamer=clock,
         )
         assert len(clock.stamps) == new_tokens + 1
-        return Decoded(began, np.array(clock.stamps[1:]), tokens[:, length:])
+        return [Decoded(began, np.array(clock.stamps[1:]), tokens[:, length:])]
 
     return decode

@@ -1,7 +1,8 @@
 """Prompts and texts as token ids, and each rank's share of them.
 
-Prompts are shared out in contiguous blocks; a text becomes one long row of tokens, cut into windows in
-a seeded order, so that the global batch of a step is the same for every number of ranks.
+Prompts are shared out in contiguous blocks over the replicas, whose ranks all get the same; a text becomes
+one long row of tokens, cut into windows in a seeded order, so that the global batch of a step is the same
+for every number of ranks.
 
     prompts = prompts_of_rank(workload, context, model.config)
     ids = text_tokens(workload, context, model.config.vocabulary)
@@ -22,7 +23,7 @@ from configs.base import sha256_of_file
 from configs.cell import GenerateWorkload, TrainWorkload
 from configs.prompts import numbered_prompts
 from engine.context import Context
-from engine.llama import LlamaConfig
+from engine.llama_config import LlamaConfig
 from engine.weights import the_manifest
 
 RANDOM_PROMPT_TOKENS = 32
@@ -56,7 +57,7 @@ class Batch:
 
 
 def shard(num: int, rank: int, ranks: int) -> range:
-    """Rank's share of `num` things: contiguous, sizes differ by one at most."""
+    """Rank's (or replica's) share of `num` things: contiguous, sizes differ by one at most."""
     base, extra = divmod(num, ranks)
     start = rank * base + min(rank, extra)
     return range(start, start + base + (rank < extra))
@@ -94,7 +95,7 @@ def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
 
 
 def prompts_of_rank(workload: GenerateWorkload, context: Context, config: LlamaConfig) -> Prompts:
-    """Tokenise this rank's prompts; the file is repeated up to `num_prompts`, without one tokens are random.
+    """Tokenise the prompts of this rank's replica; the file is repeated up to `num_prompts`, none: random tokens.
 
     Raises ValueError naming the line for a prompt that the model cannot take.
     """
@@ -121,14 +122,15 @@ def prompts_of_rank(workload: GenerateWorkload, context: Context, config: LlamaC
 
 
 def _my_share(count: int, context: Context) -> range:
-    if count < context.world_size:
-        raise ValueError(f"workload.num_prompts: {count} leaves some of {context.world_size} ranks without work")
-    return shard(count, context.rank, context.world_size)
+    grid = context.grid
+    if count < grid.dp:
+        raise ValueError(f"workload.num_prompts: {count} leaves some of {grid.dp} replicas without work")
+    return shard(count, grid.dp_rank, grid.dp)
 
 
 def _random_prompts(workload: GenerateWorkload, context: Context, config: LlamaConfig) -> Prompts:
     length, seed = workload.prompt_tokens or RANDOM_PROMPT_TOKENS, context.job.measuring.seed
-    count = workload.num_prompts or workload.batch_size * context.world_size
+    count = workload.num_prompts or workload.batch_size * context.grid.dp
     mine = _my_share(count, context)
     tokens = [
         np.random.default_rng([seed, index]).integers(0, config.vocabulary, length, dtype=np.int64).tolist()

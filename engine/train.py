@@ -29,13 +29,15 @@ from configs.job import Visit
 from configs.record import Figure
 from engine.agreement import largest, together, total
 from engine.context import Context, Outcome
-from engine.generate import synchroniser
+from engine.decoded import synchroniser
 from engine.llama import Llama
 from engine.tokens import Windows, shard, split_text, text_tokens, tokenizer_path
 from engine.weights import load_figures, load_model, save_model, the_manifest
 
 LOG_SECONDS = 20.0
 MEMORY_STEPS = 2
+PROFILE_WARMUP_STEPS = 3
+"""DistributedDataParallel arranges its buckets anew in the second step."""
 FINAL_RATE_SHARE = 0.1
 _BETAS = (0.9, 0.95)
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -80,7 +82,7 @@ def run(visit: Visit, context: Context) -> Outcome:
     _steps(state, context)
     outcome = Outcome(figures=_figures(state, context, len(training)))
     outcome.figures |= {"preprocess_seconds": preprocess_seconds, **load_figures(context)}
-    if context.memory_pass:
+    if context.measuring_pass != "timed":
         return outcome
     outcome.samples = _samples(state, context)
     if workload.heldout_share > 0:
@@ -162,8 +164,10 @@ def _steps(state: Run, context: Context) -> None:
     context.barrier()
     while not _enough(state, context):
         step = len(state.losses)
+        warm = step == PROFILE_WARMUP_STEPS
         began = time.perf_counter()
-        loss, norm = _step(state, step, context)
+        with context.profiled() if warm else contextlib.nullcontext():
+            loss, norm = _step(state, step, context)
         synchronise()
         now = time.perf_counter()
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -184,6 +188,8 @@ def _enough(state: Run, context: Context) -> bool:
     done, rules = len(state.losses), context.job.measuring
     if context.memory_pass:
         return done >= MEMORY_STEPS
+    if context.measuring_pass == "profile":
+        return done > PROFILE_WARMUP_STEPS
     if state.workload.steps is not None:
         return done >= state.workload.steps
     if done < rules.warmup + rules.least_passes:

@@ -13,13 +13,11 @@ import os
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.failures import classify, log_line, one_line, report
+from engine.joining import make_context
 from engine.processes import Place, ProgressFile, die_with_parent, leave, pin, place_from_environment, redirect_output
 
 if TYPE_CHECKING:
@@ -27,24 +25,16 @@ if TYPE_CHECKING:
 
     from configs.job import Job, Visit
     from configs.paths import JobPaths
-    from configs.record import Failure, Figure, RankPart, Status
+    from configs.record import Failure, Figure, RankPart
     from engine.context import Context, Outcome, Samples, Workload
 
 # Module with a function `run(visit, context) -> Outcome`, by kind of workload.
-WORKLOADS = {"generate": "engine.generate", "train": "engine.train", "noop": "engine.noop"}
-
-PEER_LOST = "PeerLost"
-_MESSAGE_CHARACTERS = 600
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "cannot allocate memory")
-_PEER_GONE = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "socket closed",
-    "timed out",
-    "timeout",
-)
+WORKLOADS = {
+    "generate": "engine.generate",
+    "train": "engine.train",
+    "noop": "engine.noop",
+    "communication": "engine.communication",
+}
 
 
 class PartNotWrittenError(Exception):
@@ -86,108 +76,6 @@ class Meter:
             figures["machine_cores"] = len(self._place.allowed)
             figures["cpu_busy_seconds"] = None if busy is None or self._busy is None else busy - self._busy
         return figures
-
-
-def one_line(error: BaseException) -> str:
-    """What an exception says, fit for a table."""
-    text = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
-    return text.encode(errors="replace").decode()
-
-
-def classify(error: Exception, world_size: int) -> "tuple[Status, str]":
-    """Status and kind of an exception; an error that a lost or silent peer caused is of kind PeerLost."""
-    import torch
-
-    from configs.record import Status
-
-    text = str(error).lower()
-    kind = type(error).__name__
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return Status.OUT_OF_MEMORY, kind
-    if isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _NO_MEMORY):
-        return Status.OUT_OF_MEMORY, kind
-    if world_size > 1 and isinstance(error, RuntimeError):
-        distributed = type(error).__module__ == "torch.distributed" or kind.startswith("Dist")
-        if distributed or any(words in text for words in _PEER_GONE):
-            silent = "timed out" in text or "timeout" in text
-            return (Status.TIMEOUT if silent else Status.FAILED), PEER_LOST
-    if isinstance(error, NotImplementedError):
-        return Status.UNSUPPORTED, kind
-    return Status.FAILED, kind
-
-
-def choose_device(place: Place) -> "tuple[torch.device, str | None]":
-    """Device and backend: nccl where each rank of this node has a GPU of its own, else gloo; one rank needs none."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world_size:
-        device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
-        return device, "nccl" if place.world_size > 1 else None
-    return torch.device("cpu"), "gloo" if place.world_size > 1 else None
-
-
-def join_group(place: Place, backend: str | None, timeout_seconds: float, prefix: str | None) -> Callable[[], None]:
-    """Make the process group of all ranks; return its barrier. With a prefix, a group beside earlier ones."""
-    if backend is None:
-        return lambda: None
-    import torch
-    import torch.distributed as dist
-
-    timeout = timedelta(seconds=timeout_seconds)
-    if prefix is None:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        # torchrun's agent serves the store; each group takes its own part of the keys.
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agent = dist.TCPStore(address, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]  # not in __all__
-        store = dist.PrefixStore(prefix, agent)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-
-    def barrier() -> None:
-        if backend == "nccl":
-            torch.cuda.synchronize()
-            dist.barrier(device_ids=[place.local_rank])
-            torch.cuda.synchronize()
-        else:
-            dist.barrier()
-
-    return barrier
-
-
-def make_context(
-    job: "Job", paths: "JobPaths", place: Place, prefix: str | None = None
-) -> "tuple[Context, dict[str, Any]]":
-    """Device, process group and manifest; with the environment, which rank 0's parts carry."""
-    import torch
-
-    from configs.model import Manifest
-    from engine import measure
-    from engine.context import Context
-
-    torch.set_num_threads(place.threads)
-    device, backend = choose_device(place)
-    barrier = join_group(place, backend, job.measuring.group_timeout_seconds, prefix)
-    context = Context(
-        job=job,
-        paths=paths,
-        rank=place.rank,
-        world_size=place.world_size,
-        device=device,
-        manifest=Manifest.model_validate_json(Path(job.manifest).read_bytes()) if job.manifest else None,
-        barrier=barrier,
-    )
-    if place.rank:
-        return context, {}
-    environment = measure.environment(job.cell.env, len(place.allowed))
-    environment |= {
-        "backend": backend,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": place.threads,
-        "cores_per_rank": job.cell.cores_per_rank,
-        "cores_shared": place.cores_shared,
-    }
-    return context, environment
 
 
 def load_workload(kind: str) -> "Workload":
@@ -248,6 +136,8 @@ def make_visit(
         )
         part = RankPart(**common, status=status, finished_at=utc_now(), failure=failure)
         report(f"visit {visit.name}: {status}")
+        if place.world_size > 1:
+            keep_flight_recorder(visit, context)
         if status is Status.OUT_OF_MEMORY:
             context.kept.clear()
     write_part(part, outcome.samples if outcome and not failure else {}, context.paths)
@@ -256,13 +146,27 @@ def make_visit(
     return failure
 
 
+def keep_flight_recorder(visit: "Visit", context: "Context") -> None:
+    """Leave what this rank's groups did last beside its part; that must not hide why the visit failed."""
+    from engine.parallel import flight
+
+    try:
+        flight.dump(context.paths.flight_recorder(visit.name, context.rank))
+    except Exception:
+        report("the flight recorder could not be kept")
+
+
 def run_workload(visit: "Visit", context: "Context", workload: "Workload") -> "tuple[Outcome, dict[str, Figure]]":
     """The workload's outcome; in the memory pass also what it took of memory at most.
 
     A workload that loads a model begins the peak anew after that, and gives the loading's own as a figure.
     """
+    if context.measuring_pass == "profile":
+        from engine.profiling.record import profiled_visit
+
+        return profiled_visit(visit, context, workload), {}
     if not context.memory_pass:
-        return workload(visit, context), {}
+        return timed_visit(visit, context, workload)
     import torch
 
     from engine import measure
@@ -285,17 +189,15 @@ def run_workload(visit: "Visit", context: "Context", workload: "Workload") -> "t
     return outcome, figures
 
 
-def log_line(line: str) -> None:
-    """A line for whoever reads the log, never read as data; a full disk must not stop us here."""
-    from configs.base import utc_now
+def timed_visit(visit: "Visit", context: "Context", workload: "Workload") -> "tuple[Outcome, dict[str, Figure]]":
+    """The workload's outcome; on a GPU also what its clocks, power and temperature were meanwhile."""
+    if context.device.type != "cuda":
+        return workload(visit, context), {}
+    from engine.profiling.gpu import GpuSampler
 
-    with suppress(OSError):
-        print(f"{utc_now()} {line}", file=sys.stderr, flush=True)
-
-
-def report(headline: str) -> None:
-    """Headline and traceback of what is being handled, to the log."""
-    log_line(f"{headline}\n{traceback.format_exc()}")
+    with GpuSampler(context.device.index or 0) as sampler:
+        outcome = workload(visit, context)
+    return outcome, sampler.figures()
 
 
 def visit_and_tell(
@@ -338,6 +240,7 @@ def run_timed(job: "Job", paths: "JobPaths", place: Place, progress: ProgressFil
         import torch.distributed as dist
 
         context.barrier()  # nobody tears down while a peer still has a part to write
+        context.communicators.close()
         dist.destroy_process_group()
     return 0
 

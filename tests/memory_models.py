@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.llama import Llama, LlamaConfig
+from engine.llama import Llama
+from engine.llama_config import LlamaConfig
 
 
 class GptBlock(nn.Module):

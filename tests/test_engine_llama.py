@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig as ReferenceConfig
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from configs.architectures import ARCHITECTURES
-from engine.llama import KeyValueCache, Llama, LlamaConfig
+from engine.llama import KeyValueCache, Llama
+from engine.llama_config import LlamaConfig
 
 TINY: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "hidden_size": 32,
@@ -35,17 +35,35 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def reference(**changes: Any) -> LlamaForCausalLM:
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR: dict[str, Any] = {"type": "linear", "factor": 2.0}
+SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+FAMILIES = [
+    {"model_type": "mistral", "sliding_window": 5},
+    {"model_type": "qwen2", **SLIDING},
+    {"model_type": "qwen3", "head_dim": 16},
+]
+
+
+def reference(**changes: Any) -> PreTrainedModel:
     torch.manual_seed(1)
-    model = LlamaForCausalLM(ReferenceConfig(**(TINY | changes))).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(TINY | changes))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+    assert isinstance(model, PreTrainedModel)
     return model
 
 
-def ours(peer: LlamaForCausalLM) -> Llama:
+def ours(peer: PreTrainedModel) -> Llama:
     model = Llama(LlamaConfig.parse(peer.config.to_dict()))
     state = {
         name: tensor
@@ -67,6 +85,12 @@ def some_tokens(rows: int, length: int) -> torch.Tensor:
         {"tie_word_embeddings": False, "num_key_value_heads": 4},
         {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
         {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {"rope_parameters": LLAMA3, "rope_theta": None},
+        {"rope_scaling": LINEAR},
+        *FAMILIES,
+        {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 3},
+        {"model_type": "qwen3", "attention_bias": True, "num_key_value_heads": None, **SLIDING},
+        {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": False},
     ],
 )
 @torch.inference_mode()
@@ -90,8 +114,9 @@ def test_bfloat16_rounds_as_transformers_does() -> None:
     assert error <= 0.1 * exact
 
 
-def test_gradients_equal_those_of_transformers() -> None:
-    peer = reference()
+@pytest.mark.parametrize("changes", [{}, *FAMILIES])
+def test_gradients_equal_those_of_transformers(changes: dict[str, Any]) -> None:
+    peer = reference(**changes)
     model = ours(peer)
     tokens = some_tokens(2, 9)
     peer(input_ids=tokens).logits.logsumexp(-1).sum().backward()
@@ -101,9 +126,10 @@ def test_gradients_equal_those_of_transformers() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("changes", [{}, *FAMILIES])
 @torch.inference_mode()
-def test_decoding_with_the_cache_equals_the_whole_forward() -> None:
-    model = ours(reference())
+def test_decoding_with_the_cache_equals_the_whole_forward(changes: dict[str, Any]) -> None:
+    model = ours(reference(**changes))
     tokens = some_tokens(2, 12)
     cache = KeyValueCache(model.config, 3, 12, torch.float32, CPU)
     model(some_tokens(3, 5), cache)
@@ -113,9 +139,10 @@ def test_decoding_with_the_cache_equals_the_whole_forward() -> None:
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("changes", [{}, *FAMILIES])
 @torch.inference_mode()
-def test_padding_at_the_left_changes_nothing() -> None:
-    model = ours(reference())
+def test_padding_at_the_left_changes_nothing(changes: dict[str, Any]) -> None:
+    model = ours(reference(**changes))
     lengths = [3, 8, 1]
     rows = [some_tokens(1, 8)[0, :length] for length in lengths]
     padding = torch.tensor([8 - length for length in lengths])
@@ -132,13 +159,20 @@ def test_padding_at_the_left_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not implemented; use one of: llama"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type 'linear' is not implemented"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_type 'llama3' is not implemented"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not implemented; use one of: llama, mistral, qwen2, qwen3"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type 'dynamic' is not implemented"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' .* use one of: default, linear"),
+        ({"rope_parameters": LLAMA3 | {"factor": None}}, "rope_parameters.factor is missing; llama3 needs factor, low"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters differs by kind of layer"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not implemented"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": None}, "hidden_size is missing; a llama model needs"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0 is not implemented"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name .* each of 2 layers"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "no sliding_window is in use"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -148,10 +182,22 @@ def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], messag
 
 def test_rope_theta_is_read_in_both_spellings() -> None:
     plain = {name: value for name, value in TINY.items() if name != "rope_theta"}
-    assert LlamaConfig.parse(plain | {"rope_theta": 7.0}).rope_theta == 7.0
+    assert LlamaConfig.parse(plain | {"rope_theta": 7.0}).rope.theta == 7.0
     new = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_scaling": None}
-    assert LlamaConfig.parse(plain | new).rope_theta == 7.0
-    assert LlamaConfig.parse(plain).rope_theta == 10000.0
+    assert LlamaConfig.parse(plain | new).rope.theta == 7.0
+    assert LlamaConfig.parse(plain).rope.theta == 10000.0
+
+
+def test_what_is_absent_has_the_family_s_defaults() -> None:
+    names = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "hidden_act")
+    bare = {name: TINY[name] for name in names} | {"num_attention_heads": 32, "hidden_size": 128}
+    for kind in ("llama", "mistral", "qwen2", "qwen3"):
+        peer = AutoConfig.for_model(**(bare | {"model_type": kind}))
+        config = LlamaConfig.parse(bare | {"model_type": kind})
+        # What transformers has filled in means the same as what was left out.
+        assert config == LlamaConfig.parse(peer.to_dict())
+        assert (config.kv_heads, config.max_positions) == (peer.num_key_value_heads, peer.max_position_embeddings)
+        assert config.windows == ((4096, 4096) if kind == "mistral" else (None, None))
 
 
 def test_our_engine_imports_no_transformers() -> None:

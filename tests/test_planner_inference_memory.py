@@ -10,7 +10,8 @@ from hypothesis import strategies as some
 from configs.architectures import ARCHITECTURES
 from configs.cell import Layout
 from configs.hardware import Accelerator, Machine
-from engine.llama import KeyValueCache, Llama, LlamaConfig
+from engine.llama import KeyValueCache, Llama
+from engine.llama_config import LlamaConfig
 from engine.planner.catalog import find_model
 from engine.planner.memory.inference import inference_memory, largest_batch, smallest_tp
 from engine.planner.memory.stored import stage_layers

@@ -8,7 +8,9 @@ from configs.plan import Plan
 from configs.rates import Rates
 from configs.record import Failure, Record, Status
 from reports.answer import answer
-from reports.experiments.correctness import TOLERANCES, Judged, Verdict, Word
+from reports.experiments.correctness import Judged
+from reports.experiments.correctness_judge import Verdict, Word
+from reports.experiments.correctness_ladder import Ladder
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 
@@ -37,10 +39,11 @@ def study_of(*results: CellResult) -> StudyResult:
 
 
 def judged(word: Word, label: str) -> tuple[str, Judged]:
-    verdict = Verdict(
-        word, "logits are off", TOLERANCES["float32"], prompts=20, prompts_equal=19, logit_difference=2e-6,
-        perplexity_reference=10.0, perplexity_candidate=10.05,
+    ladder = Ladder(
+        rows=9, logit_difference=2e-6, logit_relative=1e-6, kl_mean=0.0, kl_p99=0.0, top1=1.0, prompts=20,
+        prompts_equal=19, perplexity_reference=10.0, perplexity_difference=0.05, perplexity_error=0.01,
     )  # fmt: skip
+    verdict = Verdict(word, "logits are off", ladder=None if word == "not judged" else ladder)
     return "tiny", Judged(label, result(label, 1, 1, [1.0]), verdict)
 
 
@@ -85,21 +88,22 @@ def test_cells_without_a_figure_are_counted_with_the_reason() -> None:
 
 def test_wrong_answers_come_first() -> None:
     study = study_of(result("one", 1, 4, [10.0]))
-    wrong = answer(study, [judged("equal", "a"), judged("differs", "b")])[1]
+    wrong = answer(study, [judged("agrees", "a"), judged("defect", "b")])[1]
     assert wrong.lead == "Some answers are wrong."
     assert wrong.body == (
-        "tiny, b, differs from the reference: logits are off. "
-        "tiny, a, has every token equal to the reference's on 20 prompts (largest logit difference 2.0e-6)."
+        "tiny, b, is off by more than noise: logits are off. "
+        "tiny, a, differs from the reference by the noise of reduction order alone "
+        "(every token equal on 19 of 20 prompts; largest logit difference 2.0e-6)."
     )
-    assert answer(study, [judged("differs", "b")])[1].lead == "The answers are wrong."
+    assert answer(study, [judged("defect", "b")])[1].lead == "The answers are wrong."
 
 
 def test_right_and_unknown_answers() -> None:
     study = study_of(result("one", 1, 4, [10.0]))
     agrees = answer(study, [judged("agrees", "a"), judged("not judged", "b")])[1]
     assert agrees.lead == "The answers that could be judged are right."
-    assert "has all tokens equal on 19 of 20 prompts and agrees within the noise of float32" in agrees.body
-    assert "(perplexity 0.50 % off)" in agrees.body
+    assert "tiny, b, could not be judged: logits are off." in agrees.body
     assert answer(study, [judged("not judged", "b")])[1].lead == "Whether the answers are right is not known."
-    both = answer(study, [judged("equal", "a"), judged("equal", "b")])[1]
-    assert both.text.startswith("The answers are right. 2 cells (tiny, a; tiny, b) have every token equal")
+    both = answer(study, [judged("agrees", "a"), judged("agrees", "b")])[1]
+    assert both.text.startswith("The answers are right. 2 cells (tiny, a; tiny, b) differ from the reference by")
+    assert "every token equal on 38 of 40 prompts" in both.text

@@ -134,6 +134,7 @@ def test_where_the_time_of_a_study_goes(spent: StudyResult) -> None:
         "start-up": 20 + 10,
         "measuring": 60,
         "memory pass": 15,
+        "profile pass": 0,
         "failed attempts": 50 + 10,
         "between and after visits": 5 + 10 + 30,
         "idle": 30,

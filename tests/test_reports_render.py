@@ -121,14 +121,22 @@ def write_visits(run: RunPaths, cell: Cell, seconds: list[float], peak_mib: floa
 
 
 def answers(tokens: list[list[int]], vocabulary: int = 4) -> dict[str, Any]:
-    count = len(tokens)
+    """Answers, and the noise that a reference measures beside them: 4 orders."""
+    count, new = len(tokens), len(tokens[0])
+    noise = {"nll": 3 * count, "rms": 2 * count, "largest": 2 * count, "kl": 2 * count, "flips": 2 * count}
+    noise |= {"columns": vocabulary, "gaps": count * new * (vocabulary - 1), "chain": 1}
     return {
         "0/answer_prompts": np.arange(count, dtype=np.int32),
         "0/answer_tokens": np.asarray(tokens, dtype=np.int32).ravel(),
-        "0/answer_nll": np.full(3 * count, 2.0, dtype=np.float32),
+        "0/answer_nll": np.full(3 * count, 2.0),
         "0/answer_nll_prompts": np.repeat(np.arange(count), 3),
         "0/answer_logits": np.tile(np.linspace(-1, 1, vocabulary, dtype=np.float32), 2 * count),
         "0/answer_logit_prompts": np.repeat(np.arange(count), 2),
+        "0/answer_logit_positions": np.tile([0, 3], count),
+        "0/answer_gaps": np.zeros(count * new, dtype=np.float32),
+        "0/answer_top_tokens": np.tile(np.arange(vocabulary), count * new),
+        "0/answer_top_logits": np.tile(np.linspace(1, -1, vocabulary, dtype=np.float32), count * new),
+        **{f"0/noise_float32_{name}": np.full(4 * size, 1e-6) for name, size in noise.items()},
     }
 
 
@@ -213,7 +221,7 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
     # Pairs: 80/40, 80/32, 80/50.
     assert "| bf\\|16 | 3 | 80.0 [80.0 to 80.0] | 2.00 [1.60 to 2.50] |" in text
     assert "out of memory" in text and "needs \\| about &lt;31&gt; GiB" in text and "`jobs/j/rank_1.log`" in text
-    assert "**equal** | 2 of 2" in text and "return \\*x\\*" in text
+    assert "**agrees** | 2 of 2" in text and "return \\*x\\*" in text
     assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text
     assert "| 4 | 3.00 | 1.50 | 1.50 | 4.482 | 2,048 |" in text
     assert summary.statuses == {"completed": 21, "out_of_memory": 3}
@@ -228,7 +236,9 @@ def test_the_opening_says_what_to_run(rendered: tuple[RunPaths, ReportSummary]) 
     assert "Least memory: 1 rank, float32, batch 4, 5 tokens, 100 MiB" in tiny
     assert train.startswith("Train tiny as")
     assert random.startswith("Run llama-110m (random weights) as 1 rank") and "the only cell with a figure" in random
-    assert right.startswith("The answers are right. tiny, rankwise, 1 rank, float32, has every token equal")
+    assert right.startswith(
+        "The answers are right. tiny, rankwise, 1 rank, float32, differs from the reference by the noise"
+    )
     assert lost == (
         "1 of 10 cells has no figure: tiny, 1 rank, float32, batch 16, 5 tokens: "
         "out of memory (needs | about <31> GiB)."

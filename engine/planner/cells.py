@@ -16,7 +16,7 @@ from math import ceil
 from statistics import fmean
 
 from configs.calibration import QUIET_SHARE
-from configs.cell import Cell, GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, NoopWorkload, TrainWorkload
 from configs.hardware import Accelerator, Machine
 from configs.prediction import Prediction
 from engine.planner.architecture import Architecture
@@ -74,6 +74,8 @@ def predict_cell(
     try:
         if isinstance(work, NoopWorkload):
             return _noop(cell, work, machine)
+        if isinstance(work, CommunicationWorkload):
+            return Prediction(basis=basis, reason="single operations are what predictions are made from")
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
         if isinstance(work, GenerateWorkload):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from configs.calibration import Calibration, Fingerprint, calibration_path, read_calibration
+from configs.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
+from configs.cell import Cell
 from configs.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 
 REMEDY = "`rankwise doctor --calibrate` measures it in a quarter of a minute"
@@ -35,16 +36,21 @@ class LocalMachine:
     calibration: Calibration | None
     estimate: Machine
 
-    def while_busy(self, ranks: int, cores_per_rank: int = 1) -> Machine:
-        """The machine with so many ranks computing at once."""
+    def while_busy(self, ranks: int, cores_per_rank: int = 1, transport: LinkTransport = "gloo") -> Machine:
+        """The machine with so many ranks computing at once, connected by `transport`."""
         busy = ranks * cores_per_rank
-        machine = self.calibration.to_machine(busy) if self.calibration else self.estimate
+        machine = self.calibration.to_machine(busy, transport) if self.calibration else self.estimate
         return with_cores(machine, cores_per_rank)
 
     @property
     def advice(self) -> str | None:
         """What to do for better figures; None where they are measured."""
         return None if self.calibration else f"speeds are a rough estimate from the CPU's flags; {REMEDY}"
+
+
+def transport_of(cell: Cell) -> LinkTransport:
+    """What connects a cell's ranks on the CPUs of one machine: our own engine shares memory, torch's groups do not."""
+    return "shared memory" if cell.engine == "rankwise" and cell.workload.kind != "train" else "gloo"
 
 
 def local_machine(cache: Path) -> LocalMachine:

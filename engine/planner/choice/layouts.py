@@ -9,7 +9,7 @@ predicted can be measured. Layouts that leave ranks idle are among them, where t
 
 from collections.abc import Callable, Iterator, Sequence
 
-from configs.cell import Cell, Layout, TrainWorkload
+from configs.cell import Cell, GenerateWorkload, Layout, TrainWorkload
 from configs.hardware import Machine
 from configs.prediction import Prediction
 from engine.planner.architecture import Architecture
@@ -35,7 +35,7 @@ def ranked_layouts(cell: Cell, architecture: Architecture, machine: Machine, ran
 def valid_layouts(cell: Cell, architecture: Architecture, machine: Machine, ranks: int) -> Iterator[Layout]:
     """Every dp x tp x pp and strategy on so many ranks, then on fewer."""
     work = cell.workload
-    assert work.kind != "noop", "a noop has no model to lay out"
+    assert isinstance(work, GenerateWorkload | TrainWorkload), f"a {work.kind} has no model to lay out"
     base: TrainingSetup | InferenceSetup
     if isinstance(work, TrainWorkload):
         base, sequences = TrainingSetup(architecture, machine), work.global_batch_size

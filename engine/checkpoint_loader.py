@@ -1,0 +1,85 @@
+"""This rank's part of a checkpoint on disk, for scripts: tensors by name, already cut.
+
+    loader = DistributedCheckpointLoader("/models/llama", rank=0, world_size=2)
+    tensors = loader.load(torch.bfloat16)       # or: for name, tensor in loader: ...
+    loader.report.asked_bytes                   # about half of the checkpoint's
+
+A folder of the Llama family as Hugging Face writes it: config.json and safetensors, in one file or several. Cut as the
+engine cuts it (`engine.inference.sharding`), read as the engine reads it (`engine.loading`).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from configs.model import Manifest
+from engine.inference.sharding import check_degrees, pieces
+from engine.llama_config import LlamaConfig
+from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
+from engine.parallel.grid import Grid
+from engine.processes import place_from_environment
+from engine.weights import check_tensors, weight_files
+
+
+class DistributedCheckpointLoader:
+    """Reads the tensor-parallel part of rank `rank` of `world_size`.
+
+    use_memory_map: copy columns out of a mapping, which asks the files for no byte too many; else whole rows are read
+    in large blocks and cut, as suits network file systems. enable_prefetch: have the kernel read ahead, shared among
+    the ranks of this host that torchrun started together. Raises ValueError for a checkpoint that cannot be read, or
+    not be shared so, naming the file or the degrees that work.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        rank: int = 0,
+        world_size: int = 1,
+        use_memory_map: bool = True,
+        enable_prefetch: bool = True,
+    ) -> None:
+        folder = Path(checkpoint_dir).absolute()
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"rank: {rank} is not one of world_size={world_size}; ranks are numbered from 0")
+        try:
+            found = json.loads((folder / "config.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder / 'config.json'}: cannot be read ({error}); name a model's folder") from error
+        self.config = LlamaConfig.parse(found)
+        check_degrees(self.config, world_size, pp=1)
+        self.grid = Grid(dp=1, tp=world_size, pp=1, rank=rank)
+        manifest = Manifest(identity="folder:unknown", source="folder", folder=str(folder), files={}, config=found)
+        self.files = weight_files(manifest)
+        check_tensors(self.config, stored_tensors(self.files))
+        self.report: LoadReport | None = None
+        self._mapped, self._read_ahead = use_memory_map, enable_prefetch
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors in file order and stored dtype, one after the other; `report` is of this pass."""
+        place = place_from_environment()
+        # Only ranks of one tensor-parallel group that torchrun started here share what is read.
+        together = place.world_size == self.grid.world_size and place.rank == self.grid.rank
+        local_rank, local_ranks = (place.local_rank, place.local_world_size) if together else (0, 1)
+        first = self.grid.rank - local_rank
+        self.report = LoadReport.before(self.files)
+        for piece, tensor in read_pieces(
+            self.files,
+            pieces(self.config, self.grid).values(),
+            local_rank=local_rank,
+            local_ranks=local_ranks,
+            host_pieces=[piece for rank in range(first, first + local_ranks) for piece in self._pieces_of(rank)],
+            read_ahead=self._read_ahead,
+            mapped=self._mapped,
+            report=self.report,
+        ):
+            yield piece.name, tensor
+
+    def load(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """All of this rank's tensors, on the device and in `dtype` (None: as stored)."""
+        return {name: tensor.to(device, dtype or tensor.dtype) for name, tensor in self}
+
+    def _pieces_of(self, rank: int) -> list[Piece]:
+        return list(pieces(self.config, Grid(dp=1, tp=self.grid.tp, pp=1, rank=rank)).values())

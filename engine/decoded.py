@@ -1,0 +1,35 @@
+"""What decoding a batch gives, whichever engine decodes; and how one waits for a device.
+
+Decode = Callable[[Batch], list[Decoded]]
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.tokens import Batch
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Sequences decoded together: when they began, when each token was there (seconds), tokens [rows, new_tokens].
+
+    Times count on the rank that speaks for its replica; stages in the middle of a pipeline never see tokens.
+    """
+
+    began: float
+    stamps: np.ndarray
+    tokens: torch.Tensor
+
+
+Decode = Callable[[Batch], list[Decoded]]
+"""Decodes a batch: one result, or one for each micro-batch, in the order of its rows."""
+
+
+def synchroniser(device: torch.device) -> Callable[[], None]:
+    """What waits until the device has done its work; nothing to do on a CPU."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None

@@ -1,0 +1,84 @@
+"""Decode steps on a GPU as recorded CUDA graphs: one launch a token instead of some hundred.
+
+    hidden = static_decode(shard, cache, inputs, padding)     # the first call records, later ones repeat
+
+A graph repeats the same kernels on the same addresses. So the inputs, the position and the filling lie in buffers that
+are overwritten before each step; keys and values are written at the position by index, and attention always goes over
+the whole capacity behind a mask. Nothing here needs a GPU but the recording. What a listener of the
+communicator is told about is the recording, not its repetitions.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.inference.cache import KeyValueCache
+
+if TYPE_CHECKING:
+    from engine.inference.model import Shard
+
+_WARM_UP_STEPS = 2
+
+
+class StaticStep:
+    """One decode step of `batch` sequences over buffers of its own, recorded where the device can."""
+
+    def __init__(self, shard: "Shard", batch: int, padded: bool) -> None:
+        self._shard, self._batch = shard, batch
+        device = shard.device
+        if shard.first:
+            self._inputs = torch.zeros((batch, 1), dtype=torch.int64, device=device)
+        else:
+            self._inputs = torch.zeros((batch, 1, shard.config.hidden), dtype=shard.dtype, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._padding = torch.zeros(batch, dtype=torch.int64, device=device) if padded else None
+        self._given: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._output: Tensor | None = None
+
+    def __call__(self, cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
+        """Hidden states [batch, 1, hidden]; on a GPU they stay good until the next call. Always the same cache."""
+        self._inputs.copy_(inputs)
+        self._position.fill_(cache.length)
+        if self._padding is not None and padding is not None and padding is not self._given:
+            self._padding.copy_(padding)
+            self._given = padding
+        if self._shard.device.type != "cuda":
+            return self._compute(cache)
+        if self._graph is None:
+            self._record(cache)
+        assert self._graph is not None and self._output is not None
+        self._graph.replay()
+        return self._output
+
+    def _compute(self, cache: KeyValueCache) -> Tensor:
+        step = cache.static_step(self._batch, self._position, self._padding)
+        return self._shard.compute(self._inputs, step, last_only=True)
+
+    def _record(self, cache: KeyValueCache) -> None:
+        """Record after some steps on a stream of their own, in which libraries choose kernels and connect.
+
+        They all write the same position, so that they leave the cache as one step does.
+        """
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP_STEPS):
+                self._compute(cache)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = self._compute(cache)
+
+
+def static_decode(shard: "Shard", cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
+    """Hidden states [batch, 1, hidden] of one more position; the cache's length is the caller's to move."""
+    key = (inputs.shape[0], padding is not None)
+    step = cache.static_steps.get(key)
+    if step is None:
+        step = cache.static_steps[key] = StaticStep(shard, *key)
+        # Masked positions count nothing, but nothing times what is no number would be none either.
+        cache.store[..., cache.length :, :] = 0
+    hidden: Tensor = step(cache, inputs, padding)
+    return hidden

@@ -1,0 +1,173 @@
+"""A replica that decodes: its stages work at once on different micro-batches, and only token ids travel back.
+
+    replica = Replica(shard, pipeline, micro_batch_size, rows, capacity)
+    for decoded in replica.decode(batch, new_tokens): ...
+
+Every rank of a replica calls the same methods with the same batch. Work is numbered: number i is decode
+step i // M of micro-batch i % M, of M. Each stage does its numbers in order; the first begins number i only
+when the token ids of number i - (stages + 1) have come back, which keeps every stage busy and bounds what
+lies in the mailboxes between them.
+"""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.answers import Consume
+from engine.decoded import Decoded, synchroniser
+from engine.inference.cache import KeyValueCache
+from engine.inference.model import Shard
+from engine.parallel.communicator import Communicator
+from engine.tokens import Batch
+
+_LOGITS_BYTES = 32 << 20  # of logits that exist at once while prompts are scored
+
+
+def micro_batches(batch: Batch, size: int) -> list[Batch]:
+    """A batch in pieces of at most `size` rows, in order."""
+    pieces = []
+    for start in range(0, batch.tokens.shape[0], size):
+        rows = slice(start, start + size)
+        padding = None if batch.padding is None else batch.padding[rows]
+        pieces.append(Batch(batch.tokens[rows], padding))
+    return pieces
+
+
+class Replica:
+    """This rank's part of a replica, with a key-value cache for every micro-batch that can be under way.
+
+    rows: sequences of the largest batch. capacity: positions of the longest sequence, new tokens included.
+    """
+
+    def __init__(self, shard: Shard, pipeline: Communicator, micro_batch_size: int, rows: int, capacity: int) -> None:
+        self.shard, self.pipeline, self.micro_batch_size = shard, pipeline, micro_batch_size
+        count = -(-rows // micro_batch_size)
+        self._caches = [shard.new_cache(min(micro_batch_size, rows), capacity) for _ in range(count)]
+        self._synchronise = synchroniser(shard.device)
+        self._scored = 0
+
+    def decode(self, batch: Batch, new_tokens: int) -> list[Decoded]:
+        """Greedy decoding of `new_tokens` tokens after each prompt; one result for each micro-batch."""
+        pieces = micro_batches(batch, self.micro_batch_size)
+        run = _Run(self, pieces, new_tokens)
+        self._synchronise()
+        began = time.perf_counter()
+        for cache in self._caches:
+            cache.clear()
+        run.to_the_end()
+        return [Decoded(began, stamps, tokens) for stamps, tokens in zip(run.stamps, run.tokens, strict=True)]
+
+    def prefill(self, batch: Batch, consume: Consume) -> None:
+        """Logits of all positions of prompts [rows, length], rows at most a micro-batch, from one prefill."""
+        cache = self._next_cache()
+        self._score(batch.tokens, cache, batch.padding, 0, consume)
+
+    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+        """Logits of the last `steps` positions: the rest is prefilled, these go one by one through the cache."""
+        cache = self._next_cache()
+        length = batch.tokens.shape[1]
+        assert 0 < steps < length
+        self._through(batch.tokens[:, : length - steps], cache, batch.padding, last_only=True)
+        for position in range(length - steps, length):
+            self._score(batch.tokens[:, position : position + 1], cache, batch.padding, position, consume)
+
+    def _next_cache(self) -> KeyValueCache:
+        """The caches in turn, so that each is used again after other prompts."""
+        cache = self._caches[self._scored % len(self._caches)]
+        self._scored += 1
+        cache.clear()
+        return cache
+
+    def _score(
+        self, tokens: Tensor, cache: KeyValueCache, padding: Tensor | None, first: int, consume: Consume
+    ) -> None:
+        hidden = self._through(tokens, cache, padding, last_only=False)
+        if hidden is None:
+            return
+        rows, length = tokens.shape
+        at_once = max(1, _LOGITS_BYTES // (4 * rows * self.shard.config.vocabulary))
+        for start in range(0, length, at_once):
+            logits = self.shard.full_logits(self.shard.head(hidden[:, start : start + at_once]))
+            if self.shard.grid.speaks:
+                consume(first + start, logits.float())
+
+    def _through(self, tokens: Tensor, cache: KeyValueCache, padding: Tensor | None, last_only: bool) -> Tensor | None:
+        """Through all stages, one after the other. The last hidden states on the last stage, else None."""
+        hidden = self.shard.forward(self.inputs(tokens), cache, padding, last_only and self.shard.last)
+        return self.passed_on(hidden)
+
+    def inputs(self, tokens: Tensor) -> Tensor:
+        """What this stage works on: the tokens, or the hidden states [rows, length, hidden] of the stage before."""
+        if self.shard.first:
+            return tokens
+        shape = (*tokens.shape, self.shard.config.hidden)
+        hidden = torch.empty(shape, dtype=self.shard.dtype, device=self.shard.device)
+        return self.pipeline.receive(hidden, self.pipeline.index - 1)
+
+    def passed_on(self, hidden: Tensor) -> Tensor | None:
+        """Give hidden states to the next stage; on the last stage they stay."""
+        if self.shard.last:
+            return hidden
+        self.pipeline.send(hidden, self.pipeline.index + 1)
+        return None
+
+    def cache_of(self, place: int) -> KeyValueCache:
+        """The cache of a micro-batch of the batch that is being decoded."""
+        return self._caches[place]
+
+    def synchronise(self) -> None:
+        """Wait until the device has done its work."""
+        self._synchronise()
+
+
+class _Run:
+    """One batch on its way: what is known of its tokens on this rank, and when they came."""
+
+    def __init__(self, replica: Replica, pieces: list[Batch], new_tokens: int) -> None:
+        self.replica, self.pieces, self.steps = replica, pieces, new_tokens
+        self.stamps = [np.zeros(new_tokens) for _ in pieces]
+        self.tokens = [torch.empty((piece.tokens.shape[0], new_tokens), dtype=torch.int64) for piece in pieces]
+        self.tokens = [tokens.to(replica.shard.device) for tokens in self.tokens]
+        self.returned = 0
+
+    def to_the_end(self) -> None:
+        """All numbers of this stage, in order; then, on the first of several stages, the ids still to come."""
+        total = self.steps * len(self.pieces)
+        ahead = min(len(self.pieces), self.replica.pipeline.size + 1)
+        waits = self.replica.shard.first and not self.replica.shard.last
+        for number in range(total):
+            if waits:
+                self._take_back(number - ahead + 1)
+            self._one(number)
+        if waits:
+            self._take_back(total)
+
+    def _one(self, number: int) -> None:
+        """One stage's work on one micro-batch."""
+        step, place = divmod(number, len(self.pieces))
+        piece, replica = self.pieces[place], self.replica
+        shard = replica.shard
+        # Only the first stage needs the ids; the others need to know how many there are.
+        tokens = piece.tokens if step == 0 else self.tokens[place][:, step - 1 : step]
+        hidden = shard.forward(replica.inputs(tokens), replica.cache_of(place), piece.padding, last_only=shard.last)
+        if replica.passed_on(hidden) is None:
+            return
+        chosen = shard.greedy(shard.head(hidden)[:, -1])
+        replica.synchronise()
+        self.stamps[place][step] = time.perf_counter()
+        self.tokens[place][:, step] = chosen
+        if not shard.first:
+            replica.pipeline.send(chosen, 0)
+
+    def _take_back(self, until: int) -> None:
+        """On the first stage: receive the ids of all numbers below `until`."""
+        while self.returned < until:
+            step, place = divmod(self.returned, len(self.pieces))
+            rows = self.tokens[place].shape[0]
+            chosen = torch.empty(rows, dtype=torch.int64, device=self.replica.shard.device)
+            self.replica.pipeline.receive(chosen, self.replica.pipeline.size - 1)
+            self.tokens[place][:, step] = chosen
+            self.stamps[place][step] = time.perf_counter()
+            self.returned += 1

@@ -1,0 +1,272 @@
+"""How fast a model of a given shape decodes on this machine, on one rank and on several.
+
+    config = BenchmarkConfig(model_size="200M", batch_size=1, seq_len=64, num_layers=12, num_attention_heads=16,
+                             hidden_size=1024, intermediate_size=2816, world_size=2)
+    results = DistributedInferenceBenchmark(config).run_comprehensive_benchmark()
+    results.latency_p50, results.throughput, results.speedup_factor
+
+It measures nothing itself: it writes job files and starts `engine.worker` under torchrun, as a study does, with random
+weights; launches of one and of several ranks take turns. A study (`rankwise run`) does more: intervals, correctness,
+memory, predictions, a report.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.base import write_atomically
+from configs.cell import Cell, Dtype, GenerateWorkload, Layout
+from configs.job import Job, Measuring, Progress, Visit
+from configs.model import Manifest
+from configs.paths import JobPaths
+from configs.rates import VisitSamples, rates_of
+from configs.record import RankPart, Status, read_part
+from engine.inference.sharding import check_degrees
+from engine.llama_config import LlamaConfig
+
+_LOOPBACK = "127.0.0.1"
+# torchrun, tied to this process: it must not outlive it.
+_START = (
+    "import sys; from engine.processes import die_with_parent, leave, main; "
+    "die_with_parent(int(sys.argv[1])); leave(main(sys.argv[2:]))"
+)
+
+
+@dataclass
+class BenchmarkConfig:
+    """A model's shape and the work: `batch_size` prompts of `seq_len` tokens at once, `new_tokens` after each.
+
+    model_size is a name, for the report. num_key_value_heads: None for as many as attention heads. Each launch
+    measures for `least_seconds`; there are `repeats` launches of one rank and as many of `world_size`.
+    """
+
+    model_size: str = "custom"
+    batch_size: int = 1
+    seq_len: int = 128
+    num_layers: int = 12
+    num_attention_heads: int = 16
+    hidden_size: int = 1024
+    intermediate_size: int = 2816
+    world_size: int = 2
+    num_key_value_heads: int | None = None
+    vocab_size: int = 32000
+    new_tokens: int = 32
+    dtype: Dtype = "bfloat16"
+    least_seconds: float = 1.0
+    repeats: int = 3
+    timeout_seconds: float = 1800.0
+
+    def model(self) -> dict[str, Any]:
+        """A config.json of this shape."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
+            "max_position_embeddings": self.seq_len + self.new_tokens,
+            "tie_word_embeddings": False,
+        }
+
+
+@dataclass(frozen=True)
+class BenchmarkResults:
+    """Of `world_size` ranks, all launches together. Latencies are milliseconds, throughputs tokens a second.
+
+    latency_*: of a request, from its begin to its last token. token_latency_*: between two tokens. ttft_p50: to the
+    first token. speedup_factor: throughput over that of one rank, medians of the launches. p99 rests on a hundredth of
+    `requests`: below some hundreds of them it is little more than the worst that was seen.
+    """
+
+    model_size: str
+    world_size: int
+    latency_p50: float
+    latency_p99: float
+    token_latency_p50: float
+    token_latency_p99: float
+    ttft_p50: float
+    throughput: float
+    single_rank_throughput: float
+    speedup_factor: float
+    requests: int
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    samples: VisitSamples
+    throughput: float
+    environment: dict[str, Any]
+
+
+class DistributedInferenceBenchmark:
+    """Raises ValueError for what cannot be measured on this machine, with the reason."""
+
+    def __init__(self, config: BenchmarkConfig) -> None:
+        self.config = config
+        _check(config)
+
+    def run_comprehensive_benchmark(self) -> BenchmarkResults:
+        """Measure. Raises RuntimeError, with what the rank said, where a launch fails."""
+        config = self.config
+        launches: dict[int, list[_Launch]] = {ranks: [] for ranks in sorted({1, config.world_size})}
+        with tempfile.TemporaryDirectory(prefix="rankwise-benchmark-") as folder:
+            for repeat in range(config.repeats):
+                for ranks, done in launches.items():
+                    done.append(_launch(config, ranks, repeat, Path(folder)))
+        throughputs = {ranks: float(np.median([one.throughput for one in done])) for ranks, done in launches.items()}
+        measured = launches[config.world_size]
+        latencies = [launch.samples.latencies() for launch in measured]
+        request, token, ttft = (
+            1000 * np.concatenate([one[kind] for one in latencies if kind in one] or [np.array([np.nan])])
+            for kind in ("request", "token", "ttft")
+        )
+        return BenchmarkResults(
+            model_size=config.model_size,
+            world_size=config.world_size,
+            latency_p50=float(np.percentile(request, 50)),
+            latency_p99=float(np.percentile(request, 99)),
+            token_latency_p50=float(np.percentile(token, 50)),
+            token_latency_p99=float(np.percentile(token, 99)),
+            ttft_p50=float(np.percentile(ttft, 50)),
+            throughput=throughputs[config.world_size],
+            single_rank_throughput=throughputs[1],
+            speedup_factor=throughputs[config.world_size] / throughputs[1],
+            requests=len(request),
+            environment=measured[-1].environment,
+        )
+
+
+def _check(config: BenchmarkConfig) -> None:
+    if config.world_size < 1 or config.repeats < 1 or config.new_tokens < 2:
+        raise ValueError("world_size, repeats, new_tokens: use at least 1, 1 and 2")
+    model = LlamaConfig.parse(config.model())
+    check_degrees(model, config.world_size, pp=1)
+    accelerators, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
+    if accelerators and config.world_size > accelerators:
+        raise ValueError(
+            f"world_size: {config.world_size} ranks need an accelerator each, and this machine has {accelerators}; "
+            f"use at most {accelerators}, or CUDA_VISIBLE_DEVICES= for the CPU"
+        )
+    if not accelerators and config.world_size > cores:
+        raise ValueError(
+            f"world_size: {config.world_size} ranks outnumber the {cores} cores that this process may use: they would "
+            f"wait for each other's turn, which measures no scaling; use at most {cores}"
+        )
+    if not accelerators:
+        parameters = sum(int(np.prod(shape)) for shape in model.tensor_shapes().values())
+        wanted, free = parameters * _ITEM_BYTES[config.dtype], _available_bytes()
+        if free is not None and wanted > free:
+            raise ValueError(
+                f"num_layers, hidden_size: the weights take {wanted / 1e9:.1f} GB in {config.dtype}, and "
+                f"{free / 1e9:.1f} GB of memory are free; use a smaller shape or a shorter dtype"
+            )
+
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _available_bytes() -> int | None:
+    """Memory that new processes can have without swapping (MemAvailable of proc(5))."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _launch(config: BenchmarkConfig, ranks: int, repeat: int, folder: Path) -> _Launch:
+    manifest = Manifest(
+        identity="synthetic:benchmark@0", source="synthetic", folder="", files={}, config=config.model()
+    )
+    cell = Cell(
+        model=manifest.identity,
+        workload=GenerateWorkload(
+            num_prompts=config.batch_size,
+            prompt_tokens=config.seq_len,
+            new_tokens=config.new_tokens,
+            batch_size=config.batch_size,
+        ),
+        layout=Layout(tp=ranks),
+        dtype=config.dtype,
+    )
+    visit = Visit(cell=cell, repeat=repeat, attempt=1)
+    paths = JobPaths(folder / f"{ranks}-ranks-{repeat}")
+    paths.parts.mkdir(parents=True)
+    write_atomically(paths.folder / "manifest.json", manifest.model_dump_json())
+    job = Job(
+        name=paths.folder.name,
+        study="benchmark",
+        measuring_pass="timed",
+        measuring=Measuring(least_seconds=config.least_seconds),
+        visits=(visit,),
+        ranks_per_node=ranks,
+        timeout_seconds=config.timeout_seconds,
+        manifest=str(paths.folder / "manifest.json"),
+        inputs=str(folder / "inputs"),
+        cache=str(folder / "cache"),
+    )
+    write_atomically(paths.job, job.model_dump_json())
+    _run(job, paths)
+    return _read(visit, paths, ranks)
+
+
+def _run(job: Job, paths: JobPaths) -> None:
+    """Start the ranks and wait for them; what they have to say is in the job folder."""
+    exits = paths.folder / "exits.json"
+    command = [sys.executable, "-c", _START, str(os.getpid()), str(exits), "--standalone"]
+    command += ["--nproc-per-node", str(job.ranks_per_node), "--local-addr", _LOOPBACK, "--max-restarts", "0"]
+    command += ["--log-dir", str(paths.folder / "torchrun"), "-m", "engine.worker", str(paths.job)]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.cell.cores_per_rank))
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, **threads}
+    environment |= {"PYTHONSAFEPATH": "1", "RANKWISE_LAUNCHER_PID": str(os.getpid())}
+    with (paths.folder / "launcher.log").open("wb") as log:
+        try:
+            subprocess.run(
+                command, env=environment, stdout=log, stderr=log, timeout=job.timeout_seconds, check=False, cwd="/"
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"{job.ranks_per_node} ranks were not ready within {job.timeout_seconds:g} s; allow more "
+                "with timeout_seconds, or use a smaller shape"
+            ) from None
+
+
+def _read(visit: Visit, paths: JobPaths, ranks: int) -> _Launch:
+    parts: list[RankPart] = []
+    samples: dict[str, np.ndarray] = {}
+    for rank in range(ranks):
+        try:
+            part = read_part(paths.part(visit.name, rank))
+        except FileNotFoundError:
+            raise RuntimeError(f"rank {rank} of {ranks} left no result: {_last_words(paths, rank)}") from None
+        if part.status is not Status.COMPLETED:
+            said = part.failure.message if part.failure else "no reason is known"
+            raise RuntimeError(f"rank {rank} of {ranks}: {part.status}: {said}")
+        parts.append(part)
+        if paths.samples(visit.name, rank).is_file():
+            with np.load(paths.samples(visit.name, rank)) as archive:
+                samples |= {f"{rank}/{name}": archive[name] for name in archive.files}
+    read = VisitSamples(visit.cell, samples)
+    throughput = rates_of(read, parts[0].figures).throughput
+    assert throughput is not None, "a generate workload has a rate"
+    return _Launch(read, throughput, parts[0].environment)
+
+
+def _last_words(paths: JobPaths, rank: int) -> str:
+    try:
+        progress = Progress.model_validate_json(paths.progress(rank).read_bytes())
+    except (OSError, ValueError):
+        lines = (paths.folder / "launcher.log").read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "it was never started"
+    return progress.message or f"it ended in phase {progress.phase}"

@@ -1,0 +1,103 @@
+"""How a rank joins its launch: device, process group, communicators, and the context that its visits get."""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.processes import Place
+
+if TYPE_CHECKING:
+    import torch
+
+    from configs.job import Job
+    from configs.paths import JobPaths
+    from engine.context import Context
+
+
+def choose_device(place: Place) -> "tuple[torch.device, str | None]":
+    """Device and backend: nccl where each rank of this node has a GPU of its own, else gloo; one rank needs none."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world_size:
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+        return device, "nccl" if place.world_size > 1 else None
+    return torch.device("cpu"), "gloo" if place.world_size > 1 else None
+
+
+def join_group(place: Place, backend: str | None, timeout_seconds: float, prefix: str | None) -> Callable[[], None]:
+    """Make the process group of all ranks; return its barrier. With a prefix, a group beside earlier ones."""
+    if backend is None:
+        return lambda: None
+    import torch
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=timeout_seconds)
+    if prefix is None:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        # torchrun's agent serves the store; each group takes its own part of the keys.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        agent = dist.TCPStore(address, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]  # not in __all__
+        store = dist.PrefixStore(prefix, agent)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+
+    def barrier() -> None:
+        if backend == "nccl":
+            torch.cuda.synchronize()
+            dist.barrier(device_ids=[place.local_rank])
+            torch.cuda.synchronize()
+        else:
+            dist.barrier()
+
+    return barrier
+
+
+def make_context(
+    job: "Job", paths: "JobPaths", place: Place, prefix: str | None = None
+) -> "tuple[Context, dict[str, Any]]":
+    """Device, process group and manifest; with the environment, which rank 0's parts carry."""
+    import torch
+
+    from configs.cell import CommunicationWorkload
+    from configs.model import Manifest
+    from engine import measure
+    from engine.context import Context
+    from engine.parallel import flight
+    from engine.parallel.communicator import open_communicators
+
+    torch.set_num_threads(place.threads)
+    device, backend = choose_device(place)
+    if place.world_size > 1:
+        flight.turn_on()
+    barrier = join_group(place, backend, job.measuring.group_timeout_seconds, prefix)
+    context = Context(
+        job=job,
+        paths=paths,
+        rank=place.rank,
+        world_size=place.world_size,
+        device=device,
+        manifest=Manifest.model_validate_json(Path(job.manifest).read_bytes()) if job.manifest else None,
+        barrier=barrier,
+    )
+    cell = job.cell
+    if cell.engine == "rankwise" and cell.workload.kind in ("generate", "communication"):
+        transport = cell.workload.transport if isinstance(cell.workload, CommunicationWorkload) else "auto"
+        context.communicators = open_communicators(
+            context.grid, device, backend, job.measuring.group_timeout_seconds, transport
+        )
+    if place.rank:
+        return context, {}
+    environment = measure.environment(job.cell.env, len(place.allowed))
+    environment |= {
+        "backend": backend,
+        "tensor_transport": context.communicators.tensor.transport,
+        "pipeline_transport": context.communicators.pipeline.transport,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": place.threads,
+        "cores_per_rank": job.cell.cores_per_rank,
+        "cores_shared": place.cores_shared,
+    }
+    return context, environment

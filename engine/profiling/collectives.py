@@ -1,0 +1,153 @@
+"""The single collectives of a profiled region: from when a rank asked for one until it was done.
+
+    found = collectives(events, reported)
+
+Three things tell of them: our communicators report their own (shared memory has no event in the profiler), torch
+names those asked for (`c10d::allreduce_`) and those that a backend did (`gloo:all_reduce`). The last two are one
+collective, which is in flight from the first's beginning to the second's end; both are left out while one of our
+communicators reports the same. On a GPU what counts is the kernel.
+"""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.profiling.events import Event
+
+Columns = dict[str, np.ndarray]
+
+NO_GROUP = 0
+"""Of what cannot be matched with its counterpart on another rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective, or one transfer from rank to rank, on this rank. Seconds since the region began.
+
+    `group` (`group_of`) and `sequence`, from 0, are the same on all ranks that took part. `thread` is the one that
+    was blocked, None where none was. `on_device`: its times are of handing it to the device, not of the work.
+    """
+
+    operation: str
+    group: int
+    sequence: int
+    size_bytes: int | None
+    began: float
+    ended: float
+    thread: int | None = None
+    on_device: bool = False
+
+
+def group_of(*names: object) -> int:
+    """A number for what names a group (its ranks, a direction, an operation), the same on every rank; never 0."""
+    return zlib.crc32(repr(names).encode()) or 1
+
+
+def collectives(events: Sequence[Event], reported: Sequence[Collective]) -> list[Collective]:
+    """All collectives of the region in the order in which they began."""
+    blocking = [item for item in reported if not item.on_device]
+    of_device = sorted((event for event in events if event.on_device and event.is_communication), key=_began)
+    seen = [event for event in events if event.is_communication and not event.on_device and not event.is_waiting]
+    seen = _unreported(sorted(seen, key=_began), blocking)
+    if any(event.on_device for event in events):
+        seen = [event for event in seen if event.is_executed]  # who asks a GPU does not wait
+    found = [
+        *blocking,
+        *_of_device(of_device, [item for item in reported if item.on_device]),
+        *_numbered(_paired(seen)),
+    ]
+    return sorted(found, key=lambda item: item.began)
+
+
+def columns(found: Sequence[Collective]) -> Columns:
+    """One-dimensional columns, an entry for each collective; unknown sizes are -1 (a column of integers)."""
+    return {
+        "collective_operation": np.array([item.operation for item in found], dtype=np.str_),
+        "collective_group": np.array([item.group for item in found], dtype=np.int64),
+        "collective_sequence": np.array([item.sequence for item in found], dtype=np.int64),
+        "collective_bytes": np.array(
+            [-1 if item.size_bytes is None else item.size_bytes for item in found], dtype=np.int64
+        ),
+        "collective_began_seconds": np.array([item.began for item in found], dtype=np.float64),
+        "collective_seconds": np.array([item.ended - item.began for item in found], dtype=np.float64),
+    }
+
+
+def _began(event: Event) -> float:
+    return event.began
+
+
+def _unreported(seen: list[Event], reported: Sequence[Collective]) -> list[Event]:
+    """Without what began while one of our communicators was at work: it reports that itself."""
+    if not reported:
+        return seen
+    begins = np.array(sorted(item.began for item in reported))
+    ends = np.array([item.ended for item in sorted(reported, key=lambda item: item.began)])
+    kept = []
+    for event in seen:
+        place = int(np.searchsorted(begins, event.began, side="right")) - 1
+        if place < 0 or event.began >= ends[place]:
+            kept.append(event)
+    return kept
+
+
+def _paired(seen: list[Event]) -> list[Collective]:
+    """What was asked for, joined with what was done: by name in order, and what is left in order.
+
+    The names of both differ in underscores; gloo's threads begin their work in the order in which it is asked for.
+    """
+    asked: dict[str, list[Event]] = defaultdict(list)
+    done: dict[str, list[Event]] = defaultdict(list)
+    for event in seen:
+        (done if event.is_executed else asked)[_operation(event)].append(event)
+    pairs: list[tuple[Event | None, Event | None]] = []
+    for name in asked.keys() & done.keys():
+        both = min(len(asked[name]), len(done[name]))
+        pairs += zip(asked[name][:both], done[name][:both], strict=True)
+        asked[name], done[name] = asked[name][both:], done[name][both:]
+    left_asked = sorted((event for events in asked.values() for event in events), key=_began)
+    left_done = sorted((event for events in done.values() for event in events), key=_began)
+    both = min(len(left_asked), len(left_done))
+    pairs += zip(left_asked[:both], left_done[:both], strict=True)
+    pairs += [(event, None) for event in left_asked[both:]] + [(None, event) for event in left_done[both:]]
+    return [_joined(*pair) for pair in pairs]
+
+
+def _joined(asked: Event | None, done: Event | None) -> Collective:
+    first = asked or done
+    assert first is not None
+    last = done or first
+    size = last.size_bytes if last.size_bytes is not None else first.size_bytes
+    operation = _operation(done or first)
+    return Collective(operation, NO_GROUP, 0, size, first.began, max(first.ended, last.ended))
+
+
+def _operation(event: Event) -> str:
+    """`allreduce` of `c10d::allreduce_`, `gloo:all_reduce` and `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
+    if event.on_device:
+        return event.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_").partition("_")[0].lower()
+    return event.name.rpartition(":")[2].replace("_", "")
+
+
+def _of_device(kernels: list[Event], reported: list[Collective]) -> list[Collective]:
+    """Kernels with what our communicators reported of them, where there are as many of both; else kernels alone."""
+    if len(kernels) == len(reported):
+        pairs = zip(kernels, reported, strict=True)
+        return [replace(item, began=kernel.began, ended=kernel.ended) for kernel, item in pairs]
+    found = [
+        Collective(_operation(event), NO_GROUP, 0, event.size_bytes, event.began, event.ended) for event in kernels
+    ]
+    return _numbered(found)
+
+
+def _numbered(found: list[Collective]) -> list[Collective]:
+    """With a sequence: the place among those of the same operation. Right where all are of one group of all ranks."""
+    counts: dict[str, int] = defaultdict(int)
+    numbered = []
+    for item in sorted(found, key=lambda item: item.began):
+        numbered.append(replace(item, group=group_of(item.operation), sequence=counts[item.operation]))
+        counts[item.operation] += 1
+    return numbered

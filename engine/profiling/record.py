@@ -1,0 +1,104 @@
+"""One visit of the profile pass: the workload runs as always, and what it marks is recorded once.
+
+    outcome = profiled_visit(visit, context, workload)
+
+The workload marks one pass, after its warm-up, with `with context.profiled():`. Ranks begin the region together;
+starting the profiler, which takes each of them another time, lies before. What comes of it: figures of this rank,
+columns of its collectives (the report compares them over ranks) and a Chrome trace beside its part.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from configs.job import Visit
+from configs.record import Figure
+from engine.context import Context, Outcome, Workload
+from engine.decoded import synchroniser
+from engine.profiling.collectives import collectives, columns
+from engine.profiling.events import REGION, read_events
+from engine.profiling.listening import Listening
+from engine.profiling.native import native_calls
+from engine.profiling.split import split
+from engine.profiling.trace import write_trace
+
+
+def profiled_visit(visit: Visit, context: Context, workload: Workload) -> Outcome:
+    """Run the workload and split the time of the region that it marks.
+
+    Figures are the workload's and the split's; samples are the collectives alone, since times taken under a
+    profiler are none. Raises NotImplementedError where the workload marks no region.
+    """
+    recorder = _Recorder(context, context.paths.trace(visit.name, context.rank))
+    context.region = recorder.region
+    try:
+        outcome = workload(visit, context)
+    finally:
+        context.region = nullcontext
+    if recorder.outcome is None:
+        raise NotImplementedError(
+            f"measuring.profile: a {visit.cell.workload.kind} workload by engine {visit.cell.engine} marks nothing "
+            "to profile; generate and train by engine rankwise do"
+        )
+    return Outcome(outcome.figures | recorder.outcome.figures, recorder.outcome.samples)
+
+
+class _Recorder:
+    """Records one region of a visit."""
+
+    def __init__(self, context: Context, trace: Path) -> None:
+        self.outcome: Outcome | None = None
+        self._context = context
+        self._trace = trace
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """The first region of a visit is recorded, others are not."""
+        if self.outcome is not None:
+            yield
+            return
+        context = self._context
+        synchronise = synchroniser(context.device)
+        activities = [ProfilerActivity.CPU]
+        if context.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with (
+            native_calls(),
+            Listening(context.communicators) as listening,
+            profile(activities=activities, record_shapes=True) as profiler,
+        ):
+            synchronise()
+            context.barrier()
+            with record_function(REGION):
+                # The profiler's times are of the system's clock, ours and the communicators' of this one.
+                epoch = time.time_ns() - time.perf_counter_ns()
+                began = time.perf_counter_ns()
+                yield
+                synchronise()
+                ended = time.perf_counter_ns()
+        self.outcome = self._read(profiler, listening, began, ended, epoch)
+
+    def _read(self, profiler: profile, listening: Listening, began: int, ended: int, epoch: int) -> Outcome:
+        """Figures, columns and the trace. Nanoseconds of perf_counter; with `epoch` added they are Unix time."""
+        assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+        seen = profiler.profiler.kineto_results.events()
+        wall_seconds = (ended - began) * 1e-9
+        events = [event for event in read_events(seen, began + epoch) if 0 <= event.began < wall_seconds]
+        reported = listening.collectives(began * 1e-9)
+        found = collectives(events, reported)
+        parts = split(wall_seconds, events, found)
+        sizes = [item.size_bytes for item in found if item.size_bytes is not None]
+        figures: dict[str, Figure] = {
+            "profile_wall_seconds": wall_seconds,
+            "compute_share": parts.compute_share,
+            "communication_share": parts.communication_share,
+            "exposed_communication_share": parts.exposed_communication_share,
+            "idle_share": parts.idle_share,
+            "collectives": len(found),
+            "communication_bytes": sum(sizes) if sizes or not found else None,
+        }
+        write_trace(profiler, self._trace, reported, began + epoch)
+        return Outcome(figures, columns(found))
