@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner screenshots clean
+.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-correctness screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -54,6 +54,12 @@ bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 record
 
 bench-planner: $(VENV)/.installed-dev  ## the planner against published and measured figures; the measured ones take minutes
 	$(BIN)/python -m flows.bench_planner
+
+bench-inference: $(VENV)/.installed-dev  ## our engine against its peers and the machine's limits, about 25 minutes
+	$(BIN)/python -m flows.bench_inference
+
+bench-correctness: $(VENV)/.installed  ## planted defects and clean runs: is each called what it is? minutes
+	$(BIN)/python -m flows.bench_correctness
 
 screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
 	$(BIN)/python tests/take_screenshots.py

@@ -9,6 +9,7 @@ linearly in the ranks. Made by `engine.calibrate` (`rankwise doctor --calibrate`
 """
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -63,10 +64,14 @@ class Measured(Frozen):
         return one + (self.together.median - one) * min(1.0, (ranks - 1) / (all_ranks - 1))
 
 
+LinkTransport = Literal["gloo", "shared memory"]
+
+
 class MeasuredLink(Frozen):
-    """All-reduce over gloo between so many ranks: bytes -> seconds, and the line through them."""
+    """All-reduce between so many ranks: bytes -> seconds, and the line through them."""
 
     ranks: PositiveInt
+    transport: LinkTransport = "gloo"
     seconds: dict[NonNegativeFloat, PositiveFloat]
     latency_seconds: PositiveFloat = Field(description="of one hop")
     bytes_per_second: PositiveFloat
@@ -95,10 +100,10 @@ class Calibration(Frozen):
     figures: dict[str, Measured]
     links: tuple[MeasuredLink, ...] = ()
 
-    def to_machine(self, ranks: int = 1) -> Machine:
-        """This machine as it is for each of so many ranks that compute at once."""
+    def to_machine(self, ranks: int = 1, transport: LinkTransport = "gloo") -> Machine:
+        """This machine as it is for each of so many ranks that compute at once; `transport`: what connects them."""
         used = max(1, min(ranks, self.fingerprint.cores))
-        link = self._link(used)
+        link = self._link(used, "gloo" if ranks > self.fingerprint.cores else transport)
         accelerator = Accelerator(
             name="this-cpu",
             title=f"a core of {self.fingerprint.cpu_model or 'this CPU'}",
@@ -137,14 +142,15 @@ class Calibration(Frozen):
         """One figure, while `ranks` ranks compute."""
         return self.figures[name].at(ranks, self.ranks)
 
-    def _link(self, ranks: int) -> Link | None:
-        """Measured between no fewer ranks where that is known."""
+    def _link(self, ranks: int, transport: LinkTransport) -> Link | None:
+        """Measured between no fewer ranks where that is known; of any transport where not of this one."""
         if not self.links:
             return None
-        ordered = sorted(self.links, key=lambda link: link.ranks)
+        links = [link for link in self.links if link.transport == transport] or self.links
+        ordered = sorted(links, key=lambda link: link.ranks)
         link = next((link for link in ordered if link.ranks >= ranks), ordered[-1])
         return Link(
-            name=f"gloo between {link.ranks} ranks, measured",
+            name=f"{link.transport} between {link.ranks} ranks, measured",
             latency_seconds=link.latency_seconds,
             bytes_per_second=link.bytes_per_second,
         )

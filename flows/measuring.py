@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from typing import get_args
 
 from configs.job import Job, Visit
 from configs.packing import Launch, pack_launches
@@ -20,11 +21,12 @@ from slurm.local import cancel
 from tasks.adopt import adopt_jobs, mark_collected
 from tasks.board import Board, Row
 from tasks.collect import collect_launch
+from tasks.jobs import write_job
 from tasks.ledger import missing_visits, places, read_ledger
 from tasks.merge import Collected, failed_records
 from tasks.repeats import Budget, grow_repeats
 from tasks.session import Session
-from tasks.submit import submit_launch, write_job
+from tasks.submit import submit_launch
 from tasks.wait import wait_for_launch
 
 _START_ATTEMPTS = 3
@@ -67,8 +69,7 @@ def _missing(session: Session, only_failed: bool) -> deque[Launch]:
     ledger = read_ledger(session.run)
     board.notes += ledger.set_aside
     queue: deque[Launch] = deque()
-    passes: tuple[MeasuringPass, ...] = ("timed", "memory")
-    for measuring_pass in passes:
+    for measuring_pass in get_args(MeasuringPass):
         visits = missing_visits(plan, ledger, measuring_pass, only_failed)
         queue.extend(pack_launches(visits, measuring_pass, plan.measuring.seed, plan.pack))
     board.total = len(places(plan))
@@ -120,7 +121,7 @@ def _leave_out(session: Session, launch: Launch, row: Row, ended_by: str) -> Non
 
 def _visit(session: Session, launch: Launch, row: Row) -> Collected:
     """One launch from submission to records."""
-    job = write_job(launch, session)
+    job = write_job(launch, session.plan, session.run, session.cache)
     row.state = "starting"
     try:
         submit_launch(job.name, session)
@@ -159,7 +160,7 @@ def _account(board: Board, row: Row, collected: Collected) -> None:
 
 def _give_up(session: Session, launch: Launch, row: Row, status: Status, message: str) -> None:
     """Records for visits that will not be made in this run."""
-    job = write_job(launch, session)
+    job = write_job(launch, session.plan, session.run, session.cache)
     records = failed_records(session.run, job.name, list(launch.visits), status, message)
     mark_collected(session.run, job.name)
     _account(session.board, row, Collected(records=records))
@@ -178,7 +179,7 @@ def _row(launch: Launch, plan: Plan) -> Row:
         visits=len(launch.visits),
         block=launch.block + 1,
         blocks=max(plan.repeats.values()),
-        memory_pass=launch.measuring_pass == "memory",
+        measuring_pass=launch.measuring_pass,
     )
 
 

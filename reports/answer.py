@@ -125,20 +125,14 @@ def _correctness(judged: list[tuple[str, Judged]]) -> Sentence:
     """One sentence over all verdicts, the worst first."""
     by_word = {word: [pair for pair in judged if pair[1].verdict.word == word] for word in WORST_FIRST}
     bodies = []
-    for word in ("differs", "not judged"):
-        for model, item in by_word[word]:
-            verb = "differs from the reference" if word == "differs" else "could not be judged"
-            bodies.append(f"{model}, {item.label}, {verb}: {item.verdict.reason}.")
-    right = by_word["equal"] + by_word["agrees"]
-    if by_word["equal"]:
-        prompts = min(item.verdict.prompts for _, item in by_word["equal"])
-        text = f"{_cells(by_word['equal'])} every token equal to the reference's on {plural(prompts, 'prompt')}"
-        bodies.append(f"{text}{_largest_difference(by_word['equal'])}.")
-    for model, item in by_word["agrees"]:
-        verdict = item.verdict
-        text = f"{model}, {item.label}, has all tokens equal on {verdict.prompts_equal} of {verdict.prompts} prompts"
-        bodies.append(f"{text} and agrees within the noise of {item.result.cell.dtype}{_perplexity(item)}.")
-    if by_word["differs"]:
+    for model, item in by_word["defect"]:
+        bodies.append(f"{model}, {item.label}, is off by more than noise: {item.verdict.reason}.")
+    for model, item in by_word["not judged"]:
+        bodies.append(f"{model}, {item.label}, could not be judged: {item.verdict.reason}.")
+    right = by_word["agrees"]
+    if right:
+        bodies.append(f"{_cells(right)} from the reference by the noise of reduction order alone{_tokens(right)}.")
+    if by_word["defect"]:
         lead = "Some answers are wrong." if right else "The answers are wrong."
     elif not right:
         lead = "Whether the answers are right is not known."
@@ -147,23 +141,23 @@ def _correctness(judged: list[tuple[str, Judged]]) -> Sentence:
     return Sentence(lead, " ".join(bodies))
 
 
-WORST_FIRST = ("differs", "not judged", "agrees", "equal")
+WORST_FIRST = ("defect", "not judged", "agrees")
 
 
 def _cells(pairs: list[tuple[str, Judged]]) -> str:
     if len(pairs) == 1:
-        return f"{pairs[0][0]}, {pairs[0][1].label}, has"
-    return f"{plural(len(pairs), 'cell')} ({'; '.join(f'{model}, {item.label}' for model, item in pairs)}) have"
+        return f"{pairs[0][0]}, {pairs[0][1].label}, differs"
+    return f"{plural(len(pairs), 'cell')} ({'; '.join(f'{model}, {item.label}' for model, item in pairs)}) differ"
 
 
-def _largest_difference(pairs: list[tuple[str, Judged]]) -> str:
-    known = [item.verdict.logit_difference for _, item in pairs if item.verdict.logit_difference is not None]
-    return f" (largest logit difference {number(max(known), 2)})" if known else ""
-
-
-def _perplexity(item: Judged) -> str:
-    change = item.verdict.perplexity_change
-    return "" if change is None else f" (perplexity {number(change * 100, 2)} % off)"
+def _tokens(pairs: list[tuple[str, Judged]]) -> str:
+    """How many prompts have every token equal, and the largest difference of a logit."""
+    ladders = [item.verdict.ladder for _, item in pairs if item.verdict.ladder is not None]
+    if not ladders:
+        return ""
+    equal, prompts = sum(each.prompts_equal or 0 for each in ladders), sum(each.prompts or 0 for each in ladders)
+    largest = number(max(each.logit_difference for each in ladders), 2)
+    return f" (every token equal on {equal} of {plural(prompts, 'prompt')}; largest logit difference {largest})"
 
 
 def _lost(study: StudyResult) -> Sentence:

@@ -130,10 +130,15 @@ def measuring_lines(study: StudyResult) -> list[str]:
     rules, used = study.plan.measuring, [reading for reading in study.readings if reading.used]
     timed = {reading.record.job for reading in used if reading.record.measuring_pass == "timed"}
     memory = {reading.record.job for reading in used if reading.record.measuring_pass == "memory"}
+    profile = {reading.record.job for reading in used if reading.record.measuring_pass == "profile"}
+    untimed = [
+        f"{_launches(len(jobs))} {what}"
+        for jobs, what in ((memory, "that looked for peak memory only"), (profile, "that recorded a profile only"))
+        if jobs
+    ]
     lines = [
         f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'visit')} planned; "
-        f"the records come from {_launches(len(timed))}"
-        + (f" and {_launches(len(memory))} that looked for peak memory only." if memory else "."),
+        f"the records come from {_launches(len(timed))}" + "".join(f" and {text}" for text in untimed) + ".",
         "Two repeats of a cell are never in the same launch, so each is a start of the engine of its own. "
         + (
             f"Cells that share weights and processes share a launch, in an order drawn with seed {rules.seed}."

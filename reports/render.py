@@ -18,8 +18,8 @@ from configs.paths import RunPaths
 from reports import provenance, tables
 from reports.answer import answer
 from reports.decisions.context import decision_context
-from reports.experiments.correctness import Judged, judge_experiment, tolerance_table
-from reports.experiments.sections import correctness_section, experiment_sections, experiments_of
+from reports.experiments.correctness import Judged, judge_experiment
+from reports.experiments.sections import correctness_section, experiment_sections, experiments_of, profile_section
 from reports.export import cells_csv, records_parquet
 from reports.planning.text import planning_context
 from reports.plots.album import Album
@@ -114,11 +114,11 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
     return {
         **decision_context(study, album, judged),
         **planning_context(study, album),
+        "profiled": profile_section(study, album),
         "study": study,
         "statuses": tables.status_counts(study),
         "visits": sum(study.plan.repeats.values()),
         "leftover": tables.leftover_sentence(study),
-        "tolerances": tolerance_table(),
         "training": tables.training_table(study),
         "loss_plot": loss_plot,
         "resources": tables.resources_table(study),

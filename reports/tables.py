@@ -183,8 +183,9 @@ def failures_table(study: StudyResult) -> Table | None:
 
 def _failures(result: CellResult) -> list[tuple[str, ...]]:
     failed = [(str(repeat), visit) for repeat, visit in result.visits.items() if not visit.completed]
-    if result.memory is not None and not result.memory.completed:
-        failed.append(("memory pass", result.memory))
+    for place, untimed in (("memory pass", result.memory), ("profile pass", result.profile)):
+        if untimed is not None and not untimed.completed:
+            failed.append((place, untimed))
     rows: list[tuple[str, ...]] = []
     for repeat, visit in failed:
         failure = visit.record.failure

@@ -7,6 +7,8 @@ every update replaces whole values, so a reader never sees half of one.
 import time
 from dataclasses import dataclass, field
 
+from configs.record import MeasuringPass
+
 
 @dataclass
 class Row:
@@ -16,7 +18,7 @@ class Row:
     visits: int
     block: int
     blocks: int
-    memory_pass: bool = False
+    measuring_pass: MeasuringPass = "timed"
     done: int = 0
     failed: int = 0
     state: str = "waiting"

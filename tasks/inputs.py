@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from configs.base import sha256_of_file
 from configs.cell import GenerateWorkload
 from configs.expand import expand
+from configs.experiments import Optimization, Sweep
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
 from configs.price_file import read_price_file
 from configs.prices import target_prices
 from configs.prompts import read_prompts
-from configs.study import ModelSpec, Optimization, StudyError, StudySpec, Sweep
+from configs.study import ModelSpec, StudyError, StudySpec
 from tasks.providers.models import manifest_path, resolve_model
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from configs.job import Visit
 from configs.paths import RunPaths
@@ -93,27 +94,35 @@ def set_aside(run: RunPaths, path: Path, reason: str) -> str:
     return f"{path.relative_to(run.folder)} could not be read and was set aside: {reason}"
 
 
-_RECORD_NAME = re.compile(r"^([0-9a-f]{16})--(memory-)?r(\d+)-a(\d+)\.json")
+_RECORD_NAME = re.compile(r"^([0-9a-f]{16})--(?:(memory|profile)-)?r(\d+)-a(\d+)\.json")
+_PROFILED = ("generate", "train")
+"""Kinds of workload that mark the region which a profile pass records."""
 
 
 def _attempts_set_aside(run: RunPaths) -> Iterator[tuple[Place, int]]:
     for path in run.set_aside.glob("*.json*"):
         match = _RECORD_NAME.match(path.name)
         if match:
-            key, memory, repeat, attempt = match.groups()
-            yield (key, "memory" if memory else "timed", int(repeat)), int(attempt)
+            key, measuring_pass, repeat, attempt = match.groups()
+            yield (key, cast(MeasuringPass, measuring_pass or "timed"), int(repeat)), int(attempt)
 
 
 def places(plan: Plan) -> list[Place]:
     """Everything that the plan asks for."""
     timed: list[Place] = [(key, "timed", repeat) for key in plan.cells for repeat in range(plan.repeats[key])]
-    memory: list[Place] = [(key, "memory", 0) for key, cell in plan.cells.items() if _has_memory_pass(plan, key)]
-    return timed + memory
+    memory: list[Place] = [(key, "memory", 0) for key in plan.cells if _has_memory_pass(plan, key)]
+    profile: list[Place] = [(key, "profile", 0) for key in plan.cells if _has_profile_pass(plan, key)]
+    return timed + memory + profile
 
 
 def _has_memory_pass(plan: Plan, key: str) -> bool:
     workload = plan.cells[key].workload
     return plan.measuring.memory and not getattr(workload, "answers", False)
+
+
+def _has_profile_pass(plan: Plan, key: str) -> bool:
+    workload = plan.cells[key].workload
+    return plan.measuring.profile and workload.kind in _PROFILED and not getattr(workload, "answers", False)
 
 
 def missing_visits(plan: Plan, ledger: Ledger, measuring_pass: MeasuringPass, only_failed: bool) -> list[Visit]:

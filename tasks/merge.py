@@ -56,7 +56,7 @@ def collect_job(run: RunPaths, name: str) -> Collected:
         record = _merged(run, job, position, [] if torn else parts, end, damaged + torn)
         result.set_aside += torn
         _write(run, record, samples, _environment(parts))
-        _keep_completions(paths, recorded, visit, ranks)
+        _keep_files(paths, recorded, visit, ranks)
         _remove_parts(paths, visit, ranks)
         result.records.append(record)
     if len(result.unvisited) == len(job.visits):
@@ -185,7 +185,8 @@ def _figures(parts: list[RankPart]) -> dict[str, Any]:
     """Figures of rank 0; by rank where they differ; and the share of the CPUs that others took."""
     if not parts:
         return {}
-    figures = dict(parts[0].figures)
+    # Some figures are only of ranks after the first: of the stage that has the head, for one.
+    figures = {name: None for part in parts for name in part.figures} | parts[0].figures
     by_rank = {
         name: [part.figures.get(name) for part in parts]
         for name in figures
@@ -240,16 +241,21 @@ def _finish_merging(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -
     except ValueError:
         return  # the ledger sets it aside
     if mine:
-        _keep_completions(paths, recorded, visit, ranks)
+        _keep_files(paths, recorded, visit, ranks)
         _remove_parts(paths, visit, ranks)
 
 
-def _keep_completions(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -> None:
-    """Move the texts that ranks generated beside the record."""
+def _keep_files(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -> None:
+    """Move what ranks left for people beside the record: texts, traces, what they did last before they failed."""
     for rank in range(ranks):
-        completions = paths.completions(visit.name, rank)
-        if completions.exists():
-            os.replace(completions, recorded.with_name(f"{recorded.stem}.completions_rank_{rank}.jsonl"))
+        found = (
+            paths.completions(visit.name, rank),
+            paths.trace(visit.name, rank),
+            paths.flight_recorder(visit.name, rank),
+        )
+        for path in found:
+            if path.exists():
+                os.replace(path, recorded.with_name(recorded.stem + path.name.removeprefix(visit.name)))
 
 
 def _remove_parts(paths: JobPaths, visit: Visit, ranks: int) -> None:

@@ -37,7 +37,7 @@ from engine.planner.learning import (
     remember,
     together,
 )
-from engine.planner.local import LocalMachine, fingerprint_of, local_gpus, local_machine
+from engine.planner.local import LocalMachine, fingerprint_of, local_gpus, local_machine, transport_of
 from reports.reading.load import CellResult, StudyResult, load_study
 from reports.reading.run_figures import OTHERS_SHARE
 
@@ -144,7 +144,7 @@ class Predictor:
         """A GPU each where the ranks get one (as `engine.worker` chooses), else cores."""
         gpus = [] if "+cpu" in (self.local.fingerprint.torch or "") else local_gpus()
         if len(gpus) < cell.layout.ranks:
-            return self.local.while_busy(cell.layout.ranks, cell.cores_per_rank)
+            return self.local.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
         memory = self.local.estimate.host_memory_bytes
         return Machine(
             name="this machine", accelerator=accelerator(gpus[0]), accelerators=len(gpus), host_memory_bytes=memory

@@ -74,7 +74,7 @@ def _interesting(rows: list[Row]) -> list[Row]:
 
 
 def _block(row: Row) -> str:
-    return "memory" if row.memory_pass else f"{row.block} of {row.blocks}"
+    return f"{row.block} of {row.blocks}" if row.measuring_pass == "timed" else row.measuring_pass
 
 
 def _print_lines(console: Console, stop: threading.Event) -> None:

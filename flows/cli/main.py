@@ -2,7 +2,8 @@
 
 Commands import what they need when they are called, so that `rankwise --help` answers at once.
 Exit codes: 0 all cells completed, 3 a report was written but some repeats have no measurement, 2 the
-study file (or another argument) is wrong, 4 `compare` found a regression, 1 anything else. `plan`: 3 nothing fits.
+study file (or another argument) is wrong, 4 `compare` found a regression or `verify` a defect, 1 anything else.
+`plan`: 3 nothing fits.
 """
 
 from pathlib import Path
@@ -15,6 +16,7 @@ from flows.cli.history import HistoryFile
 from flows.cli.history import app as history_commands
 from flows.cli.plan_command import plan as plan_command
 from flows.cli.team import app as team
+from flows.cli.verify import verify as verify_command
 
 app = typer.Typer(
     help="Run scaling studies: which layout, on which machines, shown with numbers.",
@@ -27,6 +29,7 @@ app.add_typer(team, name="team")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
 app.command("plan")(plan_command)
+app.command("verify")(verify_command)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="the study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")]

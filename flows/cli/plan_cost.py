@@ -67,16 +67,26 @@ def study_cost(plan: Plan) -> StudyCost:
             unknown += 1
             one = 0.0
         seconds += repeats * one
-        if rules.memory and not (isinstance(cell.workload, GenerateWorkload) and cell.workload.answers):
-            launches["memory", pack] = 1
+        for measuring_pass, taken in _untimed_seconds(cell, one, rules).items():
+            launches[measuring_pass, pack] = 1
             visits += 1
-            seconds += MEMORY_VISIT_SECONDS
+            seconds += taken
         if cell.engine == "transformers" and launches["timed", pack] == repeats:
             seconds += repeats * TRANSFORMERS_SECONDS
     count = sum(launches.values())
     seconds += count * LAUNCH_SECONDS
     hourly = plan.usd_per_hour
     return StudyCost(count, visits, seconds, unknown, None if hourly is None else hourly * seconds / 3600)
+
+
+def _untimed_seconds(cell: Cell, visit: float, rules: Measuring) -> dict[str, float]:
+    """Seconds of a cell in each pass that times nothing; `visit` is those of a timed repeat, more than a profile's."""
+    if getattr(cell.workload, "answers", False):
+        return {}
+    found = {"memory": MEMORY_VISIT_SECONDS} if rules.memory else {}
+    if rules.profile and cell.workload.kind in ("generate", "train"):
+        found["profile"] = visit
+    return found
 
 
 def visit_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | None:
@@ -88,7 +98,7 @@ def visit_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | Non
         if said.step_seconds is None:
             return None
         return said.step_seconds * (work.steps or rules.warmup + _passes(said.step_seconds, rules))
-    if said.tokens_per_second is None:
+    if said.tokens_per_second is None or not isinstance(work, GenerateWorkload):
         return None
     one = (work.num_prompts or work.batch_size * cell.layout.dp) * work.new_tokens / said.tokens_per_second
     return one * (rules.warmup + _passes(one, rules))

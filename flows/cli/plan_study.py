@@ -29,7 +29,7 @@ from configs.prices import Price, TargetPrices
 from configs.study import StudySpec, load_study
 from engine.planner.cells import interval
 from engine.planner.learning import Known
-from engine.planner.local import LocalMachine, local_machine
+from engine.planner.local import LocalMachine, local_machine, transport_of
 from flows.cli.plan_cost import StudyCost, study_cost
 from flows.cli.tables import print_table
 from flows.folders import cache_folder
@@ -182,7 +182,7 @@ def _machines(
     def machine_of(cell: Any) -> Machine:
         machine = machines.get(cell.target)
         if machine is None:
-            return here.while_busy(cell.layout.ranks, cell.cores_per_rank)
+            return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
         return _by_rank(machine, vcpus[cell.target], cell.cores_per_rank)
 
     return machines, machine_of

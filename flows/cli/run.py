@@ -7,12 +7,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
 from configs.packing import Launch, pack_launches
 from configs.paths import RunPaths
 from configs.plan import Plan
+from configs.record import MeasuringPass
 from configs.study import StudyError, StudySpec, load_study
 from flows.local_server import Lease, LocalServerError
 
@@ -118,13 +120,13 @@ def _asked_to_accept(run: RunPaths) -> bool:
 def _print_header(console: Console, plan: Plan, api: Lease) -> None:
     from importlib.metadata import version
 
+    from tasks.ledger import places
     from tasks.machine import fingerprint
 
-    visits, memory = sum(plan.repeats.values()), _memory_visits(plan)
-    here = fingerprint()
-    extra = f" + {memory} for memory" if memory else ""
+    count, here = Counter(measuring_pass for _, measuring_pass, _ in places(plan)), fingerprint()
+    extra = "".join(f" + {count[name]} for {name}" for name in ("memory", "profile") if count[name])
     console.print(
-        f"Rankwise {version('rankwise')}  study {plan.study}  {len(plan.cells)} cells, {visits} visits{extra}, "
+        f"Rankwise {version('rankwise')}  study {plan.study}  {len(plan.cells)} cells, {count['timed']} visits{extra}, "
         f"{len(_launches(plan))} launches"
     )
     models = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
@@ -192,8 +194,10 @@ def _short(path: Path) -> str:
 
 def validate_study(path: Path, assignments: list[str]) -> int:
     """`rankwise validate`. Returns the exit code."""
+    from tasks.ledger import places
+
     _, plan = _checked(path, assignments, Path("runs"))
-    visits = sum(plan.repeats.values()) + _memory_visits(plan)
+    visits = len(places(plan))
     print(f"{path}: fine. {len(plan.cells)} cells, {visits} visits in {len(_launches(plan))} launches")
     return ALL_COMPLETED
 
@@ -217,7 +221,7 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path) -> int:
     console.print(f"{len(launches)} launches to go")
     for number, launch in enumerate(launches, 1):
         counts = Counter(visit.cell.key for visit in launch.visits)
-        kind = "memory" if launch.measuring_pass == "memory" else f"block {launch.block + 1}"
+        kind = f"block {launch.block + 1}" if launch.measuring_pass == "timed" else launch.measuring_pass
         console.print(f"  {number:3}  {kind:<9} {launch.pack_key}  {' '.join(counts)}")
     return ALL_COMPLETED
 
@@ -230,18 +234,15 @@ def _checked(path: Path, assignments: list[str], runs: Path) -> tuple[StudySpec,
     return study, check_study(study, path.parent, cache_folder(), runs / study.study)
 
 
-def _memory_visits(plan: Plan) -> int:
-    from tasks.ledger import places
-
-    return sum(1 for _, measuring_pass, _ in places(plan) if measuring_pass == "memory")
-
-
 def _launches(plan: Plan, run: RunPaths | None = None) -> list[Launch]:
     """The launches that a run would make, after what `run` holds already."""
     from tasks.ledger import Ledger, missing_visits, read_ledger
 
     ledger = read_ledger(run) if run is not None else Ledger()
-    timed = missing_visits(plan, ledger, "timed", False)
-    memory = missing_visits(plan, ledger, "memory", False)
-    seed, pack = plan.measuring.seed, plan.pack
-    return pack_launches(timed, "timed", seed, pack) + pack_launches(memory, "memory", seed, pack)
+    return [
+        launch
+        for measuring_pass in get_args(MeasuringPass)
+        for launch in pack_launches(
+            missing_visits(plan, ledger, measuring_pass, False), measuring_pass, plan.measuring.seed, plan.pack
+        )
+    ]

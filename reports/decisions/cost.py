@@ -271,6 +271,8 @@ def phase_table(targets: Sequence[TargetCost]) -> Table | None:
         columns += ["USD"] if target in priced else []
     rows = []
     for phase in PHASES:
+        if phase == "profile pass" and not any(target.seconds[phase] for target in targets):
+            continue  # most studies ask for none
         row = [phase]
         for target in targets:
             seconds = target.seconds[phase]
@@ -285,7 +287,8 @@ def study_cost_sentence(targets: Sequence[TargetCost]) -> str | None:
     if not targets:
         return None
     total = sum(target.total_seconds for target in targets)
-    measuring = sum(target.seconds["measuring"] + target.seconds["memory pass"] for target in targets)
+    passes = ("measuring", "memory pass", "profile pass")
+    measuring = sum(target.seconds[phase] for target in targets for phase in passes)
     failed = sum(target.seconds["failed attempts"] for target in targets)
     known = [usd for target in targets if (usd := target.usd) is not None]
     took = f"{_hours(total)} h of machine time, {percent(measuring / total if total else None)} of it measuring"

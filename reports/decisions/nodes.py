@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.base import canonical_json
-from configs.cell import Cell, GenerateWorkload, TrainWorkload
+from configs.cell import Cell, GenerateWorkload, NoopWorkload, TrainWorkload
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.tables import cpu_use
 from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent, shortened
@@ -47,7 +47,10 @@ def batch_of(cell: Cell) -> int:
     work = cell.workload
     if isinstance(work, GenerateWorkload):
         return work.batch_size
-    return work.global_batch_size if isinstance(work, TrainWorkload) else work.items
+    if isinstance(work, TrainWorkload):
+        return work.global_batch_size
+    assert isinstance(work, NoopWorkload), "communication is not compared"
+    return work.items
 
 
 BATCH_FIELDS = {"batch_size", "global_batch_size", "items", "num_prompts"}

@@ -4,7 +4,8 @@
     table = objectives_table(judgements)
 
 `met` and `missed` need the whole 95 % interval on one side of the bound. A bound inside the interval, too
-few repeats for an interval, or a figure that is not known leave it `undecided`, with the reason.
+few repeats for an interval, or a figure that is not known leave it `undecided`, with the reason. Exposed
+communication is of one recorded pass: there the range over the ranks decides.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Literal
 from configs.plan import PlannedExperiment
 from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
+from reports.experiments.profiled import profiled
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.text import UNKNOWN, Table, escaped, joined, number, plural
@@ -44,7 +46,7 @@ OBJECTIVES = {
         Objective("p99_token_seconds", "P99 time between tokens", "ms", 1000, True, ("generate",)),
         Objective("tokens_per_second", "throughput", "tokens/s", 1, False, ("generate", "train")),
         Objective("speedup", "speed-up", "times", 1, False, ()),
-        Objective("exposed_communication_share", "exposed communication", "%", 100, True, ()),
+        Objective("exposed_communication_share", "exposed communication", "%", 100, True, ("generate", "train")),
         Objective("usd_per_million_tokens", "cost per million tokens", "USD", 1, True, ("generate", "train")),
     )
 }
@@ -90,8 +92,7 @@ def judge_objectives(study: StudyResult) -> list[Judgement]:
         if field == "speedup":
             found += _speedups(study, objective, bound)
         elif field == "exposed_communication_share":
-            reason = "not measured by this version"
-            found.append(Judgement(objective, bound, "undecided", reason, None, "every cell"))
+            found += _exposed(study, objective, bound)
         else:
             found += _of_cells(study, objective, bound)
     return found
@@ -145,6 +146,34 @@ def _percentile(result: CellResult, kind: str) -> _Known:
         _no_interval(repeats, "repeat") if repeats < LEAST_REPEATS else "no interval: repeats too short for a P99 each"
     )
     return _Known(found.p99, found.p99_interval, few, note)
+
+
+def _exposed(study: StudyResult, objective: Objective, bound: float) -> list[Judgement]:
+    """Of every cell on several ranks that a profile pass could record."""
+    found = []
+    for result in study.cells.values():
+        if not result.compared or result.cell.layout.ranks == 1 or result.cell.workload.kind not in objective.kinds:
+            continue
+        profile = profiled(study, result)
+        if profile is None:
+            reason = "not measured: no profile pass (measuring.profile: true asks for one)"
+            found.append(Judgement(objective, bound, "undecided", reason, result.model, result.name, result))
+            continue
+        shares = profile.shares[objective.field]
+        value, over_ranks = profile.mean(objective.field), (min(shares), max(shares))
+        word, reason = _over_ranks(objective, bound, over_ranks)
+        found.append(Judgement(objective, bound, word, reason, result.model, result.name, result, value, over_ranks))
+    if not found:
+        reason = "no cell that could be profiled has several ranks"
+        found.append(Judgement(objective, bound, "undecided", reason, None, "every cell"))
+    return found
+
+
+def _over_ranks(objective: Objective, bound: float, shares: Bounds) -> tuple[Word, str]:
+    """The verdict where the interval is the range over the ranks of one pass."""
+    word, _ = _side(objective, bound, _Known(shares[0], shares, ""))
+    where = {"met": "every rank is within the bound", "missed": "every rank is beyond the bound"}
+    return word, f"{where.get(word, 'ranks lie on both sides of the bound')}, in one recorded pass"
 
 
 def _speedups(study: StudyResult, objective: Objective, bound: float) -> Iterator[Judgement]:

@@ -25,7 +25,15 @@ HOUR_SECONDS = 3600.0
 PAUSE_SECONDS = 600.0
 """A longer gap between launches is a pause: who pays by the hour gives the machine back, so it has no price."""
 
-PHASES = ("start-up", "measuring", "memory pass", "failed attempts", "between and after visits", "idle")
+PHASES = (
+    "start-up",
+    "measuring",
+    "memory pass",
+    "profile pass",
+    "failed attempts",
+    "between and after visits",
+    "idle",
+)
 """What a launch's time is spent on. `idle` is between launches, while the machine is kept."""
 
 
@@ -149,7 +157,7 @@ def _without_visits(paths: JobPaths, records: list[Record], began: float, ended:
 def _phase(record: Record) -> str:
     if record.status is not Status.COMPLETED:
         return "failed attempts"
-    return "measuring" if record.measuring_pass == "timed" else "memory pass"
+    return "measuring" if record.measuring_pass == "timed" else f"{record.measuring_pass} pass"
 
 
 def _read(path: Path, model: type[_Model]) -> _Model | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from configs.plan import PlannedExperiment
+from reports.experiments.communication import communication, communication_sentence, communication_table, links_table
 from reports.experiments.comparison import (
     optimization,
     optimization_sentence,
@@ -14,6 +15,7 @@ from reports.experiments.comparison import (
 )
 from reports.experiments.correctness import Judged, completions_table, correctness_table
 from reports.experiments.latency import latency, latency_curves, latency_sentence, latency_table
+from reports.experiments.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
 from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
 from reports.experiments.time_split import time_split, time_split_sentence, time_split_table
 from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
@@ -23,11 +25,14 @@ from reports.plots.forecast import draw_forecast
 from reports.plots.latency import draw_latency
 from reports.plots.layouts import draw_layouts, drawn_layouts, layouts_height
 from reports.plots.optimization import draw_optimization
+from reports.plots.profiled import draw_profiled, profiled_height
 from reports.plots.scaling import draw_scaling
 from reports.plots.sweep import draw_sweep, sweep_axes
 from reports.plots.time_split import draw_time_split
 from reports.reading.load import CellResult, StudyResult
 from reports.text import Table
+
+LINKS_SENTENCE = "A line, seconds = latency + size / bandwidth, was fitted to each repeat with relative errors."
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ def experiment_sections(study: StudyResult, album: Album) -> dict[str, list[Sect
         "sweep": _sweep,
         "optimization": _optimization,
         "layouts": _layouts,
+        "communication": _communication,
     }
     return {
         kind: [maker(study, experiment, album) for experiment in experiments_of(study, kind)]
@@ -92,6 +98,13 @@ def _layouts(study: StudyResult, experiment: PlannedExperiment, album: Album) ->
     return Section(title, layouts_sentence(result), layouts_table(result), plot, lines=lines, more=more)
 
 
+def _communication(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = communication(study, experiment) or [], study.title(experiment)
+    links = links_table(result)
+    more = () if links is None else (Section("Latency and bandwidth", LINKS_SENTENCE, links),)
+    return Section(title, communication_sentence(result), communication_table(result), more=more)
+
+
 def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     points, title = sweep(study, experiment), study.title(experiment)
     measured = any(point.result.estimate("throughput") for point in points)
@@ -126,6 +139,16 @@ def _latency(study: StudyResult, experiment: PlannedExperiment, album: Album) ->
     curves = latency_curves(study, found)
     plot = album.add(f"{study.title(experiment)} latency", partial(draw_latency, drawn=curves))
     return (Section("Latency", latency_sentence(found), latency_table(found), plot),)
+
+
+def profile_section(study: StudyResult, album: Album) -> Section | None:
+    """The profile pass of every cell that has one; None where none has."""
+    cells = profiled_cells(study)
+    if not cells:
+        return None
+    plot = album.add("time split", partial(draw_profiled, cells=cells), profiled_height(cells))
+    lines = tuple(profiled_lines(cells))
+    return Section("Time split", profiled_sentence(cells), profiled_table(cells), plot, lines=lines)
 
 
 def correctness_section(

@@ -43,6 +43,7 @@ class CellResult:
     planned: int
     visits: dict[int, Reading]
     memory: Reading | None
+    profile: Reading | None = None
     pooled: Mapping[str, Pooled] = field(default_factory=dict)
     confidence: float = CONFIDENCE
 
@@ -91,8 +92,9 @@ class CellResult:
 
     @property
     def compared(self) -> bool:
-        """Whether its speed may be compared: keeping answers costs time, so those cells are left out."""
-        return not (isinstance(self.cell.workload, GenerateWorkload) and self.cell.workload.answers)
+        """Whether its speed may be compared: keeping answers costs time, and communication alone is no work."""
+        work = self.cell.workload
+        return work.kind != "communication" and not (isinstance(work, GenerateWorkload) and work.answers)
 
     @property
     def status(self) -> str:
@@ -170,28 +172,34 @@ def _cells(
     plan: Plan, readings: Iterable[Reading], pooled: Mapping[str, Mapping[str, Pooled]]
 ) -> dict[str, CellResult]:
     timed: dict[str, dict[int, Reading]] = defaultdict(dict)
-    memory: dict[str, Reading] = {}
+    untimed: dict[tuple[str, str], Reading] = {}
     for reading in readings:
         record = reading.record
         if reading.used and record.measuring_pass == "timed":
             timed[record.key][record.repeat] = reading
         elif reading.used:
-            memory[record.key] = reading
+            untimed[record.key, record.measuring_pass] = reading
     names, level = cell_names(plan), confidence(plan.measuring)
     return {
         key: CellResult(
             key=key,
             cell=cell,
-            name=names[key],
+            name=names[key] + (", GPU throttled" if _throttled(timed[key].values()) else ""),
             model=model_title(plan, cell.model),
             planned=plan.repeats.get(key, 0),
             visits=dict(sorted(timed[key].items())),
-            memory=memory.get(key),
+            memory=untimed.get((key, "memory")),
+            profile=untimed.get((key, "profile")),
             pooled=pooled.get(key, {}),
             confidence=level,
         )
         for key, cell in plan.cells.items()
     }
+
+
+def _throttled(visits: Iterable[Reading]) -> bool:
+    """Whether heat, the power cap or the hardware slowed a GPU down in a repeat that counts: a mark for every table."""
+    return any(True in visit.by_rank("throttled") for visit in visits if visit.completed)
 
 
 def cell_names(plan: Plan) -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Our engine against its peers and against what the machine can do: python -m flows.bench_inference
+
+Writes the model of 200 million parameters as two safetensors files, runs the shipped study `bench_inference.yaml` on
+them as `rankwise run` in a process of its own, and prints the table: each figure with its interval, its bar, and
+whether that is met. About 25 minutes on two cores, which should have nothing else to do. `--table RUN` prints the
+table of a run that there is already.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from configs.paths import RunPaths
+from flows.bench_inference_rows import inference_rows, read_measured, table_text
+
+STUDY = Path(__file__).parents[1] / "configs" / "studies" / "bench_inference.yaml"
+_ARCHITECTURE, _SEED = "llama-200m", "0"
+
+
+def run_study(runs: Path, assignments: list[str]) -> RunPaths:
+    """Run the study on a model written beside it; its output goes to this one's. Raises RuntimeError without a report.
+
+    A cell that failed is no error: its rows say so.
+    """
+    model = runs / f"{_ARCHITECTURE}-files"
+    if not model.exists():
+        command = [sys.executable, "-m", "engine.peers.checkpoint", _ARCHITECTURE, _SEED, str(model)]
+        subprocess.run(command, check=True)
+    command = [str(Path(sys.executable).with_name("rankwise")), "run", str(STUDY), "--runs", str(runs)]
+    for assignment in (f"models.0.id={model.absolute()}", *assignments):
+        command += ["--set", assignment]
+    finished = subprocess.run(command)
+    run = RunPaths(runs / STUDY.stem.replace("_", "-"))
+    if not run.report.exists():
+        raise RuntimeError(f"{run.folder}: no report was made; rankwise run ended with exit code {finished.returncode}")
+    return run
+
+
+def main() -> None:
+    """Run and print, or print only."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="keep the model's files and the run folder here")
+    parser.add_argument("--table", type=Path, metavar="RUN", help="print the table of this run folder; measure nothing")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of rankwise run")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table_text(inference_rows(read_measured(RunPaths(arguments.table)))))
+        return
+    with tempfile.TemporaryDirectory(prefix="rankwise-bench-") as scratch:
+        runs = arguments.runs or Path(scratch)
+        runs.mkdir(parents=True, exist_ok=True)
+        run = run_study(runs, arguments.set)
+        print(table_text(inference_rows(read_measured(run))))
+
+
+if __name__ == "__main__":
+    main()

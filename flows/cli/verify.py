@@ -1,0 +1,55 @@
+"""`rankwise verify`: are a model's answers, in a layout, still those of unmodified transformers?
+
+    rankwise verify --model DIR --tp 2 --dtype bfloat16
+    rankwise verify --model DIR --save-reference good.zip          # then, of another checkpoint:
+    rankwise verify --model OTHER --reference good.zip
+
+Exit codes: 0 agrees, 4 a defect, 2 not supported (or a wrong argument), 3 no verdict because a run failed, 1 anything
+else. Neither Prefect nor a server takes part.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+_SAVED = "write the reference's answers here, to verify by them later without transformers"
+
+
+def verify(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Option(metavar="DIR|ID", help="a folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED")
+    ],
+    tp: Annotated[int, typer.Option(min=1, help="tensor-parallel degree")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="pipeline stages")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="replicas")] = 1,
+    engine: Annotated[
+        Literal["rankwise", "transformers", "deepspeed"], typer.Option(help="what is verified")
+    ] = "rankwise",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="16 bits: the layout is checked in float32 too")
+    ] = "float32",
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="a `prompt` a line; none: its own, of mixed lengths")
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="so many prompts; 20")] = None,
+    new_tokens: Annotated[int | None, typer.Option(min=1, help="tokens generated for each prompt; 16")] = None,
+    save_reference: Annotated[Path | None, typer.Option(metavar="FILE", help=_SAVED)] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="judge by this saved reference; its prompts are used")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="keep the run folder: records, logs, completions")
+    ] = None,
+) -> None:
+    """Hold a model's answers in a layout against unmodified transformers; exit code 4 on a defect."""
+    from configs.cell import Layout
+    from flows.cli.run import guarded
+    from flows.cli.verify_run import Request, run_verify
+    from tasks.verification import Asked
+
+    asked = Asked(model, Layout(dp=dp, tp=tp, pp=pp), engine, dtype, prompts, num_prompts, new_tokens)
+    request = Request(asked, save_reference, reference, as_json, keep)
+    raise typer.Exit(guarded(lambda: run_verify(request), Path(model), context.obj["debug"]))

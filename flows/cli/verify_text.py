@@ -1,0 +1,156 @@
+"""What `rankwise verify` found, for a person and as JSON."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from configs.cell import GenerateWorkload
+from reports.experiments.correctness import Judged, ladder_lines
+from tasks.machine import fingerprint
+from tasks.saved_reference import SavedReference
+from tasks.verification import Asked, Verification
+
+Verdict = Literal["agrees", "defect", "not supported", "failed"]
+AGREES: Verdict = "agrees"
+DEFECT: Verdict = "defect"
+NOT_SUPPORTED: Verdict = "not supported"
+FAILED: Verdict = "failed"
+_FINDINGS = 3
+"""So many of what exceeds the noise are named, the worst first."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verification came to. judged: the asked cell first, then its check in float32; empty: no verdict.
+
+    measured: a launch was made, so that there are logs. log: of the rank that failed.
+    """
+
+    verdict: Verdict
+    reason: str
+    judged: tuple[Judged, ...] = ()
+    measured: bool = False
+    log: Path | None = None
+
+
+def outcome_lines(
+    outcome: Outcome, asked: Asked, verification: Verification | None, saved: SavedReference | None, kept: Path | None
+) -> list[str]:
+    """A few lines: what was compared, the verdict, the figures with the noise beside them."""
+    lines = []
+    if verification is not None and outcome.judged:
+        lines += [*_compared(verification, saved), ""]
+    lines.append(f"{outcome.verdict}: {outcome.reason}" if outcome.reason else outcome.verdict)
+    for item in outcome.judged:
+        lines += ["", *_figures(item)]
+    if verification is not None:
+        lines += [f"note: {note}" for note in verification.notes]
+    if outcome.log is not None:
+        lines.append(f"log: {outcome.log}")
+    if kept is not None:
+        lines.append(f"run folder: {kept}")
+    return lines
+
+
+def outcome_json(
+    outcome: Outcome,
+    code: int,
+    asked: Asked,
+    verification: Verification | None,
+    saved: SavedReference | None,
+    kept: Path | None,
+) -> str:
+    """The same as one object. What is not known is null."""
+    model = verification.plan.models[0] if verification is not None else None
+    work = _workload(verification) if verification is not None else None
+    data = {
+        "verdict": outcome.verdict,
+        "exit_code": code,
+        "reason": outcome.reason or None,
+        "model": {"written": asked.model, "identity": model.identity if model else None},
+        "engine": asked.engine,
+        "layout": {axis: getattr(asked.layout, axis) for axis in ("dp", "tp", "pp")},
+        "dtype": asked.dtype,
+        "prompts": work.num_prompts if work else None,
+        "new_tokens": work.new_tokens if work else None,
+        "batch_size": work.batch_size if work else None,
+        "reference": _reference_json(verification, saved) if verification is not None else None,
+        "checks": [_check_json(item) for item in outcome.judged],
+        "notes": list(verification.notes) if verification is not None else [],
+        "log": _text(outcome.log),
+        "kept": _text(kept),
+    }
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def _workload(verification: Verification, reference: bool = False) -> GenerateWorkload:
+    key = verification.reference_cell if reference else verification.asked_cell
+    workload = verification.plan.cells[key].workload
+    assert isinstance(workload, GenerateWorkload)
+    return workload
+
+
+def _compared(verification: Verification, saved: SavedReference | None) -> list[str]:
+    work, asked = _workload(verification), verification.asked
+    orders = _workload(verification, reference=True).noise_orders
+    [model] = verification.plan.models
+    versions = saved.about.saved_on if saved is not None else fingerprint()
+    by = f"unmodified transformers {versions.get('transformers')} on one rank in float32"
+    lines = [
+        f"{model.name} ({model.identity})",
+        f"{asked.engine}, {asked.layout}, {asked.dtype}, against {by}",
+        f"{work.num_prompts} prompts in batches of {work.batch_size}, {work.new_tokens} new tokens each; "
+        f"noise of {orders} orders of reduction",
+    ]
+    if saved is not None:
+        lines.append(f"the reference was saved in {saved.path}, of {saved.about.model_name} ({saved.about.model})")
+    return lines
+
+
+def _figures(item: Judged) -> list[str]:
+    """A cell's word, what else exceeds the noise, and the ladder."""
+    verdict = item.verdict
+    lines = [f"{item.label}: {verdict.word} (in brackets: the noise)" if verdict.ladder else _worded(item)]
+    lines += [f"  exceeds the noise: {finding}" for finding in verdict.findings[:_FINDINGS]]
+    return lines + [f"  {line}" for line in ladder_lines(verdict)]
+
+
+def _worded(item: Judged) -> str:
+    return f"{item.label}: {item.verdict.word}: {item.verdict.reason}"
+
+
+def _reference_json(verification: Verification, saved: SavedReference | None) -> dict[str, Any]:
+    [model] = verification.plan.models
+    work = _workload(verification, reference=True)
+    return {
+        "engine": "transformers",
+        "dtype": "float32",
+        "model": saved.about.model if saved is not None else model.identity,
+        "file": _text(saved.path if saved is not None else None),
+        "noise_dtypes": list(work.noise_dtypes),
+        "noise_orders": work.noise_orders,
+        "environment": saved.about.saved_on if saved is not None else fingerprint(),
+    }
+
+
+def _check_json(item: Judged) -> dict[str, Any]:
+    found: dict[str, Any] = _finite(asdict(item.verdict))
+    word, reason = found.pop("word"), found.pop("reason")
+    return {"label": item.label, "dtype": item.result.cell.dtype, "verdict": word, "reason": reason or None, **found}
+
+
+def _finite(value: Any) -> Any:
+    """Plain data without what JSON has no word for: NaN and infinities become null, keys text."""
+    if isinstance(value, dict):
+        return {str(name): _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
