@@ -8,7 +8,8 @@ ranks. A visit's rate is all its work over the sum of those times. The visit is 
 statistics (`reports.numbers.statistics`).
 
 The wall time of a pass is split, as the mean over ranks, into what each rank did and how long it then had
-to wait for the slowest: prefill + decode + other + waiting for `generate`, busy + waiting for the others.
+to wait for the slowest: prefill + decode + other + waiting for `generate`, busy + waiting for the others and for
+micro-batches, which overlap.
 Communication inside a step is part of the busy time: the engine does not time it, so it is unknown.
 """
 
@@ -199,6 +200,14 @@ def _generate(work: GenerateWorkload, visit: VisitSamples) -> Rates:
     shares = count * len(ranks)
     prefill, asked = float(ttft.sum()), float(request.sum())
     own = sum(float(_floats(rank).sum()) for rank in ranks)
+    parts = {
+        "prefill_seconds": _rate(prefill, shares),
+        "decode_seconds": _rate(asked - prefill, shares),
+        "other_seconds": _rate(own - asked, shares),
+    }
+    if work.in_micro_batches(visit.cell.layout.pp) < work.batch_size:
+        # Micro-batches are under way at the same time: their times are no parts of the pass.
+        parts = {"busy_seconds": _rate(own, shares)}
     return Rates(
         total,
         count,
@@ -207,9 +216,7 @@ def _generate(work: GenerateWorkload, visit: VisitSamples) -> Rates:
         ttft_seconds=_median(ttft),
         time_per_output_token_seconds=None if token_seconds is None else _median(token_seconds),
         latency_seconds=_median(request),
-        prefill_seconds=_rate(prefill, shares),
-        decode_seconds=_rate(asked - prefill, shares),
-        other_seconds=_rate(own - asked, shares),
+        **parts,
         waiting_seconds=_rate(total * len(ranks) - own, shares),
     )
 

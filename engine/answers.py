@@ -212,9 +212,8 @@ def collect_answers(
     """
     grid = context.grid
     sequences = sequences_of(prompts, tokens)
-    total = len(sequences) * grid.dp
-    prefilled = read_prefill(scorer, sequences, pieces, total)
-    cached = read_cached(scorer, sequences, pieces, total) if through_cache else []
+    prefilled = read_prefill(scorer, sequences, pieces, prompts.total)
+    cached = read_cached(scorer, sequences, pieces, prompts.total) if through_cache else []
     samples: Samples = {}
     if grid.is_first_stage or grid.is_last_stage:
         samples["answer_prompts"] = np.array([each.prompt for each in sequences], dtype=np.int32)

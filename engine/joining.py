@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 
 def choose_device(place: Place) -> "tuple[torch.device, str | None]":
-    """Device and backend: nccl where each rank of this node has a GPU of its own, else gloo; one rank needs none."""
+    """A GPU where each rank of this node has one of its own, else the CPU; and the backend: one rank needs none."""
     import torch
 
+    from engine.parallel.communicator import choose_backend
+
+    device = torch.device("cpu")
     if torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world_size:
         device = torch.device("cuda", place.local_rank)
         torch.cuda.set_device(device)
-        return device, "nccl" if place.world_size > 1 else None
-    return torch.device("cpu"), "gloo" if place.world_size > 1 else None
+    return device, choose_backend(device) if place.world_size > 1 else None
 
 
 def join_group(place: Place, backend: str | None, timeout_seconds: float, prefix: str | None) -> Callable[[], None]:

@@ -20,11 +20,11 @@ from configs.job import Visit
 from configs.record import Figure
 from engine.answers import read_prefill, sequences_of
 from engine.context import Context, Outcome
-from engine.decoded import Decode, Decoded, synchroniser
 from engine.generate import measure
 from engine.llama_config import LlamaConfig
 from engine.model_scorer import ModelScorer
 from engine.noise import measure_noise
+from engine.peers.decoding import generate_decoder
 from engine.tokens import Batch, Prompts, batches, prompts_of_rank
 from engine.weights import DTYPES, build_model, save_model, size_figures, the_manifest, weight_files, weights_hash
 
@@ -43,7 +43,8 @@ def run(visit: Visit, context: Context) -> Outcome:
     singles = batches(prompts.tokens, 1, context.device)
     figures["preprocess_seconds"] = time.perf_counter() - began
     with torch.inference_mode():
-        decode = _decoder(model, workload.new_tokens, context.device)
+        capacity = max(len(ids) for ids in prompts.tokens) + workload.new_tokens
+        decode = generate_decoder(model, workload.new_tokens, capacity, context.device)
         outcome = measure(visit, context, prompts, requests, decode, ModelScorer(model), singles)
         if workload.answers and workload.noise_dtypes and "answer_tokens" in outcome.samples:
             _add_noise(outcome, model, prompts, singles, workload, context)
@@ -63,7 +64,7 @@ def _add_noise(
     began = time.perf_counter()
     tokens = torch.from_numpy(outcome.samples["answer_tokens"].astype(np.int64)).view(len(prompts.tokens), -1)
     sequences = sequences_of(prompts, tokens)
-    baseline = read_prefill(ModelScorer(model), sequences, singles, len(sequences))
+    baseline = read_prefill(ModelScorer(model), sequences, singles, prompts.total)
     outcome.samples |= measure_noise(
         model, ModelScorer, sequences, baseline, workload.noise_dtypes, workload.noise_orders, context.device
     )
@@ -105,45 +106,3 @@ def _from_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> tupl
     # Plain greedy decoding: a repository's sampling and penalty settings are no part of the model.
     model.generation_config = GenerationConfig()
     return model, seconds
-
-
-def _decoder(model: Any, new_tokens: int, device: torch.device) -> Decode:
-    """A function that decodes one batch with `generate`; a streamer notes when each token was there."""
-    from transformers.generation.streamers import BaseStreamer
-
-    synchronise = synchroniser(device)
-
-    class Clock(BaseStreamer):  # type: ignore[misc]
-        """Called with the prompt first, then with every token."""
-
-        def __init__(self) -> None:
-            self.stamps: list[float] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            synchronise()
-            self.stamps.append(time.perf_counter())
-
-        def end(self) -> None:
-            pass
-
-    def decode(batch: Batch) -> list[Decoded]:
-        clock = Clock()
-        rows, length = batch.tokens.shape
-        padding = torch.zeros(rows, dtype=torch.int64, device=device) if batch.padding is None else batch.padding
-        seen = (torch.arange(length, device=device)[None] >= padding[:, None]).long()
-        synchronise()
-        began = time.perf_counter()
-        tokens = model.generate(
-            input_ids=batch.tokens,
-            attention_mask=seen,
-            do_sample=False,
-            min_new_tokens=new_tokens,
-            max_new_tokens=new_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            streamer=clock,
-        )
-        assert len(clock.stamps) == new_tokens + 1
-        return [Decoded(began, np.array(clock.stamps[1:]), tokens[:, length:])]
-
-    return decode

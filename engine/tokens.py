@@ -35,14 +35,15 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Prompts:
-    """This rank's prompts: token ids, and the texts they come from (None where they are random).
+    """The prompts of a rank's replica: token ids, and the texts they come from (None where they are random).
 
-    `first` is the place of the first one among all ranks' prompts.
+    `first` is the place of the first one among all replicas' prompts, which are `total`.
     """
 
     first: int
     tokens: list[list[int]]
     texts: list[str | None]
+    total: int
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def prompts_of_rank(workload: GenerateWorkload, context: Context, config: LlamaC
             "leave prompts out to run random tokens"
         )
     tokenizer = load_tokenizer(path)
-    mine = _my_share(workload.num_prompts or len(lines), context)
+    count = workload.num_prompts or len(lines)
+    mine = _my_share(count, context)
     known: dict[int, list[int]] = {}
     for index in mine:
         prompt = lines[index % len(lines)]
@@ -118,7 +120,7 @@ def prompts_of_rank(workload: GenerateWorkload, context: Context, config: LlamaC
             ids = tokenizer.encode(prompt.text).ids
             known[prompt.line] = _checked(ids, workload, config, f"workload.prompts: line {prompt.line}")
     chosen = [lines[index % len(lines)] for index in mine]
-    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], [prompt.text for prompt in chosen])
+    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], [prompt.text for prompt in chosen], count)
 
 
 def _my_share(count: int, context: Context) -> range:
@@ -138,7 +140,7 @@ def _random_prompts(workload: GenerateWorkload, context: Context, config: LlamaC
     ]
     for ids in tokens[:1]:
         _checked(ids, workload, config, "workload.prompt_tokens: a random prompt")
-    return Prompts(mine.start, tokens, [None] * len(tokens))
+    return Prompts(mine.start, tokens, [None] * len(tokens), count)
 
 
 def _checked(ids: list[int], workload: GenerateWorkload, config: LlamaConfig, where: str) -> list[int]:

@@ -20,9 +20,9 @@ _ARCHITECTURE, _SEED = "llama-200m", "0"
 
 
 def run_study(runs: Path, assignments: list[str]) -> RunPaths:
-    """Run the study on a model written beside it; its output goes to this one's. Raises RuntimeError without a report.
+    """Run the study on a model written beside it; its output goes to this one's.
 
-    A cell that failed is no error: its rows say so.
+    A cell that failed is no error: its row says so. Raises RuntimeError where nothing was measured at all.
     """
     model = runs / f"{_ARCHITECTURE}-files"
     if not model.exists():
@@ -33,8 +33,8 @@ def run_study(runs: Path, assignments: list[str]) -> RunPaths:
         command += ["--set", assignment]
     finished = subprocess.run(command)
     run = RunPaths(runs / STUDY.stem.replace("_", "-"))
-    if not run.report.exists():
-        raise RuntimeError(f"{run.folder}: no report was made; rankwise run ended with exit code {finished.returncode}")
+    if not run.records.is_dir():
+        raise RuntimeError(f"{run.folder}: holds no records; rankwise run ended with exit code {finished.returncode}")
     return run
 
 

@@ -8,7 +8,7 @@ import io
 import json
 from typing import Any
 
-from configs.cell import GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.cell import CommunicationWorkload, GenerateWorkload, NoopWorkload, TrainWorkload
 from configs.rates import LATENCY_COLUMNS
 from configs.record import Figure
 from reports.decisions.cost import cell_cost, price_of
@@ -46,7 +46,7 @@ def cells_csv(study: StudyResult) -> str:
 
 def _workload_fields() -> list[str]:
     fields: dict[str, None] = {}
-    for workload in (GenerateWorkload, TrainWorkload, NoopWorkload):
+    for workload in (GenerateWorkload, TrainWorkload, NoopWorkload, CommunicationWorkload):
         fields |= dict.fromkeys(workload.model_fields)
     return list(fields)
 

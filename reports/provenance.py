@@ -45,7 +45,14 @@ def environment_sentence(study: StudyResult) -> str | None:
     )
 
 
-SET_BY_THE_STUDY = ("backend", "cores_per_rank", "threads", "variables.MALLOC_MMAP_THRESHOLD_")
+SET_BY_THE_STUDY = (
+    "backend",
+    "tensor_transport",
+    "pipeline_transport",
+    "cores_per_rank",
+    "threads",
+    "variables.MALLOC_MMAP_THRESHOLD_",
+)
 """Follow from the number of ranks, the target, and the pass that looks for peak memory."""
 
 

@@ -18,6 +18,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from correctness_runs import FAMILIES, Case, Defect, Setting, candidate_samples, folder_case, made_case
+from engine.parallel.grid import Grid
+from engine.weights import DTYPES as DTYPES_OF
 from planted_defects import DEFECTS
 from reports.experiments.correctness_data import answers_of
 from reports.experiments.correctness_judge import judge
@@ -48,6 +50,7 @@ def judged(case: Case, setting: Setting, defect: Defect | None) -> dict[str, obj
     if defect is not None:
         clean = candidate_samples(case, setting, None)
         same = all(np.array_equal(samples[name], clean[name], equal_nan=True) for name in clean)
+        same = same or not _changes_something(case, setting, defect)
     verdict = judge(case.reference, answers_of(samples, case.config.vocabulary), case.noise[setting.dtype])
     nearest = verdict.nearest
     excess = nearest.excess if nearest is not None else math.inf
@@ -60,6 +63,19 @@ def judged(case: Case, setting: Setting, defect: Defect | None) -> dict[str, obj
         "statistic": nearest.name if nearest is not None else verdict.reason,
         "excess": excess if math.isfinite(excess) else None,
     }
+
+
+def _changes_something(case: Case, setting: Setting, defect: Defect) -> bool:
+    """Whether a defect of the weights changes any: rounding a checkpoint of 16 bits to 16 bits does not."""
+    if defect.on_tensors is None:
+        return True
+    for rank in range(setting.dp * setting.tp * setting.pp):
+        tensors = {name: tensor.to(DTYPES_OF[setting.dtype], copy=True) for name, tensor in case.tensors.items()}
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        defect.on_tensors(tensors, Grid(setting.dp, setting.tp, setting.pp, rank), case.config)
+        if any(not torch.equal(tensors[name], before[name]) for name in before):
+            return True
+    return False
 
 
 def clean_runs(count: int, seed: int) -> Iterator[dict[str, object]]:

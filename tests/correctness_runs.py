@@ -181,7 +181,7 @@ def _rank_samples(
     case: Case, setting: Setting, defect: Defect | None, grid: Grid, groups: dict[tuple[int, ...], ThreadGroup]
 ) -> dict[str, np.ndarray]:
     mine = _share(len(case.prompts), grid.dp_rank, grid.dp)
-    prompts = Prompts(mine.start, [case.prompts[index] for index in mine], [None] * len(mine))
+    prompts = Prompts(mine.start, [case.prompts[index] for index in mine], [None] * len(mine), len(case.prompts))
     requests = batches(prompts.tokens, setting.batch, CPU)
     size = -(-setting.batch // setting.pp)
     tensors = {name: tensor.to(DTYPES[setting.dtype], copy=True) for name, tensor in case.tensors.items()}
@@ -277,7 +277,7 @@ def reference_case(
     """The reference's answers, one prompt at a time, and its noise."""
     config = LlamaConfig.parse(json.loads(json.dumps(model.config.to_dict())))
     decoded = torch.tensor([_greedy(model, ids, new_tokens) for ids in prompts])
-    given = Prompts(0, prompts, [None] * len(prompts))
+    given = Prompts(0, prompts, [None] * len(prompts), len(prompts))
     sequences: list[Sequence] = sequences_of(given, decoded)
     singles = batches(prompts, 1, CPU)
     baseline: list[Scores] = read_prefill(ModelScorer(model), sequences, singles, len(prompts))

@@ -3,11 +3,13 @@
 Ranks are threads (correctness_runs.py); what they compute is the engine's.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from correctness_campaign import CLEAN, judged
+from correctness_campaign import CLEAN
 from correctness_runs import FAMILIES, Setting, folder_case, made_case
 from planted_defects import DEFECTS
 
@@ -20,6 +22,15 @@ NAMED = (
     "stale key in the cache",
 )
 """Those that are planted on every family; the others on one each."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Ranks are threads already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,7 +60,7 @@ def test_each_defect_is_found(name: str) -> None:
         case = made_case(family, seed=11)
         for setting in (Setting(tp=2), Setting(pp=2, batch=8)):
             if defect.possible(case.config, setting):
-                assert judged(case, setting, defect)["word"] in ("defect", "without effect")
+                assert case.verdict(setting, defect).word == "defect"
                 return
     pytest.skip("a defect of 16 bits alone")
 

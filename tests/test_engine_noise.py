@@ -1,5 +1,7 @@
 """The order of reduction changes bits and nothing else."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,15 @@ from configs.differences import row_differences
 from correctness_runs import made_case, random_model
 from engine.answers import CACHED_STEPS, MAX_LOGIT_BYTES, Rows, kept_positions
 from engine.noise import Reordered, converted
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models are slower with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def close(one: torch.Tensor, two: torch.Tensor) -> None:

@@ -82,7 +82,8 @@ def test_what_is_not_known_is_undecided_with_the_reason(tmp_path: Path) -> None:
     assert {item.word for item in found.values()} == {"undecided"}
     reasons = [item.reason for item in found.values()]
     assert "price unknown" in reasons and "not measured: out of memory" in reasons
-    assert found["exposed_communication_share", "every cell"].reason == "no cell that could be profiled has several ranks"
+    share = found["exposed_communication_share", "every cell"]
+    assert share.reason == "no cell that could be profiled has several ranks"
 
 
 def test_speedup_is_of_the_largest_point_block_by_block(tmp_path: Path) -> None:

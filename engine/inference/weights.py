@@ -45,6 +45,7 @@ class LoadedShard:
 
     shard: Shard
     seconds: float
+    hash_seconds: float
     digest: str
     weights_bytes: int
     file_bytes: int | None
@@ -119,17 +120,19 @@ def read_shard(
     for piece, tensor in parts:
         assembly.put(piece, tensor)
     shard = Shard(config, grid, group, assembly.weights())
-    seconds = time.perf_counter() - began
-    return LoadedShard(shard, seconds, assembly.digest(), assembly.nbytes, file_bytes, report)
+    hash_seconds = assembly.hash_seconds
+    seconds = time.perf_counter() - began - hash_seconds
+    return LoadedShard(shard, seconds, hash_seconds, assembly.digest(), assembly.nbytes, file_bytes, report)
 
 
 def shard_figures(context: Context) -> dict[str, Figure]:
     """Figures of the kept shard; those of the load are None but in the first call.
 
-    load_bytes: all tensors as they lie in the files; load_asked_bytes: what this rank read of them;
-    load_device_bytes: what the device gave for that; load_page_cache_share: how much of the files was in memory
-    before. All None for a synthetic model. weights_bytes are this rank's, model_parameters the whole model's; tied
-    ones count once.
+    load_seconds: from the first read to the model's readiness, without the hash_seconds that hashing took meanwhile
+    (a cold load reads ahead in them); settle_seconds: moving the weights to huge pages, after that. load_bytes: all
+    tensors as they lie in the files; load_asked_bytes: what this rank read of them; load_device_bytes: what the
+    device gave for that; load_page_cache_share: how much of the files was in memory before. All None for a synthetic
+    model. weights_bytes are this rank's, model_parameters the whole model's; tied ones count once.
     """
     loaded = context.kept[_KEPT]
     assert isinstance(loaded, LoadedShard)
@@ -137,6 +140,7 @@ def shard_figures(context: Context) -> dict[str, Figure]:
     report = loaded.report if first else None
     return {
         "load_seconds": loaded.seconds if first else None,
+        "hash_seconds": loaded.hash_seconds if first else None,
         "load_bytes": loaded.file_bytes if first else None,
         "load_asked_bytes": report.asked_bytes if report else None,
         "load_device_bytes": report.device_bytes if report else None,
@@ -238,6 +242,11 @@ class Assembly:
             norm=self._plain["model.norm.weight"] if grid.is_last_stage else None,
             head=self._packed[_HEAD] if grid.is_last_stage else None,
         )
+
+    @property
+    def hash_seconds(self) -> float:
+        """What hashing took while the pieces came."""
+        return self._hashed.seconds
 
     def digest(self) -> str:
         """16 hexadecimal digits over all pieces: on one rank those of `engine.weights.weights_hash`."""

@@ -1,9 +1,8 @@
-"""A peer's passes: `generate` with a clock on every token, measured by `engine.generate.measure`."""
+"""A peer's passes, measured by `engine.generate.measure`."""
 
 import time
 from typing import Any
 
-import numpy as np
 import torch
 
 from configs.cell import GenerateWorkload
@@ -11,9 +10,9 @@ from configs.job import Visit
 from engine.agreement import together
 from engine.answers import Consume
 from engine.context import Context, Outcome
-from engine.decoded import Decode, Decoded, synchroniser
 from engine.generate import measure
 from engine.model_scorer import ModelScorer
+from engine.peers.decoding import generate_decoder
 from engine.peers.loading import Peer
 from engine.tokens import Batch, batches, prompts_of_rank
 
@@ -28,7 +27,7 @@ def measure_peer(visit: Visit, context: Context, peer: Peer) -> Outcome:
     preprocess_seconds = time.perf_counter() - began
     capacity = max(batch.tokens.shape[1] for batch in requests) + workload.new_tokens
     with torch.inference_mode() if peer.start.inference_mode else torch.no_grad():
-        decode = generate_decoder(peer, workload.new_tokens, capacity, context.device)
+        decode = generate_decoder(peer.model, workload.new_tokens, capacity, context.device, peer.start.settings)
         scorer = SpeakingScorer(peer.model, context.grid.speaks)
         singles = batches(prompts.tokens, 1, context.device)
         outcome = measure(visit, context, prompts, requests, decode, scorer, singles)
@@ -54,47 +53,3 @@ class SpeakingScorer(ModelScorer):
 
 def _ignore(first: int, logits: torch.Tensor) -> None:
     pass
-
-
-def generate_decoder(peer: Peer, new_tokens: int, capacity: int, device: torch.device) -> Decode:
-    """A function that decodes one batch with `generate`; a streamer notes when each token was there."""
-    from transformers.generation.streamers import BaseStreamer
-
-    synchronise = synchroniser(device)
-
-    class Clock(BaseStreamer):  # type: ignore[misc]
-        """Called with the prompt first, then with every token."""
-
-        def __init__(self) -> None:
-            self.stamps: list[float] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            synchronise()
-            self.stamps.append(time.perf_counter())
-
-        def end(self) -> None:
-            pass
-
-    def decode(batch: Batch) -> list[Decoded]:
-        clock = Clock()
-        rows, length = batch.tokens.shape
-        padding = torch.zeros(rows, dtype=torch.int64, device=device) if batch.padding is None else batch.padding
-        seen = (torch.arange(length, device=device)[None] >= padding[:, None]).long()
-        settings = peer.start.settings(peer.model, rows, capacity)
-        synchronise()
-        began = time.perf_counter()
-        tokens = peer.model.generate(
-            input_ids=batch.tokens,
-            attention_mask=seen,
-            do_sample=False,
-            min_new_tokens=new_tokens,
-            max_new_tokens=new_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            streamer=clock,
-            **settings,
-        )
-        assert len(clock.stamps) == new_tokens + 1
-        return [Decoded(began, np.array(clock.stamps[1:]), tokens[:, length:])]
-
-    return decode

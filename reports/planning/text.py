@@ -167,7 +167,8 @@ def cell_table(study: StudyResult, judged: list[Judged]) -> Table:
     by_cell: dict[str, dict[Figure, Judged]] = {}
     for item in judged:
         by_cell.setdefault(item.result.key, {})[item.figure] = item
-    rows = [_row(study, result, by_cell.get(result.key, {})) for result in study.cells.values()]
+    predicted = [result for result in study.cells.values() if result.cell.workload.kind in HEADLINES]
+    rows = [_row(study, result, by_cell.get(result.key, {})) for result in predicted]
     columns = (
         "model",
         "cell",

@@ -1,0 +1,66 @@
+"""Greedy decoding by the `generate` of transformers, with a clock on every token; nothing of the model is changed."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.decoded import Decode, Decoded, synchroniser
+from engine.tokens import Batch
+
+Settings = Callable[[Any, int, int], dict[str, Any]]
+
+
+def _plain(model: Any, rows: int, capacity: int) -> dict[str, Any]:
+    return {}
+
+
+def generate_decoder(
+    model: Any, new_tokens: int, capacity: int, device: torch.device, settings: Settings = _plain
+) -> Decode:
+    """A function that decodes one batch with `generate`; a streamer notes when each token was there.
+
+    settings: (model, rows, capacity) -> further arguments of `generate`; capacity: positions of the longest sequence.
+    """
+    from transformers.generation.streamers import BaseStreamer
+
+    synchronise = synchroniser(device)
+
+    class Clock(BaseStreamer):  # type: ignore[misc]
+        """Called with the prompt first, then with every token."""
+
+        def __init__(self) -> None:
+            self.stamps: list[float] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            synchronise()
+            self.stamps.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    def decode(batch: Batch) -> list[Decoded]:
+        clock = Clock()
+        rows, length = batch.tokens.shape
+        padding = torch.zeros(rows, dtype=torch.int64, device=device) if batch.padding is None else batch.padding
+        seen = (torch.arange(length, device=device)[None] >= padding[:, None]).long()
+        chosen = settings(model, rows, capacity)
+        synchronise()
+        began = time.perf_counter()
+        tokens = model.generate(
+            input_ids=batch.tokens,
+            attention_mask=seen,
+            do_sample=False,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            streamer=clock,
+            **chosen,
+        )
+        assert len(clock.stamps) == new_tokens + 1
+        return [Decoded(began, np.array(clock.stamps[1:]), tokens[:, length:])]
+
+    return decode
