@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-correctness screenshots clean
+.PHONY: study team test test-slow check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-correctness screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -15,8 +15,11 @@ study: $(VENV)/.installed  ## measure the quickstart study, print where the repo
 team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until Ctrl-C
 	$(BIN)/rankwise team up
 
-test: $(VENV)/.installed-dev  ## every test that this machine can run
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
+test: $(VENV)/.installed-dev  ## every test that this machine can run, but the slow ones
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow"
+
+test-slow: $(VENV)/.installed-dev  ## the others: compiling peers, alarms at ten per cent, peaks of real steps
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m slow
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
 	$(BIN)/ruff format --check .

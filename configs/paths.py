@@ -59,7 +59,7 @@ class JobPaths:
         return self.parts / f"{visit}.rank_{rank}.npz"
 
     def flight_recorder(self, visit: str, rank: int) -> Path:
-        return self.parts / f"{visit}.flight_recorder_rank_{rank}.json"
+        return self.parts / f"{visit}.flight_recorder_rank_{rank}.jsonl"
 
     def completions(self, visit: str, rank: int) -> Path:
         return self.parts / f"{visit}.completions_rank_{rank}.jsonl"

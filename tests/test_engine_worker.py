@@ -13,7 +13,7 @@ import torch
 from configs.job import JobEnd
 from configs.paths import JobPaths
 from configs.record import Status, read_part
-from engine.worker import PEER_LOST, classify
+from engine.failures import PEER_LOST, classify
 from launches import assert_nothing_left, launch, noop_visit, part, read_progress, write_job
 
 MIB = 2**20
