@@ -51,6 +51,8 @@ def _prepare(context: Context) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(context.job.cache) / "inductor")
     # More than one would be a pool of processes on this rank's few cores.
     inductor.compile_threads = 1
+    # What a trial on a busy machine chose would be kept for good, and could be half as fast as the best.
+    inductor.autotune_local_cache = False
 
 
 def _compile_config(on_cpu: bool) -> Any:
