@@ -205,6 +205,7 @@ def test_the_server_restarts(team: OfflineTeam, seen: Callable[..., None]) -> No
     end_both(runs, {way: after[way] - before[way] for way in WAYS}, "server restarted", seen)
 
 
+@pytest.mark.slow
 def test_the_database_is_locked(team: OfflineTeam, seen: Callable[..., None]) -> None:
     runs = begin_both(team, "locked")
     before = measured_by(runs)
@@ -218,6 +219,7 @@ def test_the_database_is_locked(team: OfflineTeam, seen: Callable[..., None]) ->
     end_both(runs, {way: after[way] - before[way] for way in WAYS}, case, seen)
 
 
+@pytest.mark.slow
 def test_the_server_is_away_for_a_minute(team: OfflineTeam, seen: Callable[..., None]) -> None:
     runs = begin_both(team, "away")
     before = measured_by(runs)

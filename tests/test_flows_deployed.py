@@ -156,6 +156,7 @@ def test_transient_faults_are_retried_and_secrets_stay_secret(team: OfflineTeam,
     assert not leaks
 
 
+@pytest.mark.slow
 def test_two_studies_on_one_machine_do_not_overlap(team: OfflineTeam) -> None:
     """One through the worker, one from the command line, each with launches of its own."""
     sweep = {"kind": "sweep", "over": {"seconds": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]}}
