@@ -53,6 +53,9 @@ def _prepare(context: Context) -> None:
     inductor.compile_threads = 1
     # What a trial on a busy machine chose would be kept for good, and could be half as fast as the best.
     inductor.autotune_local_cache = False
+    # For the whole process: as options of the compilation alone they were seen to change nothing.
+    inductor.freezing = True
+    inductor.max_autotune = True
 
 
 def _compile_config(on_cpu: bool) -> Any:
