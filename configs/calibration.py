@@ -25,6 +25,10 @@ QUIET_SHARE = 0.1
 MEASURED_FORMATS: tuple[NumberFormat, ...] = ("float32", "bfloat16")
 
 
+ENGINE_GENERATION = 2
+"""Raised when the engine computes in another way: speeds measured before then say nothing of it. 2: packed weights."""
+
+
 class Fingerprint(Frozen):
     """What makes measured speeds comparable. Records say the same of themselves in their environment."""
 
@@ -34,8 +38,8 @@ class Fingerprint(Frozen):
 
     @property
     def digest(self) -> str:
-        """Names the files of this hardware."""
-        return content_hash(self.model_dump(mode="json"))
+        """Names the files of this hardware, and of the engine whose operators were timed on it."""
+        return content_hash(self.model_dump(mode="json") | {"engine": ENGINE_GENERATION})
 
     def __str__(self) -> str:
         return f"{self.cpu_model or 'unknown CPU'}, {self.cores} cores, torch {self.torch or 'unknown'}"
