@@ -23,6 +23,7 @@ from configs.base import sha256_of_file
 from configs.cell import GenerateWorkload, TrainWorkload
 from configs.prompts import numbered_prompts
 from engine.context import Context
+from engine.inference.sharding import even_share
 from engine.llama_config import LlamaConfig
 from engine.weights import the_manifest
 
@@ -55,13 +56,6 @@ class Batch:
 
     tokens: torch.Tensor
     padding: torch.Tensor | None
-
-
-def shard(num: int, rank: int, ranks: int) -> range:
-    """Rank's (or replica's) share of `num` things: contiguous, sizes differ by one at most."""
-    base, extra = divmod(num, ranks)
-    start = rank * base + min(rank, extra)
-    return range(start, start + base + (rank < extra))
 
 
 def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[Batch]:
@@ -127,7 +121,7 @@ def _my_share(count: int, context: Context) -> range:
     grid = context.grid
     if count < grid.dp:
         raise ValueError(f"workload.num_prompts: {count} leaves some of {grid.dp} replicas without work")
-    return shard(count, grid.dp_rank, grid.dp)
+    return even_share(count, grid.dp, grid.dp_rank)
 
 
 def _random_prompts(workload: GenerateWorkload, context: Context, config: LlamaConfig) -> Prompts:

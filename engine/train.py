@@ -30,8 +30,9 @@ from configs.record import Figure
 from engine.agreement import largest, together, total
 from engine.context import Context, Outcome
 from engine.decoded import synchroniser
+from engine.inference.sharding import even_share
 from engine.llama import Llama
-from engine.tokens import Windows, shard, split_text, text_tokens, tokenizer_path
+from engine.tokens import Windows, split_text, text_tokens, tokenizer_path
 from engine.weights import load_figures, load_model, save_model, the_manifest
 
 LOG_SECONDS = 20.0
@@ -200,7 +201,7 @@ def _enough(state: Run, context: Context) -> bool:
 def _step(state: Run, step: int, context: Context) -> tuple[float, float]:
     """One optimizer step; this rank's mean loss, and the norm of the averaged gradients before clipping."""
     size = state.workload.global_batch_size
-    mine = shard(size, context.rank, context.world_size)
+    mine = even_share(size, context.world_size, context.rank)
     places = range(step * size + mine.start, step * size + mine.stop)
     rows = torch.from_numpy(state.windows.rows(places)).to(context.device)
     rate = learning_rate(state.workload, step)
@@ -253,7 +254,7 @@ def _samples(state: Run, context: Context) -> dict[str, np.ndarray]:
 def _evaluate(state: Run, heldout: np.ndarray, context: Context) -> dict[str, Figure]:
     """Mean loss in nats and perplexity on the held-out tokens, shared out over the ranks."""
     windows = Windows(heldout, state.workload.sequence_length, seed=0)
-    mine = shard(windows.count, context.rank, context.world_size)
+    mine = even_share(windows.count, context.world_size, context.rank)
     size = max(1, state.workload.global_batch_size // context.world_size)
     state.model.eval()
     summed, counted = 0.0, 0

@@ -23,8 +23,9 @@ from engine import answers, generate
 from engine.context import Context, Outcome
 from engine.decoded import Decoded
 from engine.inference.pipeline import Replica
+from engine.inference.sharding import even_share
 from engine.llama_config import LlamaConfig
-from engine.tokens import Batch, batches, prompts_of_rank, shard
+from engine.tokens import Batch, batches, prompts_of_rank
 from engine.weights import build_model, save_model
 
 TEXTS = ["the cat sat", "a", "on the mat the cat sat and the dog sat too", "dogs and cats"]
@@ -153,7 +154,7 @@ def answer_rows(outcome: Outcome) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize(("num", "ranks"), [(1, 1), (7, 3), (8, 3), (3, 3), (100, 7)])
 def test_shards_cover_everything_once_in_order_and_equally(num: int, ranks: int) -> None:
-    shares = [shard(num, rank, ranks) for rank in range(ranks)]
+    shares = [even_share(num, ranks, rank) for rank in range(ranks)]
     assert [place for share in shares for place in share] == list(range(num))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
