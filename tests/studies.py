@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,24 @@ def visiting(run: Path, label: str = "") -> bool:
     return False
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Command lines that name the folder, launches and runs alike."""
+def running_of(folder: Path) -> list[psutil.Process]:
+    """Processes whose command lines name the folder, launches and runs alike."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             line = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-        if str(folder) in line and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(line)
+            if str(folder) in line and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of `running_of`."""
+    lines = []
+    for process in running_of(folder):
+        with suppress(psutil.Error):  # it may end meanwhile
+            lines.append(" ".join(process.cmdline()))
+    return lines
 
 
 def job_count(run: Path) -> int:

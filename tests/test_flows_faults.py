@@ -1,17 +1,21 @@
 """Faults, provoked for real: nothing is lost, nothing is left, and what happened is said."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.local_server import Lease, begin
-from studies import job_count, processes_of, rankwise, start, status, visiting, wait_until, write_study
+from studies import job_count, processes_of, rankwise, running_of, start, status, visiting, wait_until, write_study
 
 END_SECONDS = 10.0
 
@@ -67,18 +71,28 @@ def test_only_failed_measures_what_failed(troubled: Path, tmp_path: Path) -> Non
     assert sorted(row["attempts"] for row in status(tmp_path / "copy" / "runs" / "s")) == [1, 1, 2, 2, 2, 2]
 
 
-def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path) -> None:
-    # Long enough that the launch still goes on when the second run looks, also on a slow machine.
-    experiments = {"grid": {"kind": "sweep", "over": {"seconds": [10.0]}}}
+def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path, api: Lease) -> None:
+    experiments = {"grid": {"kind": "sweep", "over": {"seconds": [3.0]}}}
     study = write_study(tmp_path, experiments=experiments, measuring={"repeats": 2})
     run = tmp_path / "runs" / "s"
     first = start("run", study, cwd=tmp_path)
     wait_until(lambda: visiting(run), what="a visit")
     first.kill()
     first.wait()
-    second = rankwise("run", study, cwd=tmp_path)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert "adopted 0001-timed" in second.stdout
+    # On a slow machine the launch would have ended before the second run looks: it stands still until then.
+    launch = running_of(tmp_path)
+    for process in launch:
+        process.suspend()
+    began = datetime.now(UTC).isoformat()
+    second, output = start("run", study, cwd=tmp_path), tmp_path / "out.log"
+    looked = {"name": {"like_": "adopt"}, "start_time": {"after_": began}, "state": {"type": {"any_": ["COMPLETED"]}}}
+    try:
+        wait_until(lambda: _ask(api, "/task_runs/filter", {"task_runs": looked}), what="the look at what was left")
+    finally:
+        for process in launch:
+            process.resume()
+    assert second.wait(timeout=120) == 0, output.read_text()
+    assert "adopted 0001-timed" in output.read_text()
     assert [(row["status"], row["attempts"]) for row in status(run)] == [("completed", 1)] * 2
     assert job_count(run) == 2
     assert not processes_of(tmp_path)
@@ -124,28 +138,19 @@ def test_a_run_cancelled_through_the_api_ends(tmp_path: Path, api: Lease) -> Non
     assert status(run)[0]["status"] in ("cancelled", "waiting")
 
 
-def _cancel_through_api(api: Lease, name: str):  # type: ignore[no-untyped-def]
+def _ask(api: Lease, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{api.url}{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
+
+
+def _cancel_through_api(api: Lease, name: str) -> Callable[[], str]:
     """Ask for cancellation as the UI does; returns a function that reads the flow run's state."""
-    import json
-    import urllib.request
-
-    def call(path: str, body: dict[str, object] | None = None) -> object:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{api.url}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.load(answer)
-
-    runs = call("/flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
-    assert isinstance(runs, list) and len(runs) == 1
-    identifier = runs[0]["id"]
-    call(f"/flow_runs/{identifier}/set_state", {"state": {"type": "CANCELLING"}, "force": False})
-
-    def state() -> str:
-        found = call(f"/flow_runs/{identifier}")
-        assert isinstance(found, dict)
-        return str(found["state"]["type"])
-
-    return state
+    (found,) = _ask(api, "/flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
+    place = f"/flow_runs/{found['id']}"
+    _ask(api, f"{place}/set_state", {"state": {"type": "CANCELLING"}, "force": False})
+    return lambda: str(_ask(api, place)["state"]["type"])
 
 
 def mounted_tmpfs(folder: Path, size: str) -> bool:
