@@ -15,12 +15,13 @@ import torch
 
 from configs.cell import GenerateWorkload
 from configs.job import Measuring, Visit
+from configs.record import Figure
 from engine.agreement import largest, together
 from engine.answers import Scorer, collect_answers, write_completions
 from engine.context import Context, Outcome, Samples
 from engine.decoded import Decode, Decoded
 from engine.inference.pipeline import Replica, micro_batches
-from engine.inference.weights import load_shard, shard_figures
+from engine.inference.weights import is_settled, load_shard, settle_shard, shard_figures
 from engine.kernels.linear import read_seconds
 from engine.tokens import Batch, Prompts, batches, prompts_of_rank
 from engine.weights import DTYPES
@@ -47,10 +48,11 @@ def run(visit: Visit, context: Context) -> Outcome:
         def decode(batch: Batch) -> list[Decoded]:
             return replica.decode(batch, workload.new_tokens)
 
+        first_answer = _settle(requests[0], replica, visit, context)
         outcome = measure(visit, context, prompts, requests, decode, replica, pieces)
         if workload.read_probe and not context.memory_pass:
             outcome.samples |= _read_weights(shard.decode_weights(), context)
-    outcome.figures |= {"preprocess_seconds": preprocess_seconds, **shard_figures(context)}
+    outcome.figures |= {"preprocess_seconds": preprocess_seconds, **shard_figures(context), **first_answer}
     return outcome
 
 
@@ -63,6 +65,20 @@ def _peer(visit: Visit, context: Context) -> Outcome:
     from engine.peers import run as run_peer
 
     return run_peer(visit, context)
+
+
+def _settle(batch: Batch, replica: Replica, visit: Visit, context: Context) -> dict[str, Figure]:
+    """Settle the weights; where loading is measured, not before a first token has come of them as they were.
+
+    first_ttft_seconds: the time of that token, on a model that is ready and no more.
+    """
+    figures: dict[str, Figure] = {}
+    if visit.cell.page_cache is not None and context.measuring_pass == "timed" and not is_settled(context):
+        context.barrier()
+        first = replica.decode(batch, 1)[0]
+        figures["first_ttft_seconds"] = float(first.stamps[0] - first.began)
+    settle_shard(context)
+    return figures
 
 
 def _read_weights(tensors: list[torch.Tensor], context: Context, times: int = 5) -> Samples:
@@ -131,11 +147,11 @@ def measure(
 def timed_passes(requests: list[Batch], decode: Decode, context: Context) -> tuple[Samples, list[Decoded]]:
     """Samples of warm-up and measured passes, and what the last pass decoded.
 
-    Columns: warmup_pass_seconds, pass_seconds; of measured passes, in order, for each request
+    Columns: warmup_pass_seconds and warmup_ttft_seconds; pass_seconds; of measured passes, in order, for each request
     ttft_seconds, request_seconds, batch_sequences, and for each token after the first gap_seconds.
     """
     rules = context.job.measuring
-    warmup = [_one_pass(requests, decode, context)[0] for _ in range(rules.warmup)]
+    warmup = [_one_pass(requests, decode, context) for _ in range(rules.warmup)]
     seconds: list[float] = []
     measured: list[Decoded] = []
     last: list[Decoded] = []
@@ -144,14 +160,19 @@ def timed_passes(requests: list[Batch], decode: Decode, context: Context) -> tup
         seconds.append(spent)
         measured += last
     samples = {
-        "warmup_pass_seconds": np.array(warmup, dtype=np.float64),
+        "warmup_pass_seconds": np.array([spent for spent, _ in warmup], dtype=np.float64),
+        "warmup_ttft_seconds": _first_token_seconds([decoded for _, each in warmup for decoded in each]),
         "pass_seconds": np.array(seconds),
-        "ttft_seconds": np.array([decoded.stamps[0] - decoded.began for decoded in measured]),
+        "ttft_seconds": _first_token_seconds(measured),
         "request_seconds": np.array([decoded.stamps[-1] - decoded.began for decoded in measured]),
         "gap_seconds": np.concatenate([np.diff(decoded.stamps) for decoded in measured]),
         "batch_sequences": np.array([decoded.tokens.shape[0] for decoded in measured], dtype=np.float64),
     }
     return samples, last
+
+
+def _first_token_seconds(results: list[Decoded]) -> np.ndarray:
+    return np.array([decoded.stamps[0] - decoded.began for decoded in results], dtype=np.float64)
 
 
 def _one_pass(requests: list[Batch], decode: Decode, context: Context) -> tuple[float, list[Decoded]]:

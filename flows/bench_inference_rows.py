@@ -23,6 +23,7 @@ from tasks.ledger import read_ledger
 COLUMNS = (
     "gap_seconds",
     "ttft_seconds",
+    "warmup_ttft_seconds",
     "pass_seconds",
     "weights_read_seconds",
     "operation",
@@ -193,6 +194,17 @@ def _by_rank(found: Measured, name: str) -> list[float | None]:
     return [float(number) if isinstance(number, int | float) else None for number in listed]
 
 
+def to_first_token_seconds(found: Measured) -> float | None:
+    """From the first read of the files to the first token of the first request: what a waiting user sees.
+
+    Our first token comes before the weights are packed; a peer's is that of its warm-up.
+    """
+    load, first = figure("load_seconds")(found), figure("first_ttft_seconds")(found)
+    if first is None and found.cell.engine != "rankwise" and any("warmup_ttft" in key for key in found.samples):
+        first = max(float(stamps[0]) for stamps in by_rank(found.samples, "warmup_ttft_seconds"))
+    return None if load is None or first is None else load + first
+
+
 def cold_seconds(found: Measured) -> float | None:
     """The slowest rank's load with the hashing that went on meanwhile: reading ahead did not wait for it."""
     pairs = zip(_by_rank(found, "load_seconds"), _by_rank(found, "hash_seconds"), strict=True)
@@ -283,13 +295,19 @@ def _load_rows(results: Results) -> list[Row]:
     why = results.why(None, tp=2, page_cache="cold")
     row = Row("bytes from the device per node, cold, of the checkpoint", "times", 1.05, at_most=True)
     rows.append(_ratio(row, by_block(cold, device), by_block(cold, checkpoint), why))
-    for title, fields in (
+    peers: tuple[tuple[str, dict[str, Any]], ...] = (
         ("transformers tp=2", {"engine": "transformers", "tp": 2}),
         ("transformers on one rank", {"engine": "transformers", "engine_mode": "static"}),
-    ):
+    )
+    for title, fields in peers:
         peer = by_block(results.of(None, **fields), seconds)
         row = Row(f"load to ready at tp=2, warm, against {title}", "times", 2.0)
         rows.append(_ratio(row, peer, ours, results.why(None, **fields)))
+    two = by_block(results.of("decode", tp=2), to_first_token_seconds)
+    for title, fields in peers:
+        peer = by_block(results.of("decode", **fields), to_first_token_seconds)
+        row = Row(f"load to first token at tp=2, warm, 64 tokens of prompt, against {title}", "times", 1.0)
+        rows.append(_ratio(row, peer, two, results.why("decode", **fields)))
     row = Row("load to ready at tp=2, cold, of a raw read of the files", "times", 1.1, at_most=True)
     rows.append(_ratio(row, by_block(cold, cold_seconds), by_block(cold, raw), why))
     return rows

@@ -166,6 +166,7 @@ def test_every_sample_and_figure_is_there(make: MakeContext) -> None:
     # 4 prompts in batches of 3: two requests a pass, of 3 and 1 sequences.
     assert sizes == {
         "warmup_pass_seconds": 2,
+        "warmup_ttft_seconds": 4,
         "pass_seconds": 3,
         "ttft_seconds": 6,
         "request_seconds": 6,

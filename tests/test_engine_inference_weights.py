@@ -16,7 +16,8 @@ from configs.job import Job, Measuring, Visit
 from configs.model import Manifest
 from configs.paths import JobPaths
 from engine.context import Context
-from engine.inference.weights import LoadedShard, load_shard, read_shard, shard_figures
+from engine.inference.weights import LoadedShard, is_settled, load_shard, read_shard, settle_shard, shard_figures
+from engine.loading import evict
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 from engine.weights import build_model, save_model, weights_hash
@@ -38,10 +39,10 @@ def synthetic(seed: int = 3, **changes: Any) -> Manifest:
     return Manifest(identity=f"synthetic:tiny@{seed}", source="synthetic", folder="", files={}, config=CONFIG | changes)
 
 
-def saved(folder: Path, **changes: Any) -> Manifest:
-    """The synthetic model in a folder, in float32."""
+def saved(folder: Path, stored: torch.dtype = torch.float32, **changes: Any) -> Manifest:
+    """The synthetic model in a folder."""
     manifest = synthetic(**changes)
-    save_model(build_model(manifest, torch.float32, CPU)[0], manifest.config, folder, torch.float32)
+    save_model(build_model(manifest, torch.float32, CPU)[0], manifest.config, folder, stored)
     return manifest_of(folder)
 
 
@@ -115,8 +116,10 @@ def test_figures_of_the_load_are_told_once(tmp_path: Path) -> None:
     manifest = saved(tmp_path)
     context = context_of(tmp_path, manifest)
     shard = load_shard(context, torch.float32)
+    settle_shard(context)
     first = shard_figures(context)
     assert load_shard(context, torch.float32) is shard
+    settle_shard(context)
     again = shard_figures(context)
     file_bytes = (tmp_path / "model.safetensors").stat().st_size
     assert file_bytes * 0.98 < first["load_bytes"] == first["load_asked_bytes"] == first["weights_bytes"] < file_bytes
@@ -127,9 +130,38 @@ def test_figures_of_the_load_are_told_once(tmp_path: Path) -> None:
     assert again == first | dict.fromkeys(told_once)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("stored", "page_cache"), [("float32", "warm"), ("bfloat16", "warm"), ("float32", "cold")])
+def test_answers_before_and_after_settling_are_the_same(
+    tmp_path: Path, stored: str, page_cache: str, tied: bool
+) -> None:
+    manifest = saved(tmp_path, getattr(torch, stored), tie_word_embeddings=tied)
+    file = tmp_path / "model.safetensors"
+    if page_cache == "cold" and evict([file]):
+        pytest.skip("the files stay in the page cache here")
+    context = context_of(tmp_path, manifest)
+    shard = load_shard(context, torch.float32)
+    assert shard.weights.lent == ((stored, page_cache) == ("float32", "warm")), "what is converted is copied anyway"
+    tokens = torch.arange(24).view(2, 12) % shard.config.vocabulary
+
+    def logits() -> torch.Tensor:
+        return shard.head(shard.forward(tokens, shard.new_cache(2, 12)))
+
+    ready = logits()
+    assert not is_settled(context)
+    settle_shard(context)
+    assert is_settled(context) and not shard.weights.lent
+    with file.open("r+b") as open_file:  # whatever still lay in the file would change now
+        open_file.write(bytes(file.stat().st_size))
+    assert torch.equal(logits(), ready)
+    from_the_seed = read(synthetic(tie_word_embeddings=tied)).shard if stored == "float32" else shard
+    assert torch.equal(from_the_seed.head(from_the_seed.forward(tokens, from_the_seed.new_cache(2, 12))), ready)
+
+
 def test_a_synthetic_model_is_read_from_nowhere(tmp_path: Path) -> None:
     context = context_of(tmp_path, synthetic(), measuring_pass="memory")
     load_shard(context, torch.float32)
+    settle_shard(context)
     figures = shard_figures(context)
     assert figures["load_bytes"] is figures["load_asked_bytes"] is None
     assert "load_peak_memory_bytes" in figures

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -269,10 +270,49 @@ def test_memory_of_large_weights_starts_a_huge_page() -> None:
 
 def test_settling_changes_no_bit(mode: str) -> None:
     weight, x = numbers(1030, 1024), numbers(2, 1024, seed=1)
-    layer = pack_linear(weight, settled=False)
+    layer = pack_linear(weight, packing="quick")
     before = layer(x)
     layer.settle()
     assert torch.equal(layer(x), before) and torch.equal(pack_linear(weight)(x), before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heights", ((130,), (64, 16, 16), (5, 60, 70, 1)))
+def test_lent_weights_give_the_bits_of_packed_ones(
+    mode: str, heights: tuple[int, ...], dtype: torch.dtype, torch_threads: Callable[[int], None]
+) -> None:
+    wide = numbers(sum(heights), 301, dtype=dtype)
+    parts = list(wide[:, 3:80].split(heights))
+    bias, x = numbers(sum(heights), dtype=dtype, seed=1), numbers(9, 77, dtype=dtype, seed=2)
+    packed = pack_linear(wide[:, 3:80].contiguous(), bias)
+    expected = packed(x)
+    # Only our own kernels promise the same bits.
+    same = (
+        torch.equal
+        if is_own(packed)
+        else partial(torch.allclose, rtol=1e-2, atol=1e-4 if dtype is torch.float32 else 1e-1)
+    )
+    assert same(pack_linear(parts, bias)(x), expected)
+    layer = pack_linear(parts, bias, packing="lent")
+    for threads in (1, 2):
+        torch_threads(threads)
+        assert same(layer(x), expected) and same(layer(x[:1]), expected[:1])
+    layer.settle()
+    wide.zero_()
+    assert same(layer(x), expected), "settled weights are the layer's own"
+
+
+def test_lent_weights_are_read_where_they_lie(use_mode: Callable[[str], None]) -> None:
+    use_mode("on")
+    weight, x = numbers(128, 64), numbers(1, 64, seed=1)
+    layer = pack_linear(weight, packing="lent")
+    if not is_own(layer):
+        pytest.skip(str(build.unavailable_reason()))
+    before = layer(x)
+    weight *= 2
+    assert torch.equal(layer(x), 2 * before) and layer.stored is None
+    layer.settle()
+    assert layer.stored is not None and layer.nbytes == layer.stored.nbytes
 
 
 @pytest.fixture

@@ -141,18 +141,18 @@ def some_pieces(draw: st.DrawFn) -> list[Piece]:
 
 
 @settings(max_examples=60)
-@given(pieces=some_pieces(), network=st.booleans())
-def test_pieces_are_slices(files: list[Path], pieces: list[Piece], network: bool) -> None:
+@given(pieces=some_pieces(), network=st.booleans(), lend=st.booleans())
+def test_pieces_are_slices(files: list[Path], pieces: list[Piece], network: bool, lend: bool) -> None:
     report = LoadReport.before(files)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.loading.access.network_file_system", lambda path: "nfs" if network else None)
-        got = list(read_pieces(files, pieces, report=report))
+        got = list(read_pieces(files, pieces, lend=lend, report=report))
     assert sorted(map(repr, pieces)) == [repr(piece) for piece, _ in sorted(got, key=lambda pair: repr(pair[0]))]
     for piece, tensor in got:
         assert torch.equal(tensor, part(piece)) and tensor.dtype == part(piece).dtype, piece
         assert tensor.shape == part(piece).shape
     wanted = sum(tensor.nbytes for _, tensor in got)
-    assert report.asked_bytes >= wanted if network else report.asked_bytes == wanted
+    assert report.asked_bytes >= wanted if network and not lend else report.asked_bytes == wanted
 
 
 def test_the_order_is_that_of_the_bytes(files: list[Path]) -> None:
@@ -190,12 +190,34 @@ def test_kept_tensors_stay_as_they_are_and_dropped_memory_is_used_again(large: P
         assert torch.equal(views[f"m{number}"].view(torch.int16), first.roll(number, 0)[5:7, 3:9])
 
 
-def test_a_file_that_becomes_shorter_is_named(large: Path, tmp_path: Path) -> None:
+def test_what_is_lent_lies_in_the_page_cache_and_can_be_let_go(large: Path) -> None:
+    before = large.read_bytes()
+    lent = [tensor for _, tensor in read_pieces([large], [Piece(f"m{number}") for number in range(16)], lend=True)]
+    assert _mapped_bytes(large) >= sum(tensor.nbytes for tensor in lent), "no page has to be asked for again"
+    lent[0].zero_()
+    assert large.read_bytes() == before, "writing changes no file"
+    lent.clear()
+    assert _mapped_bytes(large) == 0
+
+
+def _mapped_bytes(path: Path) -> int:
+    """Bytes of the file that are in this process's view, from /proc/self/smaps."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if not line.split(" ", 1)[0].endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.mark.parametrize("lend", [False, True])
+def test_a_file_that_becomes_shorter_is_named(large: Path, tmp_path: Path, lend: bool) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(large.read_bytes())
     for columns in (None, (0, 1024)):
         pieces = [Piece(f"m{number}", columns=columns) for number in range(16)]
-        reading = read_pieces([path], pieces)
+        reading = read_pieces([path], pieces, lend=lend)
         next(reading)
         os.truncate(path, 1 << 20)
         with pytest.raises(ValueError, match=r"model\.safetensors: became shorter while it was read"):

@@ -128,6 +128,26 @@ def test_loads_are_taken_from_the_visit_that_loaded() -> None:
     assert row(rows, "load to ready at tp=2, cold").value == pytest.approx(1.0)
 
 
+def test_the_first_token_is_counted_from_the_first_read() -> None:
+    found = []
+    for block in range(BLOCKS):
+        own = {"load_seconds": 0.02, "first_ttft_seconds": 0.08}
+        found.append(measured({"0/warmup_ttft_seconds": [9.0]}, block, own, workload=DECODE, tp=2))
+        for fields in ({"tp": 2}, {"engine_mode": "static"}):
+            theirs = {"0/warmup_ttft_seconds": [0.2, 0.1], "1/warmup_ttft_seconds": [0.1, 0.1]}
+            load = {"load_seconds": 0.1}
+            found.append(measured(theirs, block, load, workload=DECODE, engine="transformers", **fields))
+    for one in found:
+        assert isinstance(one.samples, dict)
+        one.samples.update(dict.fromkeys(("0/gap_seconds", "0/weights_read_seconds"), np.ones(2)))
+    for peer in ("tp=2", "on one rank"):
+        first = row(
+            inference_rows(found),
+            f"load to first token at tp=2, warm, 64 tokens of prompt, against transformers {peer}",
+        )
+        assert first.value == pytest.approx(3.0) and first.word == "met"
+
+
 def test_sums_take_the_size_that_is_asked_for() -> None:
     work = CommunicationWorkload(operations=("all_reduce", "broadcast"), sizes_bytes=(1024, 16384))
     samples = {}
@@ -190,6 +210,7 @@ def test_the_shipped_study_has_every_cell_that_the_rows_ask_for() -> None:
         columns = {
             "gap_seconds": np.ones(2),
             "ttft_seconds": np.ones(2),
+            "warmup_ttft_seconds": np.ones(2),
             "pass_seconds": np.ones(2),
             "weights_read_seconds": np.ones(2),
             "operation": np.zeros(2),
@@ -199,9 +220,8 @@ def test_the_shipped_study_has_every_cell_that_the_rows_ask_for() -> None:
             "cached_logits": np.ones(2),
             "answer_tokens": np.ones(2),
         }
-        figures = dict.fromkeys(
-            ("load_seconds", "load_bytes", "load_asked_bytes", "load_device_bytes", "raw_read_seconds"), 1.0
-        )
+        names = ("load_seconds", "load_bytes", "load_asked_bytes", "load_device_bytes", "raw_read_seconds")
+        figures = dict.fromkeys((*names, "first_ttft_seconds"), 1.0)
         samples = {f"{rank}/{name}": values for rank in ranks for name, values in columns.items()}
         blank = measured({}, workload=cell.workload, tp=cell.layout.ranks).record
         for block in range(plan.repeats[cell.key]):
@@ -218,7 +238,7 @@ def test_the_table_of_an_empty_run_says_that_nothing_was_measured(
     monkeypatch.setattr(sys, "argv", ["bench_inference", "--table", str(tmp_path)])
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + 18
+    assert len(lines) == 2 + 20
     assert all("not measured" in line for line in lines[2:])
 
 

@@ -1,6 +1,6 @@
 """One rank's part of a decoder of the Llama family, for inference: packed weights, no modules, no gradients.
 
-    shard = load_shard(context, torch.bfloat16)                     # engine.inference.weights
+    shard = load_shard(context, torch.bfloat16)                     # engine.inference.weights; then settle_shard
     cache = shard.new_cache(batch, capacity)
     hidden = shard.forward(tokens, cache, last_only=True)           # prefill, then one token a call
     tokens = shard.greedy(shard.head(hidden)[:, -1])
@@ -44,12 +44,16 @@ class Layer:
 
 @dataclass(slots=True)
 class Weights:
-    """All weights of this rank. embedding [words, hidden] on the first stage; norm and head on the last."""
+    """All weights of this rank. embedding [words, hidden] on the first stage; norm and head on the last.
+
+    lent: packed products and embedding still lie in pages of the checkpoint's files.
+    """
 
     layers: list[Layer]
     embedding: Tensor | None
     norm: Tensor | None
     head: PackedLinear | None
+    lent: bool = False
 
 
 class Shard:
@@ -150,9 +154,12 @@ class Shard:
         return [one.stored for one in self._packed() if one.stored is not None]
 
     def settle(self) -> None:
-        """Move the packed weights to where they are read fastest (huge pages); takes a copy of each."""
+        """Bring the weights to where they are read fastest (packed, in huge pages), and let go of the files."""
         for one in self._packed():
             one.settle()
+        if self.weights.lent and self.weights.embedding is not None:
+            self.weights.embedding = self.weights.embedding.clone()
+        self.weights.lent = False
 
     def _packed(self) -> list[PackedLinear]:
         packed = [one for layer in self.weights.layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down)]

@@ -1,11 +1,13 @@
 """From a checkpoint, or a seed, to this rank's shard: read what it keeps, convert, pack, and drop the rest.
 
-    shard = load_shard(context, torch.bfloat16)     # once per launch, kept in the context
+    shard = load_shard(context, torch.bfloat16)     # once per launch, kept in the context: ready
+    settle_shard(context)                           # and fast
     figures = shard_figures(context)                # load_seconds only in the visit that loaded
 
 A product (queries, keys and values; gate and up) is packed as soon as its parts are there, so that no second copy of
-the weights is ever held. A checkpoint that does not fit is refused with the tensor and the file at fault, by every
-rank alike, before anything is read.
+the weights is ever held. Of files that are in the page cache already, in the wanted dtype, nothing is copied at all:
+products work on the page cache's own pages until `settle_shard` packs them. A checkpoint that does not fit is refused
+with the tensor and the file at fault, by every rank alike, before anything is read.
 """
 
 import time
@@ -25,7 +27,7 @@ from engine.inference.sharding import check_degrees, pieces
 from engine.inference.stages import stage_layers
 from engine.kernels.linear import PackedLinear, pack_linear
 from engine.llama_config import LlamaConfig
-from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
+from engine.loading import LoadReport, Piece, network_file_system, read_pieces, stored_tensors
 from engine.loading.prepared import prepare_files
 from engine.measure import take_peak
 from engine.parallel.communicator import Communicator
@@ -75,17 +77,35 @@ def load_shard(context: Context, dtype: torch.dtype) -> Shard:
             context.barrier,
         )
         loaded.prepared = prepared
-        # The model is ready before this, and faster after it; where pages are dear the difference is most of a load.
-        began = time.perf_counter()
-        loaded.shard.settle()
-        loaded.settle_seconds = time.perf_counter() - began
-        if context.memory_pass:
-            # Loading may need more for a moment than the work: told apart, or it would hide the work's peak.
-            loaded.peak_bytes = take_peak(context.device)
         context.kept[_KEPT] = loaded
+    return _loaded(context).shard
+
+
+def settle_shard(context: Context) -> None:
+    """Bring the kept shard's weights, by the launch's first call, to where they are read fastest.
+
+    The model is ready before this, with the same answers, and faster after it.
+    """
+    if is_settled(context):
+        return
+    loaded = _loaded(context)
+    began = time.perf_counter()
+    loaded.shard.settle()
+    loaded.settle_seconds = time.perf_counter() - began
+    if context.memory_pass:
+        # Loading may need more for a moment than the work: told apart, or it would hide the work's peak.
+        loaded.peak_bytes = take_peak(context.device)
+
+
+def is_settled(context: Context) -> bool:
+    """Whether the kept shard has been settled."""
+    return _loaded(context).settle_seconds is not None
+
+
+def _loaded(context: Context) -> LoadedShard:
     kept = context.kept[_KEPT]
     assert isinstance(kept, LoadedShard)
-    return kept.shard
+    return kept
 
 
 def read_shard(
@@ -105,18 +125,25 @@ def read_shard(
     config = LlamaConfig.parse(manifest.config)
     wanted = pieces(config, grid)
     pack_linear(torch.ones((1, 1), dtype=dtype))  # compiles the kernels where nobody has yet, before the clock runs
-    report, file_bytes = None, None
+    report, file_bytes, lend = None, None, False
     if manifest.synthetic_seed is not None:
         began = time.perf_counter()
         parts = _made(config, manifest.synthetic_seed, wanted)
     else:
         files = weight_files(manifest)
-        file_bytes = check_tensors(config, stored_tensors(files))
+        stored = stored_tensors(files)
+        file_bytes = check_tensors(config, stored)
         report = LoadReport.before(files)
+        # What has to be converted is copied anyway; on a network file system each page may be asked for again.
+        lend = (
+            (report.page_cache, device.type) == ("warm", "cpu")
+            and all(stored[name].dtype is dtype for name in wanted)
+            and not any(network_file_system(file) for file in files)
+        )
         barrier()
         began = time.perf_counter()
-        parts = _read(config, grid, files, wanted, local, report)
-    assembly = Assembly(config, grid, wanted, dtype, device)
+        parts = _read(config, grid, files, wanted, local, report, lend)
+    assembly = Assembly(config, grid, wanted, dtype, device, lend)
     for piece, tensor in parts:
         assembly.put(piece, tensor)
     shard = Shard(config, grid, group, assembly.weights())
@@ -129,13 +156,13 @@ def shard_figures(context: Context) -> dict[str, Figure]:
     """Figures of the kept shard; those of the load are None but in the first call.
 
     load_seconds: from the first read to the model's readiness, without the hash_seconds that hashing took meanwhile
-    (a cold load reads ahead in them); settle_seconds: moving the weights to huge pages, after that. load_bytes: all
-    tensors as they lie in the files; load_asked_bytes: what this rank read of them; load_device_bytes: what the
-    device gave for that; load_page_cache_share: how much of the files was in memory before. All None for a synthetic
-    model. weights_bytes are this rank's, model_parameters the whole model's; tied ones count once.
+    (a cold load reads ahead in them); settle_seconds: packing what is not packed yet, into huge pages, after that.
+    load_bytes: all tensors as they lie in the files; load_asked_bytes: what this rank read of them;
+    load_device_bytes: what the device gave for that; load_page_cache_share: how much of the files was in memory
+    before. All None for a synthetic model. weights_bytes are this rank's, model_parameters the whole model's; tied
+    ones count once.
     """
-    loaded = context.kept[_KEPT]
-    assert isinstance(loaded, LoadedShard)
+    loaded = _loaded(context)
     first, loaded.reported = not loaded.reported, True
     report = loaded.report if first else None
     return {
@@ -161,6 +188,7 @@ def _read(
     wanted: dict[str, Piece],
     local: tuple[int, int],
     report: LoadReport,
+    lend: bool,
 ) -> Iterator[tuple[Piece, Tensor]]:
     place, ranks = local
     neighbours = [replace(grid, rank=grid.rank - place + other) for other in range(ranks)]
@@ -170,6 +198,7 @@ def _read(
         local_rank=place,
         local_ranks=ranks,
         host_pieces=[piece for neighbour in neighbours for piece in pieces(config, neighbour).values()],
+        lend=lend,
         report=report,
     )
 
@@ -200,18 +229,26 @@ def shard_of(config: LlamaConfig, grid: Grid, group: Communicator, tensors: dict
 
 
 class Assembly:
-    """Takes a rank's pieces in any order; packs each product when the last of its parts has come."""
+    """Takes a rank's pieces in any order; packs each product when the last of its parts has come.
+
+    `lent`: the tensors that come may be used until the weights are settled, and need not be copied before.
+    """
 
     def __init__(
-        self, config: LlamaConfig, grid: Grid, wanted: Iterable[str], dtype: torch.dtype, device: torch.device
+        self,
+        config: LlamaConfig,
+        grid: Grid,
+        wanted: Iterable[str],
+        dtype: torch.dtype,
+        device: torch.device,
+        lent: bool = False,
     ) -> None:
-        self._config, self._grid, self._dtype, self._device = config, grid, dtype, device
+        self._config, self._grid, self._dtype, self._device, self._lent = config, grid, dtype, device, lent
         self._products = _products(config, grid, set(wanted))
         self._product_of = {name: product for product, names in self._products.items() for name in names}
         self._waiting: dict[str, Tensor] = {}
         self._plain: dict[str, Tensor] = {}
         self._packed: dict[str, PackedLinear] = {}
-        self._rooms: dict[tuple[int, int], Tensor] = {}
         self._hashed = HashedWeights()
         self.nbytes = 0
 
@@ -223,7 +260,8 @@ class Assembly:
         self._hashed.add(name, tensor, "" if piece == Piece(name) else f"{piece.rows}{piece.columns}")
         product = self._product_of.get(name)
         if product is None or (product == _HEAD and self._keeps_table(name)):
-            self._plain[name] = tensor
+            # A copy of what is small: a page of the file would stay mapped for it.
+            self._plain[name] = tensor.clone() if self._lent and tensor.dim() == 1 else tensor
         if product is None:
             return
         self._waiting[name] = tensor
@@ -241,6 +279,7 @@ class Assembly:
             embedding=self._plain["model.embed_tokens.weight"] if grid.is_first_stage else None,
             norm=self._plain["model.norm.weight"] if grid.is_last_stage else None,
             head=self._packed[_HEAD] if grid.is_last_stage else None,
+            lent=self._lent,
         )
 
     @property
@@ -257,16 +296,7 @@ class Assembly:
         weights = [part for part in parts if part.dim() == 2]
         biases = [part for part in parts if part.dim() == 1]
         bias = torch.cat(biases) if biases else None
-        if len(weights) == 1:
-            return pack_linear(weights[0].contiguous(), bias, settled=False)
-        shape = (sum(len(weight) for weight in weights), weights[0].shape[1])
-        # The same memory for every layer, for fresh pages cost more than the copy into them.
-        room = self._rooms.pop(shape, None)
-        merged = torch.cat(weights) if room is None else torch.cat(weights, out=room)
-        packed = pack_linear(merged, bias, settled=False)
-        if packed.stored is None or packed.stored.data_ptr() != merged.data_ptr():
-            self._rooms[shape] = merged
-        return packed
+        return pack_linear(weights, bias, packing="lent" if self._lent else "quick")
 
     def _keeps_table(self, name: str) -> bool:
         return name == "model.embed_tokens.weight" and self._grid.is_first_stage

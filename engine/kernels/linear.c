@@ -28,10 +28,16 @@ enum { FLOAT32 = 0, BFLOAT16 = 1 };
 typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
+struct rows { /* rows of weights as they lie elsewhere, in a mapped file for example; the stride is in bytes */
+    const char *first;
+    int64_t stride, count;
+};
+
 struct packed {
-    const void *weights; /* [groups][units][GROUP] of 4 bytes */
-    const float *bias;   /* [outputs], or NULL */
-    int64_t outputs, units, dtype;
+    const void *weights;      /* [groups][units][GROUP] of 4 bytes; NULL: every call packs group after group of `parts` */
+    const float *bias;        /* [outputs], or NULL */
+    const struct rows *parts; /* one below the other, `outputs` rows of `row_bytes` in all */
+    int64_t outputs, units, dtype, row_bytes;
 };
 
 /* Which instructions the library was compiled for. */
@@ -136,60 +142,6 @@ INLINE void store(const struct packed *packed, int64_t rows, int64_t first, floa
     }
 }
 
-struct task {
-    const struct packed *packed;
-    const char *x;
-    char *y;
-    int64_t rows, chunk, next_group;
-};
-
-static void groups(struct task *task, int64_t from, int64_t to) {
-    const struct packed *packed = task->packed;
-    const int64_t x_stride = packed->units * (linear_wants_widened(packed->dtype) ? 8 : 4);
-    const int64_t y_stride = packed->outputs * (packed->dtype == FLOAT32 ? 4 : 2);
-    float sums[MOST_ROWS * GROUP] __attribute__((aligned(64)));
-    for (int64_t g = from; g < to; g++) {
-        const uint32_t *w = (const uint32_t *)packed->weights + g * packed->units * GROUP;
-        for (int64_t m = 0, done; m < task->rows; m += done) {
-            const char *x = task->x + m * x_stride;
-            if (packed->dtype == FLOAT32)
-                done = group_rows(FLOAT32, task->rows - m, x, x_stride, w, packed->units, sums);
-            else
-                done = group_rows(BFLOAT16, task->rows - m, x, x_stride, w, packed->units, sums);
-            store(packed, done, g * GROUP, sums, task->y + m * y_stride);
-        }
-    }
-}
-
-static void work(void *argument) {
-    struct task *task = argument;
-    const int64_t all = (task->packed->outputs + GROUP - 1) / GROUP;
-    for (;;) {
-        const int64_t from = __atomic_fetch_add(&task->next_group, task->chunk, __ATOMIC_RELAXED);
-        if (from >= all) return;
-        groups(task, from, from + task->chunk < all ? from + task->chunk : all);
-    }
-}
-
-/* x [rows, inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's own OpenMP, so that the
- * process has one pool of threads; NULL for the calling thread alone. */
-void linear_run(const struct packed *packed, const void *x, void *y, int64_t rows, int64_t threads,
-                void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
-    const int64_t all = (packed->outputs + GROUP - 1) / GROUP;
-    struct task task = {packed, x, y, rows, all, 0};
-    if (!parallel) {
-        work(&task);
-        return;
-    }
-    task.chunk = all / (4 * threads) ? all / (4 * threads) : 1;
-    parallel(work, &task, (unsigned)threads, 0);
-}
-
-/* Bytes that linear_pack writes. */
-int64_t linear_packed_bytes(int64_t outputs, int64_t inputs, int64_t element_bytes) {
-    return (outputs + GROUP - 1) / GROUP * GROUP * ((inputs * element_bytes + 3) / 4) * 4;
-}
-
 /* The transpose of LANES vectors: step by step, blocks of 1, 2, 4 and 8 lanes change places between two of them. */
 INLINE void transpose(words *row) {
     UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
@@ -216,7 +168,7 @@ INLINE void transpose(words *row) {
 
 /* LANES units of LANES rows, `stride` bytes apart, to units GROUP words apart. The reads are many short ones, which
  * the processor does not foresee; a whole line that goes past the caches need not be fetched first: 3 times faster. */
-INLINE void pack_square(const char *from, int64_t stride, uint32_t *to) {
+INLINE void pack_square(const char *from, int64_t stride, uint32_t *to, const int past_caches) {
     words square[LANES];
     UNROLL for (int i = 0; i < LANES; i++) {
         square[i] = *(const words *)(from + i * stride);
@@ -224,10 +176,12 @@ INLINE void pack_square(const char *from, int64_t stride, uint32_t *to) {
     }
     transpose(square);
 #ifdef __AVX512F__
-    UNROLL for (int i = 0; i < LANES; i++) _mm512_stream_si512((void *)(to + i * GROUP), (__m512i)square[i]);
-#else
-    UNROLL for (int i = 0; i < LANES; i++) *(words *)(to + i * GROUP) = square[i];
+    if (past_caches) {
+        UNROLL for (int i = 0; i < LANES; i++) _mm512_stream_si512((void *)(to + i * GROUP), (__m512i)square[i]);
+        return;
+    }
 #endif
+    UNROLL for (int i = 0; i < LANES; i++) *(words *)(to + i * GROUP) = square[i];
 }
 
 /* Some rows of a group, some bytes of each: the slow way, for what is no whole square. */
@@ -240,28 +194,108 @@ static void pack_rest(const char *from, int64_t stride, int64_t rows, int64_t by
         }
 }
 
-/* `from` holds rows of `inputs` elements, `stride` bytes apart; what is missing to whole groups and units is zero.
- * `to` starts a cache line. */
-void linear_pack(const char *from, int64_t stride, int64_t outputs, int64_t inputs, int64_t element_bytes,
-                 uint32_t *to) {
-    const int64_t row_bytes = inputs * element_bytes, units = (row_bytes + 3) / 4;
-    const int64_t square_units = row_bytes / (4 * LANES) * LANES;
-    for (int64_t first = 0; first < outputs; first += GROUP, to += units * GROUP) {
-        const int64_t rows = outputs - first < GROUP ? outputs - first : GROUP;
-        const int64_t square_rows = rows / LANES * LANES;
-        const char *block = from + first * stride;
-        if (rows < GROUP) memset(to, 0, units * GROUP * 4);
-        for (int64_t u = 0; u < square_units; u += LANES) {
-            for (int64_t r = 0; r < square_rows; r += LANES)
-                pack_square(block + r * stride + u * 4, stride, to + u * GROUP + r);
-            pack_rest(block + square_rows * stride + u * 4, stride, rows - square_rows, 4 * LANES,
-                      to + u * GROUP + square_rows);
-        }
-        pack_rest(block + square_units * 4, stride, rows, row_bytes - square_units * 4, to + square_units * GROUP);
+/* At most GROUP rows, `stride` bytes apart, to as many lanes from `to` on. */
+INLINE void pack_rows(const char *from, int64_t stride, int64_t rows, int64_t row_bytes, uint32_t *to,
+                      const int past_caches) {
+    const int64_t square_units = row_bytes / (4 * LANES) * LANES, square_rows = rows / LANES * LANES;
+    for (int64_t u = 0; u < square_units; u += LANES) {
+        for (int64_t r = 0; r < square_rows; r += LANES)
+            pack_square(from + r * stride + u * 4, stride, to + u * GROUP + r, past_caches);
+        pack_rest(from + square_rows * stride + u * 4, stride, rows - square_rows, 4 * LANES,
+                  to + u * GROUP + square_rows);
     }
+    pack_rest(from + square_units * 4, stride, rows, row_bytes - square_units * 4, to + square_units * GROUP);
+}
+
+/* The group whose first row is number `first`; what is missing to whole groups and units is zero. `to` starts a cache
+ * line. */
+INLINE void pack_group(const struct rows *part, int64_t outputs, int64_t row_bytes, int64_t first, uint32_t *to,
+                       const int past_caches) {
+    const int64_t left = outputs - first, rows = left < GROUP ? left : GROUP;
+    if (rows < GROUP) memset(to, 0, (row_bytes + 3) / 4 * GROUP * 4);
+    while (first >= part->count) first -= part++->count;
+    for (int64_t done = 0, here; done < rows; done += here, part++, first = 0) {
+        here = part->count - first < rows - done ? part->count - first : rows - done;
+        const char *from = part->first + first * part->stride;
+        if (past_caches && done % LANES == 0) /* such a write takes a whole aligned vector */
+            pack_rows(from, part->stride, here, row_bytes, to + done, 1);
+        else
+            pack_rows(from, part->stride, here, row_bytes, to + done, 0);
+    }
+}
+
+/* All rows of `parts` packed to `to`, which starts a cache line. */
+void linear_pack(const struct rows *parts, int64_t outputs, int64_t row_bytes, uint32_t *to) {
+    for (int64_t first = 0; first < outputs; first += GROUP, to += (row_bytes + 3) / 4 * GROUP)
+        pack_group(parts, outputs, row_bytes, first, to, 1);
 #ifdef __AVX512F__
     _mm_sfence(); /* other threads see what went past the caches */
 #endif
+}
+
+struct task {
+    const struct packed *packed;
+    const char *x;
+    char *y;
+    int64_t rows, chunk, next_group;
+};
+
+/* `room`: for one packed group, where the weights are not packed. */
+static void groups(struct task *task, int64_t from, int64_t to, uint32_t *room) {
+    const struct packed *packed = task->packed;
+    const int64_t x_stride = packed->units * (linear_wants_widened(packed->dtype) ? 8 : 4);
+    const int64_t y_stride = packed->outputs * (packed->dtype == FLOAT32 ? 4 : 2);
+    float sums[MOST_ROWS * GROUP] __attribute__((aligned(64)));
+    for (int64_t g = from; g < to; g++) {
+        const uint32_t *w = room;
+        if (packed->weights)
+            w = (const uint32_t *)packed->weights + g * packed->units * GROUP;
+        else
+            pack_group(packed->parts, packed->outputs, packed->row_bytes, g * GROUP, room, 0);
+        for (int64_t m = 0, done; m < task->rows; m += done) {
+            const char *x = task->x + m * x_stride;
+            if (packed->dtype == FLOAT32)
+                done = group_rows(FLOAT32, task->rows - m, x, x_stride, w, packed->units, sums);
+            else
+                done = group_rows(BFLOAT16, task->rows - m, x, x_stride, w, packed->units, sums);
+            store(packed, done, g * GROUP, sums, task->y + m * y_stride);
+        }
+    }
+}
+
+static void work(void *argument) {
+    struct task *task = argument;
+    const int64_t all = (task->packed->outputs + GROUP - 1) / GROUP;
+    uint32_t *room = NULL;
+    if (!task->packed->weights) {
+        room = aligned_alloc(64, task->packed->units * GROUP * 4);
+        if (!room) abort(); /* a result that was not computed must not be used */
+    }
+    for (;;) {
+        const int64_t from = __atomic_fetch_add(&task->next_group, task->chunk, __ATOMIC_RELAXED);
+        if (from >= all) break;
+        groups(task, from, from + task->chunk < all ? from + task->chunk : all, room);
+    }
+    free(room);
+}
+
+/* x [rows, inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's own OpenMP, so that the
+ * process has one pool of threads; NULL for the calling thread alone. */
+void linear_run(const struct packed *packed, const void *x, void *y, int64_t rows, int64_t threads,
+                void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
+    const int64_t all = (packed->outputs + GROUP - 1) / GROUP;
+    struct task task = {packed, x, y, rows, all, 0};
+    if (!parallel) {
+        work(&task);
+        return;
+    }
+    task.chunk = all / (4 * threads) ? all / (4 * threads) : 1;
+    parallel(work, &task, (unsigned)threads, 0);
+}
+
+/* Bytes that linear_pack writes. */
+int64_t linear_packed_bytes(int64_t outputs, int64_t row_bytes) {
+    return (outputs + GROUP - 1) / GROUP * GROUP * ((row_bytes + 3) / 4) * 4;
 }
 
 /* Reads every byte once in one linear stream; what it returns depends on all of them, so that no read is left out. */

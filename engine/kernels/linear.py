@@ -15,7 +15,9 @@ a compiler bfloat16 goes to mkldnn as well, and float32 to `functional.linear`; 
 import ctypes
 import functools
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,12 +36,14 @@ class PackedLinear:
     """One packed linear layer: [..., in_features] -> [..., out_features], in the dtype of the weight.
 
     `nbytes` are those that the weights (padded) and the bias take; `path` names the kernel in force; `stored` is what a
-    call reads, to be handed to `read_seconds`: None where mkldnn hides it.
+    call reads, to be handed to `read_seconds`: None where mkldnn hides it, and for lent weights until they settle.
     """
 
-    def __init__(self, weight: Tensor, path: str, nbytes: int, stored: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, path: str, nbytes: int, stored: Tensor | None
+    ) -> None:
+        self.out_features, self.in_features = shape
+        self.dtype = dtype
         self.path = path
         self.nbytes = nbytes
         self.stored = stored
@@ -48,7 +52,16 @@ class PackedLinear:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Move weights that were packed with `settled=False` to huge pages, where there are such; any thread may."""
+        """Bring the weights to where they are read fastest, in huge pages if there are such, and let go of lent ones.
+
+        Not while a call is under way.
+        """
+
+
+class _Rows(ctypes.Structure):
+    """`struct rows` of linear.c."""
+
+    _fields_ = [("first", ctypes.c_void_p), ("stride", ctypes.c_int64), ("count", ctypes.c_int64)]
 
 
 class _Packed(ctypes.Structure):
@@ -57,32 +70,49 @@ class _Packed(ctypes.Structure):
     _fields_ = [
         ("weights", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
         ("units", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
     ]
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None, rows: int = 1, settled: bool = True) -> PackedLinear:
+Packing = Literal["settled", "quick", "lent"]
+"""Into huge pages at once; into common pages, which are had sooner; or not before `settle()`."""
+
+
+def pack_linear(
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, rows: int = 1, packing: Packing = "settled"
+) -> PackedLinear:
     """A packed copy of `weight` [out_features, in_features], which may be a view with any distance between its rows.
 
-    `bias` [out_features] is added in float32 before the result is rounded. `rows` is how many rows most calls have;
-    only mkldnn needs to know. The weight is not kept, except on the path "torch".
+    Several weights of the same in_features stand one below the other. `bias` [out_features] is added in float32 before
+    the result is rounded. `rows` is how many rows most calls have; only mkldnn needs to know. The weight is not kept,
+    except on the path "torch".
 
-    Weights in huge pages are read up to 1.5 times faster. With `settled=False` they are packed into common pages first,
-    which a virtual machine whose host takes free memory back gives up to 5 times faster; `settle()` moves them later.
+    Weights in huge pages are read up to 1.5 times faster. `packing`: "quick" packs into common pages first, which a
+    virtual machine whose host takes free memory back gives up to 5 times faster. "lent" packs nothing: until
+    `settle()` each call reads the weights where they lie (in a mapped file: nothing is copied), a group of rows at a
+    time through the cache, with the same bits as later and several times slower; they must stay as they are until
+    then. Other paths than our kernels' may copy at once.
     """
-    assert weight.dim() == 2 and weight.numel(), weight.shape
-    assert bias is None or bias.shape == weight.shape[:1], bias.shape
-    weight = weight.detach()
-    bias = None if bias is None else bias.detach().to(weight.dtype)
-    if weight.device.type == "cpu" and weight.dtype in _DTYPE_CODES:
-        path = _own_path(weight.dtype)
+    parts = [part.detach() for part in ([weight] if isinstance(weight, Tensor) else weight)]
+    some, outputs = parts[0], sum(len(part) for part in parts)
+    assert all(part.dim() == 2 and part.numel() and part.shape[1] == some.shape[1] for part in parts)
+    assert bias is None or bias.shape == (outputs,), bias.shape
+    bias = None if bias is None else bias.detach().to(some.dtype)
+    if some.device.type == "cpu" and some.dtype in _DTYPE_CODES:
+        path = _own_path(some.dtype)
         if path:
-            return _OwnLinear(weight, bias, path, settled)
-        if weight.dtype is torch.bfloat16 and torch._C._has_mkldnn:
-            return _MkldnnLinear(weight, bias, rows)
-    return _TorchLinear(weight, bias)
+            return _OwnLinear(parts, bias, path, packing)
+        if some.dtype is torch.bfloat16 and torch._C._has_mkldnn:
+            return _MkldnnLinear(_whole(parts), bias, rows)
+    return _TorchLinear(_whole(parts), bias, packing == "lent" and len(parts) == 1)
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _own_path(dtype: torch.dtype) -> str:
@@ -102,8 +132,8 @@ def _library() -> ctypes.CDLL | None:
         number, address = ctypes.c_int64, ctypes.c_void_p
         library.linear_path.argtypes, library.linear_path.restype = [number], ctypes.c_char_p
         library.linear_wants_widened.argtypes, library.linear_wants_widened.restype = [number], number
-        library.linear_packed_bytes.argtypes, library.linear_packed_bytes.restype = [number] * 3, number
-        library.linear_pack.argtypes, library.linear_pack.restype = [address, *[number] * 4, address], None
+        library.linear_packed_bytes.argtypes, library.linear_packed_bytes.restype = [number] * 2, number
+        library.linear_pack.argtypes, library.linear_pack.restype = [address, number, number, address], None
         library.linear_run.argtypes = [address, address, address, number, number, address]
         library.linear_run.restype = None
         library.read_bytes.argtypes, library.read_bytes.restype = [address, number], ctypes.c_uint32
@@ -113,24 +143,37 @@ def _library() -> ctypes.CDLL | None:
 class _OwnLinear(PackedLinear):
     """On the kernels of linear.c."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, path: str, settled: bool) -> None:
+    def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, path: str, packing: Packing) -> None:
         library = _library()
         assert library is not None
-        outputs, inputs = weight.shape
-        size, code = weight.element_size(), _DTYPE_CODES[weight.dtype]
-        if weight.stride(1) != 1:
-            weight = weight.contiguous()
-        self._weights = aligned_bytes(library.linear_packed_bytes(outputs, inputs, size), huge_pages=settled)
-        library.linear_pack(weight.data_ptr(), weight.stride(0) * size, outputs, inputs, size, self._weights.data_ptr())
+        self._library = library
+        outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
+        size, code = parts[0].element_size(), _DTYPE_CODES[parts[0].dtype]
         self._bias = None if bias is None else bias.float().contiguous()
         bias_address = None if self._bias is None else self._bias.data_ptr()
+        # Rows may be anywhere, the inputs of one lie side by side.
+        self._lent: list[Tensor] = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
+        rows = [_Rows(part.data_ptr(), part.stride(0) * size, len(part)) for part in self._lent]
+        self._rows = (_Rows * len(rows))(*rows)
         units = -(-inputs * size // 4)
-        self._packed = _Packed(self._weights.data_ptr(), bias_address, outputs, units, code)
+        self._packed = _Packed(None, bias_address, ctypes.addressof(self._rows), outputs, units, code, inputs * size)
         self._address = ctypes.addressof(self._packed)
         self._run = library.linear_run
         self._widens = bool(library.linear_wants_widened(code))
         self._is_odd = inputs * size % 4 != 0
-        super().__init__(weight, path, self._weights.nbytes + _nbytes(self._bias), self._weights)
+        nbytes = library.linear_packed_bytes(outputs, inputs * size) + _nbytes(self._bias)
+        super().__init__((outputs, inputs), parts[0].dtype, path, nbytes, None)
+        if packing != "lent":
+            self._pack(huge_pages=packing == "settled")
+
+    def _pack(self, huge_pages: bool) -> None:
+        packed = self._packed
+        count = self._library.linear_packed_bytes(packed.outputs, packed.row_bytes)
+        weights = aligned_bytes(count, huge_pages)
+        self._library.linear_pack(self._rows, packed.outputs, packed.row_bytes, weights.data_ptr())
+        self.stored = weights
+        packed.weights, packed.parts = weights.data_ptr(), None
+        self._lent = []
 
     def __call__(self, x: Tensor) -> Tensor:
         shape, outputs = x.shape, self.out_features
@@ -150,7 +193,10 @@ class _OwnLinear(PackedLinear):
         return y
 
     def settle(self) -> None:
-        _advise(self._weights, _MADV_COLLAPSE)
+        if self.stored is None:
+            self._pack(huge_pages=True)
+        else:
+            _advise(self.stored, _MADV_COLLAPSE)
 
 
 class _MkldnnLinear(PackedLinear):
@@ -160,7 +206,7 @@ class _MkldnnLinear(PackedLinear):
         self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         self._bias = bias
         self._run = torch.ops.mkldnn._linear_pointwise
-        super().__init__(weight, "mkldnn", weight.nbytes + _nbytes(bias), None)
+        super().__init__(weight.shape, weight.dtype, "mkldnn", weight.nbytes + _nbytes(bias), None)
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = self._run(x, self._weights, self._bias, "none", [], "")
@@ -170,12 +216,17 @@ class _MkldnnLinear(PackedLinear):
 class _TorchLinear(PackedLinear):
     """`functional.linear`, which keeps the weight as it is."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
-        super().__init__(weight, "torch", weight.nbytes + _nbytes(bias), weight)
+    def __init__(self, weight: Tensor, bias: Tensor | None, lent: bool) -> None:
+        self._weight, self._bias, self._is_lent = weight, bias, lent
+        super().__init__(weight.shape, weight.dtype, "torch", weight.nbytes + _nbytes(bias), weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self._weight, self._bias)
+
+    def settle(self) -> None:
+        if self._is_lent:
+            self._weight = self.stored = self._weight.clone()
+            self._is_lent = False
 
 
 def _nbytes(tensor: Tensor | None) -> int:

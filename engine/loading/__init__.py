@@ -7,6 +7,7 @@ for piece, tensor in read_pieces(files, pieces, local_rank=0, local_ranks=2, rep
 report.asked_bytes, report.device_bytes, report.seconds
 """
 
+from engine.loading.access import network_file_system
 from engine.loading.header import StoredTensor, stored_tensors
 from engine.loading.page_cache import cached_share, evict, raw_read_seconds, warm
 from engine.loading.pieces import Piece
@@ -19,6 +20,7 @@ __all__ = [
     "StoredTensor",
     "cached_share",
     "evict",
+    "network_file_system",
     "raw_read_seconds",
     "read_pieces",
     "stored_tensors",

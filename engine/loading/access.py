@@ -4,6 +4,8 @@ Rows lie together: one pread. Columns are many short ranges. On a local file sys
 copied out of a mapping: on a 2-core AVX-512 machine, 47 MB in 24,576 ranges take 14 ms that way, 28 ms by
 a pread each from C and 37 ms from Python. On a network file system a page fault asks the server for a
 few pages and waits, so there whole rows are read in large blocks and the columns cut out.
+
+Of files that are in the page cache nothing need be copied at all: `lend` gives the pages themselves.
 """
 
 import ctypes
@@ -33,6 +35,9 @@ _NETWORK = {
 }
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _STATFS_BYTES = 512  # more than struct statfs has
+_MADV_POPULATE_READ = 22  # of Linux, since 5.14
+# Of Linux; in Python since 3.13. A writable mapping of a file larger than the memory is else refused.
+_MAP_NORESERVE = 0x4000
 
 
 def network_file_system(path: Path) -> str | None:
@@ -72,15 +77,35 @@ class OpenFile:
         columns = into.reshape(place.count, place.width)
         if self._by_blocks:
             return self._cut_from_blocks(place, columns)
+        np.copyto(columns, self._mapped(place))
+        return place.nbytes
+
+    def lend(self, place: Place) -> np.ndarray:
+        """The piece as it lies in the page cache, uint8 [count, width] with `stride` bytes between the rows.
+
+        All of its pages are in this process's view when it returns. Writing to it changes no file. Whoever makes the
+        file shorter later, while this is in use, ends the process. Raises ValueError where it is already.
+        """
+        lent = self._mapped(place)
         begin, end = place.extent
-        if self._mapping is None:
-            self._mapping = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
+        first = begin - begin % mmap.PAGESIZE
+        assert self._mapping is not None
+        try:
+            self._mapping.madvise(_MADV_POPULATE_READ, first, end - first)
+        except OSError:  # an older kernel: one byte of each page of each row
+            lent[:, :: mmap.PAGESIZE].sum()
+        return lent
+
+    def _mapped(self, place: Place) -> np.ndarray:
+        begin, end = place.extent
         # Touching a mapping beyond the file's end would kill the process.
         if os.fstat(self._descriptor).st_size < end:
             raise self._shorter()
+        if self._mapping is None:
+            flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            self._mapping = mmap.mmap(self._descriptor, 0, flags=flags, prot=protection)
         span = np.frombuffer(self._mapping, np.uint8, end - begin, begin)
-        np.copyto(columns, np.lib.stride_tricks.as_strided(span, columns.shape, (place.stride, 1)))
-        return place.nbytes
+        return np.lib.stride_tricks.as_strided(span, (place.count, place.width), (place.stride, 1))
 
     def _read_range(self, offset: int, into: np.ndarray) -> int:
         rest = into.data
