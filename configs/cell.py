@@ -23,17 +23,31 @@ Fault = Literal["raise", "kill", "hang", "out_of_memory"]
 NonNegative = Annotated[int, Field(ge=0)]
 
 
+StageBalance = Literal["memory", "speed"]
+
+
 class Layout(Frozen):
     """How ranks share the work: data (`dp`), tensor (`tp`) and pipeline (`pp`) parallel degrees.
 
     `strategy` says how data-parallel training keeps replicas equal; `none` where there is nothing
-    to keep equal (one rank, or inference).
+    to keep equal (one rank, or inference). `stage_balance` means something for inference with `pp` above 1 alone.
     """
 
     dp: PositiveInt = 1
     tp: PositiveInt = 1
     pp: PositiveInt = 1
     strategy: Strategy = "none"
+    stage_balance: StageBalance = Field(
+        "memory",
+        description="stages are made equal in bytes that they hold (memory), or that a decode step reads (speed)",
+    )
+
+    @model_validator(mode="after")
+    def _one_stage_is_balanced(self) -> "Layout":
+        """So that a sweep over `pp` measures one stage once."""
+        if self.pp == 1 and self.stage_balance != "memory":
+            object.__setattr__(self, "stage_balance", "memory")
+        return self
 
     @property
     def ranks(self) -> int:
@@ -42,7 +56,7 @@ class Layout(Frozen):
 
     def __str__(self) -> str:
         degrees = [f"{axis}={n}" for axis, n in (("dp", self.dp), ("tp", self.tp), ("pp", self.pp)) if n > 1]
-        return " x ".join(degrees) or "1 rank"
+        return (" x ".join(degrees) or "1 rank") + (" by speed" if self.stage_balance == "speed" else "")
 
 
 class GenerateWorkload(Frozen):

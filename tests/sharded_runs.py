@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.cell import StageBalance
 from configs.model import Manifest
 from engine.inference.model import Shard
 from engine.inference.weights import read_shard
@@ -34,6 +35,7 @@ class Run:
     pieces: tuple[int, ...] = ()
     new_tokens: int = 0
     dtype: str = "float32"
+    stage_balance: StageBalance = "memory"
 
 
 @cache
@@ -55,7 +57,7 @@ def manifest_of(folder: str) -> Manifest:
 
 def forward(rank: int, run: Run) -> dict[str, Any] | None:
     """Logits [batch, length, vocabulary] and greedy tokens from the rank that speaks for its replica; else None."""
-    grid = Grid(run.dp, run.tp, run.pp, rank)
+    grid = Grid(run.dp, run.tp, run.pp, rank, run.stage_balance)
     groups = communicators(run.dp, run.tp, run.pp, rank)
     shard = _shard(run.folder, run.dtype, grid)
     tokens = torch.tensor(run.tokens)

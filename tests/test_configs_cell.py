@@ -99,3 +99,9 @@ def test_the_order_is_random_but_the_same_for_a_seed() -> None:
 def test_unpacked_every_visit_is_alone() -> None:
     launches = pack_launches(visits(2), "timed", 0, pack=False)
     assert [len(launch.visits) for launch in launches] == [1] * 12
+
+
+def test_one_stage_has_no_balance() -> None:
+    assert cell(layout=Layout(stage_balance="speed")).key == cell().key, "a sweep over pp measures it once"
+    staged = cell(layout=Layout(pp=2, stage_balance="speed"))
+    assert staged.key != cell(layout=Layout(pp=2)).key and str(staged.layout) == "pp=2 by speed"

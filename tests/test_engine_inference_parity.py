@@ -162,11 +162,14 @@ def test_filling_at_the_left_changes_nothing(pool: RankPool, folders: dict[str, 
     assert np.array_equal(answer["tokens"], tokens)
 
 
+@pytest.mark.parametrize("balance", ["memory", "speed"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_stages_give_the_same_bits_as_one_rank(pool: RankPool, folders: dict[str, Path], dtype: str) -> None:
+def test_stages_give_the_same_bits_as_one_rank(
+    pool: RankPool, folders: dict[str, Path], dtype: str, balance: str
+) -> None:
     for name in ("llama", "qwen2"):
         one = spoken(pool.run(forward, run_of("one", folders[name], dtype=dtype)))
-        two = spoken(pool.run(forward, run_of("pp2", folders[name], dtype=dtype)))
+        two = spoken(pool.run(forward, run_of("pp2", folders[name], dtype=dtype, stage_balance=balance)))
         assert np.array_equal(one["logits"], two["logits"])
         assert np.array_equal(one["tokens"], two["tokens"])
 

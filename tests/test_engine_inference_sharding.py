@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from configs.architectures import ARCHITECTURES
+from configs.cell import Layout, StageBalance
 from engine.inference.sharding import Share, check_degrees, pieces, working_degrees
 from engine.inference.stages import stage_layers
 from engine.llama_config import LlamaConfig
@@ -114,17 +115,26 @@ def test_tables_count_for_the_first_and_the_last_stage() -> None:
     assert layers_of(config_of(num_hidden_layers=8, vocab_size=100_000), 4) == [1, 3, 3, 1]
 
 
-def test_no_other_split_has_a_lighter_fullest_stage() -> None:
+def test_ranks_load_the_layers_of_their_balance() -> None:
+    config = config_of(num_hidden_layers=8, vocab_size=2752)
+    for balance, layers in (("memory", [4, 4]), ("speed", [5, 3])):
+        layout = Layout.model_validate({"pp": 2, "stage_balance": balance})
+        wanted = [pieces(config, Grid.of(layout, rank)) for rank in range(2)]
+        assert [len({name.split(".")[2] for name in names if ".layers." in name}) for names in wanted] == layers
+
+
+@pytest.mark.parametrize("balance", ["memory", "speed"])
+def test_no_other_split_has_a_lighter_fullest_stage(balance: StageBalance) -> None:
     for words, layers in product([64, 1000, 3000, 9000], [6, 9]):
         config = config_of(num_hidden_layers=layers, vocab_size=words)
         shapes = config.tensor_shapes()
         layer = sum(prod(shape) for name, shape in shapes.items() if ".layers.0." in name)
 
         def fullest(counts: tuple[int, ...], layer: int = layer, table: int = words * 96) -> int:
-            return max(
-                count * layer + (table if place in (0, len(counts) - 1) else 0) for place, count in enumerate(counts)
-            )
+            tables = (0, len(counts) - 1) if balance == "memory" else (len(counts) - 1,)
+            return max(count * layer + (table if place in tables else 0) for place, count in enumerate(counts))
 
         for pp in (2, 3):
             splits = [split for split in product(range(1, layers), repeat=pp) if sum(split) == layers]
-            assert fullest(tuple(layers_of(config, pp))) == min(map(fullest, splits))
+            found = tuple(len(layers) for layers in stage_layers(config, pp, balance))
+            assert fullest(found) == min(map(fullest, splits))

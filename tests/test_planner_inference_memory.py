@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from configs.architectures import ARCHITECTURES
-from configs.cell import Layout
+from configs.cell import Layout, StageBalance
 from configs.hardware import Accelerator, Machine
+from engine.inference.stages import stage_layers as engine_stage_layers
 from engine.llama import KeyValueCache, Llama
 from engine.llama_config import LlamaConfig
 from engine.planner.catalog import find_model
+from engine.planner.families import read_architecture
 from engine.planner.memory.inference import inference_memory, largest_batch, smallest_tp
 from engine.planner.memory.stored import stage_layers
 from engine.planner.setup import InferenceSetup, WeightFormat
@@ -87,6 +89,15 @@ def test_other_kinds_of_model() -> None:
     assert t5.kv_cache == 2 * 6 * (20 + 100) * 2 * 512 * 2, "the decoder's own and its source's"
     image = inference_memory(setup("vit-base-patch16-224", prompt_tokens=197))
     assert image.kv_cache == 0 and image.parameters == 2 * find_model("vit-base-patch16-224").parameters
+
+
+@pytest.mark.parametrize("balance", ["memory", "speed"])
+def test_stages_are_those_of_the_engine(balance: StageBalance) -> None:
+    shape = ARCHITECTURES["llama-200m"]
+    config, architecture = LlamaConfig.parse(shape), read_architecture(shape)
+    for pp in (2, 3, 5):
+        split = stage_layers(setup(architecture=architecture, layout=Layout(pp=pp, stage_balance=balance)))
+        assert split == engine_stage_layers(config, pp, balance)
 
 
 def test_pipeline_stages_and_the_fullest_of_them() -> None:

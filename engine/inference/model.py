@@ -19,7 +19,7 @@ from torch.nn import functional
 from engine.inference.cache import KernelStep, KeyValueCache, Step
 from engine.inference.graphs import static_decode
 from engine.inference.sharding import Share
-from engine.inference.stages import stage_layers
+from engine.inference.stages import own_layers
 from engine.kernels.linear import PackedLinear
 from engine.kernels.operators import add_rms_norm, rms_norm, rotate, silu_multiply
 from engine.llama import attend, rotary_frequencies
@@ -63,7 +63,7 @@ class Shard:
         self.config, self.grid, self.weights, self.group = config, grid, weights, group
         self.first, self.last = grid.is_first_stage, grid.is_last_stage
         self.share = Share.of(config, grid.tp, grid.tp_rank)
-        self.layers = stage_layers(config, grid.pp)[grid.pp_rank]
+        self.layers = own_layers(config, grid)
         self.dtype, self.device = weights.layers[0].input_norm.dtype, weights.layers[0].input_norm.device
         self._windows = [config.windows[layer] for layer in self.layers]
         self._frequencies = rotary_frequencies(config.rope, config.head_dim).to(self.device)

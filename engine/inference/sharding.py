@@ -11,7 +11,7 @@ where ranks outnumber key and value heads, several ranks hold the same one.
 
 from dataclasses import dataclass
 
-from engine.inference.stages import stage_layers
+from engine.inference.stages import own_layers
 from engine.llama_config import LlamaConfig
 from engine.loading import Piece
 from engine.parallel.grid import Grid
@@ -83,7 +83,7 @@ def pieces(config: LlamaConfig, grid: Grid) -> dict[str, Piece]:
     """
     share = Share.of(config, grid.tp, grid.tp_rank)
     wanted: dict[str, Piece] = {}
-    for layer in stage_layers(config, grid.pp)[grid.pp_rank]:
+    for layer in own_layers(config, grid):
         wanted |= _layer_pieces(config, share, f"model.layers.{layer}.", first=grid.tp_rank == 0)
     words = _span(share.vocabulary, config.vocabulary)
     if grid.is_first_stage or (grid.is_last_stage and config.tied):

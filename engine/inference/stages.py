@@ -1,32 +1,30 @@
-"""Which layers each pipeline stage holds, balanced by bytes. Pure arithmetic, no torch.
+"""Which layers each pipeline stage holds. Pure arithmetic, no torch.
 
-    stage_layers(config, pp=2)        # [range(0, 6), range(6, 12)]
+    stage_layers(config, pp=2)               # [range(0, 6), range(6, 12)]: by what a stage holds
+    stage_layers(config, 2, "speed")         # [range(0, 7), range(7, 12)]: by what a step reads of it
 
-The embedding counts for the first stage and the head for the last; a tied head is a copy there. The fullest stage is
-made as small as it can be, and among equals the stages as even as they can be.
+Embedding and head belong to the first and the last stage; a tied head is a copy there. Both take memory, but of the
+embedding a step reads only the rows of its tokens, while the head is read whole.
 """
 
 from math import prod
 
+from configs.cell import StageBalance
 from engine.llama_config import LlamaConfig
+from engine.parallel.grid import Grid
+from engine.planner.stages import balanced_stages
 
 
-def stage_layers(config: LlamaConfig, pp: int) -> list[range]:
+def stage_layers(config: LlamaConfig, pp: int, balance: StageBalance = "memory") -> list[range]:
     """The layers of each of `pp` stages, at least one each; `pp` must not exceed the layers."""
-    assert 1 <= pp <= config.layers
-    embedding = config.vocabulary * config.hidden
-    layer = _layer_elements(config)
-    # Layers are alike, so only their numbers matter: first and last stage take fewer by what their table weighs.
-    counts = [1] * pp
-    extra = [0] * pp
-    if pp > 1:
-        extra[0] += embedding
-        extra[-1] += embedding
-    for _ in range(config.layers - pp):
-        loads = [extra[stage] + counts[stage] * layer for stage in range(pp)]
-        counts[loads.index(min(loads))] += 1
-    starts = [sum(counts[:stage]) for stage in range(pp)]
-    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    table = config.vocabulary * config.hidden
+    first = table if balance == "memory" else 0
+    return balanced_stages(config.layers, pp, _layer_elements(config), first, table)
+
+
+def own_layers(config: LlamaConfig, grid: Grid) -> range:
+    """The layers of a rank's stage."""
+    return stage_layers(config, grid.pp, grid.stage_balance)[grid.pp_rank]
 
 
 def _layer_elements(config: LlamaConfig) -> int:

@@ -24,7 +24,7 @@ from configs.record import Figure
 from engine.context import Context
 from engine.inference.model import Layer, Shard, Weights
 from engine.inference.sharding import check_degrees, pieces
-from engine.inference.stages import stage_layers
+from engine.inference.stages import own_layers
 from engine.kernels.linear import PackedLinear, pack_linear
 from engine.llama_config import LlamaConfig
 from engine.loading import LoadReport, Piece, network_file_system, read_pieces, stored_tensors
@@ -273,7 +273,7 @@ class Assembly:
     def weights(self) -> Weights:
         """All of the rank's weights; every wanted piece must have come."""
         assert not self._waiting, f"parts without the rest: {sorted(self._waiting)}"
-        grid, layers = self._grid, stage_layers(self._config, self._grid.pp)[self._grid.pp_rank]
+        grid, layers = self._grid, own_layers(self._config, self._grid)
         return Weights(
             layers=[self._layer(f"model.layers.{layer}.") for layer in layers],
             embedding=self._plain["model.embed_tokens.weight"] if grid.is_first_stage else None,
@@ -326,7 +326,7 @@ _PARTS = {
 def _products(config: LlamaConfig, grid: Grid, wanted: set[str]) -> dict[str, list[str]]:
     """The tensors of each packed product in their order: weights first, then those biases that this rank has."""
     products: dict[str, list[str]] = {}
-    for layer in stage_layers(config, grid.pp)[grid.pp_rank]:
+    for layer in own_layers(config, grid):
         prefix = f"model.layers.{layer}."
         for product, parts in _PARTS.items():
             names = [f"{prefix}{part}.{kind}" for kind in ("weight", "bias") for part in parts]

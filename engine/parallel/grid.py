@@ -9,17 +9,18 @@ host; then pipeline stages; replicas are farthest apart:  rank = (dp_rank * pp +
 
 from dataclasses import dataclass
 
-from configs.cell import Layout
+from configs.cell import Layout, StageBalance
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Degrees of parallelism, and the rank that this is."""
+    """Degrees of parallelism, how stages share the layers, and the rank that this is."""
 
     dp: int
     tp: int
     pp: int
     rank: int
+    stage_balance: StageBalance = "memory"
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, f"rank {self.rank} is not one of {self.world_size}"
@@ -27,7 +28,7 @@ class Grid:
     @classmethod
     def of(cls, layout: Layout, rank: int) -> "Grid":
         """The place of a rank in a layout."""
-        return cls(dp=layout.dp, tp=layout.tp, pp=layout.pp, rank=rank)
+        return cls(layout.dp, layout.tp, layout.pp, rank, layout.stage_balance)
 
     @property
     def world_size(self) -> int:

@@ -8,10 +8,9 @@ Quantised are the matrices that multiply; tables, norms and biases stay in the f
 `int4_group` weights (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
 """
 
-from itertools import pairwise
-
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.setup import InferenceSetup
+from engine.planner.stages import balanced_stages
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
 QUANTISED = ("float8", "int8", "int4")
@@ -45,7 +44,7 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
 
 
 def stage_layers(setup: InferenceSetup) -> list[range]:
-    """Layers of each pipeline stage; stages differ by one layer at most, the first ones have more.
+    """Layers of each pipeline stage, as the engine shares them out; those of all kinds count alike.
 
     Raises ValueError where there are more stages than layers.
     """
@@ -54,9 +53,16 @@ def stage_layers(setup: InferenceSetup) -> list[range]:
         raise ValueError(
             f"layout.pp: {stages} stages for {layers} layers of {setup.architecture.name}; use at most that"
         )
-    small, more = divmod(layers, stages)
-    starts = [stage * small + min(stage, more) for stage in range(stages + 1)]
-    return [range(start, end) for start, end in pairwise(starts)]
+    blocks = embedding = head = 0.0
+    for weight in setup.architecture.weights:
+        if weight.block:
+            blocks += weight.copies * stored_bytes(weight, setup)
+        elif weight.role == "embedding":
+            embedding += weight.copies * stored_bytes(weight, setup)
+        else:  # a tied head is a copy on the last stage
+            head += max(weight.copies, 1) * stored_bytes(weight, setup)
+    first = embedding if setup.layout.stage_balance == "memory" else 0.0
+    return balanced_stages(layers, stages, blocks / max(layers, 1), first, head)
 
 
 def feed_forward_width(architecture: Architecture) -> int:
