@@ -5,9 +5,10 @@
     hidden = shard.forward(tokens, cache, last_only=True)           # prefill, then one token a call
     tokens = shard.greedy(shard.head(hidden)[:, -1])
 
-Tensor-parallel ranks each compute their heads and feed-forward columns and add up what comes of them: one all-reduce
-after attention and one after the feed-forward. Embedding and head are split by words. Values are rounded where
-transformers rounds them: a norm is computed in float32 and multiplied after the cast, cosines are cast before use.
+Tensor-parallel ranks each compute their heads and feed-forward columns and add up what comes of them: one sum after
+attention and one after the feed-forward (`engine.inference.residual`). Embedding and head are split by words. Values
+are rounded where transformers rounds them: a norm is computed in float32 and multiplied after the cast, cosines are
+cast before use.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from torch.nn import functional
 
 from engine.inference.cache import KernelStep, KeyValueCache, Step
 from engine.inference.graphs import static_decode
+from engine.inference.residual import Residual
 from engine.inference.sharding import Share
 from engine.inference.stages import own_layers
 from engine.kernels.linear import PackedLinear
-from engine.kernels.operators import add_rms_norm, rms_norm, rotate, silu_multiply
+from engine.kernels.operators import rms_norm, rotate, silu_multiply
 from engine.llama import attend, rotary_frequencies
 from engine.llama_config import LlamaConfig
 from engine.parallel.communicator import Communicator
@@ -103,18 +105,14 @@ class Shard:
     def compute(self, inputs: Tensor, step: Step | KernelStep, last_only: bool) -> Tensor:
         """What `forward` gives, with a step of a cache at hand; the cache's length stays."""
         hidden = self._embed(inputs) if self.first else inputs
-        normed = rms_norm(hidden, self.weights.layers[0].input_norm, self._epsilon)
+        stream = Residual(hidden, self.group, self._epsilon)
+        normed = stream.norm(self.weights.layers[0].input_norm)
         for place, (layer, following) in enumerate(zip(self.weights.layers, self._following, strict=True)):
-            mixed = layer.output(self._attention(normed, layer, place, step))
-            if not self._alone:
-                self.group.all_reduce(mixed)
-            hidden, normed = add_rms_norm(hidden, mixed, layer.post_norm, self._epsilon)
+            normed = stream.add(layer.output(self._attention(normed, layer, place, step)), layer.post_norm)
             fed = layer.down(silu_multiply(layer.gate_up(normed)))
-            if not self._alone:
-                self.group.all_reduce(fed)
             if following is not None:
-                hidden, normed = add_rms_norm(hidden, fed, following, self._epsilon)
-        hidden = hidden + fed
+                normed = stream.add(fed, following)
+        hidden = stream.whole(fed)
         if self.weights.norm is None:
             return hidden
         return rms_norm(hidden[:, -1:] if last_only else hidden, self.weights.norm, self._epsilon)
