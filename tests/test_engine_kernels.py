@@ -358,6 +358,16 @@ def test_another_source_or_flag_is_another_library(fresh_build: Path, tmp_path: 
     assert len(cached(tmp_path)) == 3
 
 
+def test_another_header_is_another_library(fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = fresh_build.with_name("number.h")
+    fresh_build.write_text('#include "number.h"\nint answer(void) { return NUMBER; }\n')
+    for number in (1, 2, 1):
+        monkeypatch.setattr(build, "_loaded", {})
+        header.write_text(f"#define NUMBER {number}\n")
+        assert needs_compiler(build.load_library(fresh_build)).answer() == number
+    assert len(cached(tmp_path)) == 2
+
+
 def test_processes_compile_at_the_same_time(fresh_build: Path, tmp_path: Path) -> None:
     needs_compiler(build.load_library(fresh_build))
     code = (

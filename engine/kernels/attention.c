@@ -7,19 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-enum { FLOAT32 = 0, BFLOAT16 = 1 };
-#ifdef __AVX512F__
-enum { LANES = 16 };
-#else
-enum { LANES = 8 };
-#endif
-enum { MOST_WIDTH = 512, COLUMNS = 4 };
+#include "lanes.h"
 
-typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t integers __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+enum { MOST_WIDTH = 512, COLUMNS = 4 };
 
 struct attention { /* strides in elements */
     const void *cosines, *sines; /* [capacity, width] */
@@ -31,33 +21,6 @@ struct attention { /* strides in elements */
     int64_t position, dtype;
     float scale;
 };
-
-INLINE void *at(const int dtype, const void *base, int64_t index) {
-    return (char *)base + index * (dtype == FLOAT32 ? 4 : 2);
-}
-
-INLINE floats load(const int dtype, const void *base, int64_t index) {
-    if (dtype == FLOAT32) return *(const floats *)at(dtype, base, index);
-    return (floats)(__builtin_convertvector(*(const halves *)at(dtype, base, index), words) << 16);
-}
-
-/* To the nearest, ties to even, one pattern for what is no number, as torch rounds. */
-INLINE words rounded_bits(floats value) {
-    const words bits = (words)value, nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    const words is_nan = (words)((bits & 0x7fffffffu) > 0x7f800000u);
-    return (nearest & ~is_nan) | (is_nan & 0x7fc00000u);
-}
-
-INLINE floats rounded(const int dtype, floats value) {
-    return dtype == FLOAT32 ? value : (floats)rounded_bits(value);
-}
-
-INLINE void store(const int dtype, void *base, int64_t index, floats value) {
-    if (dtype == FLOAT32)
-        *(floats *)at(dtype, base, index) = value;
-    else
-        *(halves *)at(dtype, base, index) = __builtin_convertvector(rounded_bits(value) >> 16, halves);
-}
 
 INLINE float element(const int dtype, const void *base, int64_t index) {
     if (dtype == FLOAT32) return ((const float *)base)[index];

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import tempfile
@@ -70,12 +71,19 @@ def _compiled(source: Path, flags: tuple[str, ...], mode: str) -> Path:
     march = "x86-64-v3" if mode == "avx2" else "native"
     compiler = shlex.split(os.environ.get("CC") or "cc")
     command = [*compiler, "-O3", f"-march={march}", "-shared", "-fPIC", *flags]
-    parts = (source.read_bytes(), shlex.join(command).encode(), _version(tuple(compiler)), _processor_flags())
+    parts = (*_texts(source), shlex.join(command).encode(), _version(tuple(compiler)), _processor_flags())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
     library = _cache_folder() / f"{source.stem}-{digest}.so"
     if not library.exists():
         _compile([*command, str(source)], library)
     return library
+
+
+def _texts(source: Path) -> list[bytes]:
+    """The source and the headers beside it that it includes."""
+    text = source.read_bytes()
+    headers = re.findall(rb'^#include "(.+)"', text, re.MULTILINE)
+    return [text, *(part for header in headers for part in _texts(source.parent / header.decode()))]
 
 
 def _compile(command: list[str], library: Path) -> None:

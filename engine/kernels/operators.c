@@ -9,46 +9,7 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-enum { FLOAT32 = 0, BFLOAT16 = 1 };
-#ifdef __AVX512F__
-enum { LANES = 16 };
-#else
-enum { LANES = 8 };
-#endif
-
-typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t integers __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint32_t words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-
-INLINE const void *at(const int dtype, const void *base, int64_t index) {
-    return (const char *)base + index * (dtype == FLOAT32 ? 4 : 2);
-}
-
-INLINE floats load(const int dtype, const void *base, int64_t index) {
-    if (dtype == FLOAT32) return *(const floats *)at(dtype, base, index);
-    return (floats)(__builtin_convertvector(*(const halves *)at(dtype, base, index), words) << 16);
-}
-
-/* As torch rounds to bfloat16: to the nearest, ties to even, one pattern for what is no number. Low bits are zero. */
-INLINE words rounded_bits(floats value) {
-    const words bits = (words)value, nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    const words is_nan = (words)((bits & 0x7fffffffu) > 0x7f800000u);
-    return (nearest & ~is_nan) | (is_nan & 0x7fc00000u);
-}
-
-INLINE floats rounded(const int dtype, floats value) {
-    return dtype == FLOAT32 ? value : (floats)rounded_bits(value);
-}
-
-INLINE void store(const int dtype, void *base, int64_t index, floats value) {
-    void *to = (void *)at(dtype, base, index);
-    if (dtype == FLOAT32)
-        *(floats *)to = value;
-    else
-        *(halves *)to = __builtin_convertvector(rounded_bits(value) >> 16, halves);
-}
+#include "lanes.h"
 
 /* The end of a row that is no whole vector is worked on in a vector filled with zeros. */
 INLINE floats load_some(const int dtype, const void *base, int64_t index, int64_t count) {
@@ -65,7 +26,7 @@ INLINE void store_some(const int dtype, void *base, int64_t index, int64_t count
         return;
     }
     store(dtype, whole, 0, value);
-    memcpy((void *)at(dtype, base, index), whole, count * (dtype == FLOAT32 ? 4 : 2));
+    memcpy(at(dtype, base, index), whole, count * (dtype == FLOAT32 ? 4 : 2));
 }
 
 INLINE float total(floats value) {
