@@ -82,6 +82,19 @@ def test_cache_by_heads_windows_formats_and_ranks() -> None:
     assert inference_memory(long).kv_cache == 13 * (8192 + 4096) * 2 * 4 * 256 * 2, "every other layer slides"
 
 
+def test_a_tied_head_is_packed_on_a_cpu() -> None:
+    cpu = NODE.model_copy(update={"accelerator": GPU.model_copy(update={"kind": "cpu"})})
+    for name, rows, width in (("gpt2", 50257, 768), ("llama-2-7b", 0, 0)):
+        on_gpu, on_cpu = (inference_memory(setup(name, machine=machine)).parameters for machine in (NODE, cpu))
+        assert on_cpu - on_gpu == 2 * rows * width
+
+
+def test_micro_batches_are_prefilled_one_at_a_time() -> None:
+    whole, pieces = (inference_memory(setup(batch=8, micro_batch=size)) for size in (None, 2))
+    assert pieces.activations == whole.activations // 4 and pieces.logits == whole.logits // 4
+    assert pieces.kv_cache == whole.kv_cache and pieces.parameters == whole.parameters
+
+
 def test_other_kinds_of_model() -> None:
     bert = inference_memory(setup("bert-base-uncased", batch=4, prompt_tokens=128))
     assert bert.kv_cache == 0 and bert.logits == 4 * 128 * 30522 * 2

@@ -7,6 +7,7 @@ from hypothesis import strategies as some
 from configs.cell import Layout
 from configs.hardware import Accelerator, Link, Machine
 from engine.planner.catalog import find_model
+from engine.planner.memory.stored import slowest_stage
 from engine.planner.setup import InferenceSetup
 from engine.planner.timing.collectives import all_reduce_seconds
 from engine.planner.timing.constants import Constants, constants_for
@@ -107,6 +108,22 @@ def test_narrow_weights_pay_but_less_than_their_bytes() -> None:
         generation_time(setup(weights=form, prompt_tokens=1, batch=2048)).token_seconds for form in ("bfloat16", "int8")
     ]
     assert wide[0] == pytest.approx(wide[1], rel=0.01)
+
+
+def test_stages_work_at_once_on_micro_batches() -> None:
+    base = setup(batch=64, layout=Layout(pp=2, stage_balance="speed"))
+    whole, pieces = generation_time(base), generation_time(base.but(micro_batch=32))
+    half = generation_time(base.but(batch=32))
+    busiest = slowest_stage(base)
+    assert 0.5 <= busiest < 0.53
+    assert pieces.token_seconds == pytest.approx(2 * busiest * half.token_seconds), "the busier stage does both"
+    assert pieces.prefill_seconds == pytest.approx((1 + busiest) * half.prefill_seconds), "the first goes through both"
+    assert pieces.prefill_seconds < 0.8 * whole.prefill_seconds and pieces.sequences == 64
+    alone = setup(batch=64, micro_batch=16)
+    quarter = generation_time(setup(batch=16))
+    assert generation_time(alone).seconds == pytest.approx(4 * quarter.seconds), "one stage: one after another"
+    one = setup(batch=1, layout=Layout(pp=2))
+    assert generation_time(one.but(micro_batch=1)) == generation_time(one)
 
 
 def test_stages_work_one_after_another() -> None:

@@ -165,6 +165,7 @@ def inference_setup(
         batch=batch,
         prompt_tokens=max(1, prompt),
         new_tokens=work.new_tokens,
+        micro_batch=work.in_micro_batches(cell.layout.pp),
         weights=cell.dtype,
         compute=cell.dtype,
     )

@@ -76,6 +76,12 @@ class InferenceSetup:
     quantised_head: bool = False  # int8 and int4 for the head too (torchao does so; bitsandbytes, GPTQ and AWQ do not)
     int4_group: int = 128  # weights that share a scale and a zero point
     sharded_vocabulary: bool = True  # tensor parallelism shards table and head too
+    micro_batch: int | None = None  # sequences that pass a stage together; None: the batch at once, one stage working
+
+    @property
+    def at_once(self) -> int:
+        """Sequences that pass a stage together."""
+        return min(self.batch, self.micro_batch or self.batch)
 
     @property
     def context(self) -> int:

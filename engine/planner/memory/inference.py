@@ -3,9 +3,9 @@
     memory = inference_memory(setup)                       # InferenceSetup -> Memory
     largest_batch(setup, 80e9), smallest_tp(setup, 80e9)   # None: nothing fits
 
-Parameters are exact. The peak is the prefill of the whole batch at once, with the cache allocated for the whole
-context, as our engine and most do; activations are the largest set of tensors alive at once in a block of plain
-PyTorch without gradients (listed at `_block_elements`). Decode needs less.
+Parameters are exact. The peak is the prefill of the whole batch (or of a micro-batch) at once, with the cache allocated
+for the whole context, as our engine and most do; activations are the largest set of tensors alive at once in a block of
+plain PyTorch without gradients (listed at `_block_elements`). Decode needs less.
 """
 
 from math import ceil
@@ -82,7 +82,7 @@ def _stage(setup: InferenceSetup, stage: int, all_logits: bool) -> Memory:
     layers = stage_layers(setup)[stage]
     first, last = stage == 0, stage == layout.pp - 1
     element = BYTES[setup.compute]
-    tokens = setup.batch * setup.prompt_tokens
+    tokens = setup.at_once * setup.prompt_tokens
     activations = tokens * element * _block_elements(architecture, layout.tp)
     # Norms are computed in float32: the widened tensor, its square, and the product.
     norm = tokens * architecture.hidden * (3 * element + 8)
@@ -104,8 +104,11 @@ def _stage(setup: InferenceSetup, stage: int, all_logits: bool) -> Memory:
 
 
 def _parameter_bytes(setup: InferenceSetup, layers: range, first: bool, last: bool) -> float:
-    """Blocks by their share of the layers; tables on the first stage, norm and head on the last (a tied head's too)."""
-    architecture = setup.architecture
+    """Blocks by their share of the layers; tables on the first stage, norm and head on the last (a tied head's too).
+
+    On a CPU products are packed, so that a tied head is a copy beside the table.
+    """
+    architecture, packs = setup.architecture, setup.machine.accelerator.kind == "cpu"
     share = len(layers) / max(architecture.layers, 1)
     total = 0.0
     for weight in architecture.weights:
@@ -114,7 +117,7 @@ def _parameter_bytes(setup: InferenceSetup, layers: range, first: bool, last: bo
         elif weight.role == "embedding":
             total += weight.copies * stored_bytes(weight, setup) * first
         elif last:
-            own = max(weight.copies, 1) if not first else weight.copies
+            own = max(weight.copies, 1) if packs or not first else weight.copies
             total += own * stored_bytes(weight, setup)
     return total
 
@@ -160,6 +163,6 @@ def _logits_elements(setup: InferenceSetup, all_logits: bool) -> float:
     if not any(weight.role == "head" for weight in architecture.weights):
         return 0.0
     every = all_logits or architecture.decoder_layers == 0
-    positions = setup.batch * (setup.prompt_tokens if every else 1)
+    positions = setup.at_once * (setup.prompt_tokens if every else 1)
     gathered = tp > 1 and setup.sharded_vocabulary
     return positions * architecture.vocabulary * (1 + 1 / tp if gathered else 1.0)

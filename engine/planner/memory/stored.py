@@ -65,6 +65,18 @@ def stage_layers(setup: InferenceSetup) -> list[range]:
     return balanced_stages(layers, stages, blocks / max(layers, 1), first, head)
 
 
+def slowest_stage(setup: InferenceSetup) -> float:
+    """Share of all that a forward pass multiplies with which the busiest pipeline stage has."""
+    architecture = setup.architecture
+    blocks = head = 0.0
+    for weight in architecture.weights:
+        multiplied = weight.products * stored_bytes(weight, setup)
+        blocks, head = (blocks + multiplied, head) if weight.block else (blocks, head + multiplied)
+    work = [blocks * len(layers) / max(architecture.layers, 1) for layers in stage_layers(setup)]
+    work[-1] += head
+    return max(work) / sum(work)
+
+
 def feed_forward_width(architecture: Architecture) -> int:
     """Elements that one token has in the widest feed-forward: of a dense one, or of all experts that it goes to."""
     dense = [weight for weight in architecture.weights if "mlp" in weight.name and weight.split == 0]

@@ -7,10 +7,11 @@ Every matrix product takes the longer of its arithmetic and of reading its weigh
 CACM 52(4), 2009); what a kernel needs to start, fill and drain the machine comes on top of each
 (`Accelerator.kernel_seconds`), and after every product that is split by its inputs the ranks sum up (Megatron-LM,
 arXiv 1909.08053). In decode it is the weights and the cache that are read for each token, the kernels and the sums
-that count; in prefill the arithmetic. One batch is in flight: pipeline stages work one after another.
+that count; in prefill the arithmetic. Of a batch in micro-batches all pipeline stages work at once, else one after
+another.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.hardware import Accelerator, Machine
 from engine.planner.architecture import Architecture, Weight
@@ -20,6 +21,7 @@ from engine.planner.memory.stored import (
     feed_forward_width,
     is_quantised,
     shard,
+    slowest_stage,
     stage_layers,
     stored_bytes,
 )
@@ -75,6 +77,8 @@ def generation_time(setup: InferenceSetup, constants: Constants | None = None) -
     ranks that no known link joins, and for more pipeline stages than layers.
     """
     stage_layers(setup)
+    if setup.at_once < setup.batch:
+        return _in_micro_batches(setup, constants)
     plain = setup.weights not in QUANTISED
     if constants is None and plain and can_measure(setup.architecture, setup.machine.accelerator):
         return measured_generation_time(setup)
@@ -93,6 +97,26 @@ def generation_time(setup: InferenceSetup, constants: Constants | None = None) -
         sequences=setup.batch * layout.dp,
         new_tokens=new_tokens,
         prompt_tokens=setup.prompt_tokens,
+    )
+
+
+def _in_micro_batches(setup: InferenceSetup, constants: Constants | None) -> GenerationTime:
+    """Each stage works on one micro-batch after another.
+
+    A step of all takes as long as the busiest stage works, and no less than one micro-batch takes through all stages;
+    a prefill as long as its first micro-batch through all stages, and then the busiest stage for each of the others.
+    """
+    count = -(-setup.batch // setup.at_once)
+    one = generation_time(setup.but(batch=setup.at_once, micro_batch=None), constants)
+    busiest = slowest_stage(setup)
+    prefill, token = 1 + (count - 1) * busiest, max(1.0, count * busiest)
+    return replace(
+        one,
+        prefill_seconds=one.prefill_seconds * prefill,
+        token_seconds=one.token_seconds * token,
+        prefill_communication_seconds=one.prefill_communication_seconds * prefill,
+        token_communication_seconds=one.token_communication_seconds * token,
+        sequences=setup.batch * setup.layout.dp,
     )
 
 
