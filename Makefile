@@ -58,8 +58,8 @@ bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 record
 bench-planner: $(VENV)/.installed-dev  ## the planner against published and measured figures; the measured ones take minutes
 	$(BIN)/python -m flows.bench_planner
 
-bench-inference: $(VENV)/.installed-dev  ## our engine against its peers and the machine's limits, about 25 minutes
-	$(BIN)/python -m flows.bench_inference
+bench-inference: $(VENV)/.installed-dev  ## our engine against its peers and the machine's limits, half an hour; KEEP=folder keeps the run
+	$(BIN)/python -m flows.bench_inference $(if $(KEEP),--runs $(KEEP))
 
 bench-correctness: $(VENV)/.installed  ## planted defects and clean runs: is each called what it is? minutes
 	$(BIN)/python -m flows.bench_correctness

@@ -262,9 +262,9 @@ def _many_rows(results: Results) -> list[Row]:
     sums = results.of("sums", tp=2, page_cache=None)
     row = Row("sum of 16 KB over two ranks of one host", "us", 25e-6, at_most=True)
     rows = [_absolute(row, by_block(sums, sum_seconds), results.why("sums", tp=2, page_cache=None))]
-    first, second = (by_block(results.of("prefill", tp=tp), first_token_seconds) for tp in (1, 2))
+    first, second = (by_block(results.of("prefill", tp=tp, page_cache=None), first_token_seconds) for tp in (1, 2))
     row = Row(f"prefill of {PREFILL_TOKENS} tokens, tp=2 against one rank", "times", 1.8)
-    rows.append(_ratio(row, first, second, results.why("prefill", tp=2)))
+    rows.append(_ratio(row, first, second, results.why("prefill", tp=2, page_cache=None)))
     (one_size, one), (two_size, two) = (_best(results.of("many", pp=pp)) for pp in (1, 2))
     row = Row(f"pp=2, {MANY_SEQUENCES} sequences, against one rank at its best micro-batch", "times", 1.5)
     row = _ratio(row, one, two, results.why("many", pp=2))

@@ -20,7 +20,7 @@ from flows.bench_inference_rows import Measured, Row, inference_rows, table_text
 
 BLOCKS = 8
 DECODE = GenerateWorkload(num_prompts=1, prompt_tokens=64, read_probe=True)
-PREFILL = GenerateWorkload(num_prompts=1, prompt_tokens=512, new_tokens=2)
+MANY = GenerateWorkload(num_prompts=64, batch_size=64)
 ANSWERS = GenerateWorkload(num_prompts=4, batch_size=4, micro_batch_size=2, answers=True)
 
 
@@ -109,7 +109,7 @@ def test_loads_are_taken_from_the_visit_that_loaded() -> None:
     for block in range(BLOCKS):
         bytes_asked = {"load_asked_bytes": [51.0, 50.0], "load_seconds": [0.10, 0.09], "load_device_bytes": [60, 44]}
         load = {"load_bytes": 100}
-        found.append(measured({}, block, load, bytes_asked, workload=PREFILL, tp=2))
+        found.append(measured({}, block, load, bytes_asked, workload=MANY, tp=2))
         found.append(measured({}, block, {"load_seconds": None, "load_bytes": None}, workload=DECODE, tp=2))
         cold = load | {"raw_read_seconds": 0.1}
         same = {name: values for name, values in bytes_asked.items() if name != "load_device_bytes"}
