@@ -2,7 +2,7 @@
 
 Writes the model of 200 million parameters as two safetensors files, runs the shipped study `bench_inference.yaml` on
 them as `rankwise run` in a process of its own, and prints the table: each figure with its interval, its bar, and
-whether that is met. half an hour on two cores, which should have nothing else to do. `--table RUN` prints the
+whether that is met. Half an hour on two cores, which should have nothing else to do. `--table RUN` prints the
 table of a run that there is already.
 """
 

@@ -238,9 +238,18 @@ def lower_priority() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, int(thread.name), NICE)
+    # A thread that was not reached yet may start another one meanwhile, which has its priority.
+    while any(_lowered(int(thread.name)) for thread in Path("/proc/self/task").iterdir()):
+        pass
+
+
+def _lowered(thread: int) -> bool:
+    """Whether the thread had another priority until now."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpriority(os.PRIO_PROCESS, thread) != NICE:
+            os.setpriority(os.PRIO_PROCESS, thread, NICE)
+            return True
+    return False
 
 
 def serve(listener: int, parent: int) -> NoReturn:
