@@ -18,7 +18,7 @@ team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until C
 test: $(VENV)/.installed-dev  ## every test that this machine can run, but the slow ones
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow"
 
-test-slow: $(VENV)/.installed-dev  ## the others: compiling peers, alarms at ten per cent, peaks of real steps
+test-slow: $(VENV)/.installed-dev  ## the others: the UI in a browser, a team's whole life, compiling peers, peaks of real steps
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m slow
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules

@@ -12,11 +12,12 @@ every look waits until the page shows what is asked for.
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import UUID
 
 from playwright.sync_api import Browser, Locator, Page, Response, expect, sync_playwright
+from playwright.sync_api import TimeoutError as PageTimeoutError
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SLOW = 60_000.0
@@ -107,7 +108,13 @@ class Ui:
 
     def go(self, path: str) -> None:
         """Open a page of the UI. While answers come it draws itself anew, and a click may hit what goes away."""
-        self.page.goto(f"{self._url}{path}", wait_until="networkidle")
+        self.page.goto(f"{self._url}{path}", wait_until="load")
+        self._rest()
+
+    def _rest(self) -> None:
+        """Until no answer is under way; the page of a run that goes on asks again and again and may never rest."""
+        with suppress(PageTimeoutError):
+            self.page.wait_for_load_state("networkidle", timeout=SLOW / 4)
 
     def sees(self, text: str) -> Locator:
         """Wait until a text is visible; returns where."""
@@ -159,7 +166,7 @@ class Ui:
 
     def picture(self, path: Path, height: int | None = None) -> None:
         """Keep what the window shows, or its upper part, once it is all there."""
-        self.page.wait_for_load_state("networkidle")
+        self._rest()
         self.page.evaluate("document.fonts.ready")
         # A timeline is drawn on a canvas, which tells nobody when it has come to rest.
         self.page.wait_for_timeout(1500)

@@ -232,6 +232,7 @@ def everything_said(folder: Path) -> str:
     return "\n".join([*lines, *(path.read_text(errors="replace") for path in files)])
 
 
+@pytest.mark.slow
 def test_up_serves_survives_and_goes_down_without_a_trace(team: Team) -> None:
     team.environment = {"PREFECT_SERVER_API_AUTH_STRING": f"team:{PASSWORD}"}
     options = ("--port", str(team.port), "--background", "--workers", "2")

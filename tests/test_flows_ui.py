@@ -20,7 +20,10 @@ from browser import SLOW, Field, Ui, chromium, find_chromium, opened
 from offline_team import OfflineTeam
 from studies import status, wait_until, write_study
 
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed on this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed on this machine"),
+]
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 NIGHTLY = "scheduled sweep/nightly"
@@ -154,14 +157,16 @@ def test_a_schedule_is_switched_on_and_off(ui: Ui, team: OfflineTeam) -> None:
     ui.go(f"/deployments/deployment/{deployment}")
     try:
         ui.switch("nightly")
-        wait_until(lambda: scheduled_runs(team, deployment, "SCHEDULED"), 60, "the runs to come")
+        wait_until(
+            lambda: scheduled_runs(team, deployment, "SCHEDULED"), 180, "the runs to come"
+        )  # the scheduler looks once a minute
         assert not schedules(team)["weekly"].active
         for run in scheduled_runs(team, deployment, "SCHEDULED"):
             assert run.parameters == {"study": "quickstart", "assignments": ["measuring.repeats=3"]}
     finally:
         if schedules(team)["nightly"].active:
             ui.switch("nightly")
-        wait_until(lambda: not schedules(team)["nightly"].active, 60, "the schedule's end")
+        wait_until(lambda: not schedules(team)["nightly"].active, 180, "the schedule's end")
     after = {slug: (schedule.active, schedule.parameters) for slug, schedule in schedules(team).items()}
     assert after == {slug: (schedule.active, schedule.parameters) for slug, schedule in before.items()}
     assert not scheduled_runs(team, deployment, "SCHEDULED")
