@@ -76,7 +76,8 @@ def _settle(batch: Batch, replica: Replica, visit: Visit, context: Context) -> d
     if visit.cell.page_cache is not None and context.measuring_pass == "timed" and not is_settled(context):
         context.barrier()
         first = replica.decode(batch, 1)[0]
-        figures["first_ttft_seconds"] = float(first.stamps[0] - first.began)
+        if context.grid.speaks:  # a stage in the middle never sees a token
+            figures["first_ttft_seconds"] = float(first.stamps[0] - first.began)
     settle_shard(context)
     return figures
 

@@ -229,6 +229,9 @@ def guard_main(folder: Path, listener: int) -> None:
             server.end()
 
 
+_MOST_LOOKS = 20
+
+
 def lower_priority() -> None:
     """Nice 19 for every thread of this process, and for its session.
 
@@ -239,8 +242,9 @@ def lower_priority() -> None:
         Path("/proc/self/autogroup").write_text(str(NICE))
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     # A thread that was not reached yet may start another one meanwhile, which has its priority.
-    while any(_lowered(int(thread.name)) for thread in Path("/proc/self/task").iterdir()):
-        pass
+    for _ in range(_MOST_LOOKS):
+        if not any([_lowered(int(thread.name)) for thread in Path("/proc/self/task").iterdir()]):
+            break
 
 
 def _lowered(thread: int) -> bool:

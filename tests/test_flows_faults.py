@@ -81,12 +81,12 @@ def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path, api: Le
     first.wait()
     # On a slow machine the launch would have ended before the second run looks: it stands still until then.
     launch = running_of(tmp_path)
-    for process in launch:
-        process.suspend()
-    began = datetime.now(UTC).isoformat()
-    second, output = start("run", study, cwd=tmp_path), tmp_path / "out.log"
+    began, output = datetime.now(UTC).isoformat(), tmp_path / "out.log"
     looked = {"name": {"like_": "adopt"}, "start_time": {"after_": began}, "state": {"type": {"any_": ["COMPLETED"]}}}
     try:
+        for process in launch:
+            process.suspend()
+        second = start("run", study, cwd=tmp_path)
         wait_until(lambda: _ask(api, "/task_runs/filter", {"task_runs": looked}), what="the look at what was left")
     finally:
         for process in launch:

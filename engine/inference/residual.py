@@ -3,7 +3,7 @@
     stream = Residual(hidden, group, epsilon)        # [batch, length, width], the same on all ranks
     normed = stream.norm(weight)
     normed = stream.add(part, weight)                # part: this rank's share of a sum, of the same shape
-    hidden = stream.whole()
+    hidden = stream.whole(part)                      # without a norm
 
 Few rows are summed on every rank, and every rank norms all of them. Many rows are shared out: a rank holds the stream
 of its own rows, sums and norms those, and gets the other ranks' norms (sequence parallelism, Korthikanti et al., arXiv
