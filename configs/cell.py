@@ -6,14 +6,14 @@ which experiment asked for it) is not in the key, so that two experiments that n
 share one measurement.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import SCHEMA_VERSION, Frozen, content_hash
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Engine = Literal["rankwise", "transformers", "deepspeed"]
+Engine = Literal["rankwise", "transformers", "deepspeed", "onnxruntime"]
 EngineMode = Literal["eager", "static", "compiled"]
 PageCache = Literal["cold", "warm"]
 Transport = Literal["auto", "shared memory", "gloo", "nccl"]
@@ -21,7 +21,8 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", 
 Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Fault = Literal["raise", "kill", "hang", "out_of_memory"]
 NonNegative = Annotated[int, Field(ge=0)]
-
+PROMPTED = ("generate", "seq2seq", "encode")
+"""Kinds of workloads that work through prompts."""
 
 StageBalance = Literal["memory", "speed"]
 
@@ -59,38 +60,61 @@ class Layout(Frozen):
         return (" x ".join(degrees) or "1 rank") + (" by speed" if self.stage_balance == "speed" else "")
 
 
-class GenerateWorkload(Frozen):
-    """Greedy generation of exactly `new_tokens` tokens for each prompt, in batches of equal size.
+class PromptedWorkload(Frozen):
+    """What workloads that work through prompts share.
 
     The prompts are shared out over the replicas; `num_prompts` counts all replicas'. A replica is `tp` x `pp`
     ranks; with `pp` above 1 several micro-batches of a batch are under way at once, so that all stages work.
     """
 
-    kind: Literal["generate"] = "generate"
     prompts: str | None = Field(None, description="JSONL file with a `prompt` a line; none: random token ids")
     variant: str | None = Field(None, description="only lines whose `variant` is this")
     limit: PositiveInt | None = Field(None, description="only the first so many lines")
     num_prompts: PositiveInt | None = Field(None, description="prompts over all replicas; the file is repeated")
     prompt_tokens: PositiveInt | None = Field(None, description="cut or repeat each prompt to this length")
-    new_tokens: PositiveInt = 32
-    batch_size: PositiveInt = Field(1, description="sequences that one replica decodes at once")
+    batch_size: PositiveInt = Field(1, description="sequences that one replica works on at once")
     micro_batch_size: PositiveInt | None = Field(
         None, description="sequences that pass a stage together; none: the batch shared out over the stages"
     )
-    answers: bool = Field(False, description="keep tokens, likelihoods and logits, to judge correctness")
+    answers: bool = Field(False, description="keep what the model answers, to judge correctness")
     noise_dtypes: tuple[Dtype, ...] = Field(
         (), description="with answers, engine transformers: precisions whose reduction-order noise is measured"
     )
     noise_orders: PositiveInt = Field(4, description="orders of reduction that the noise is measured with")
-    read_probe: bool = Field(False, description="also time a plain read of as many bytes as the weights have")
 
     def in_micro_batches(self, stages: int) -> int:
         """Sequences of a micro-batch on so many stages."""
         return min(self.batch_size, self.micro_batch_size or -(-self.batch_size // stages))
 
-    def scaled(self, factor: int) -> "GenerateWorkload":
+    def scaled(self, factor: int) -> Self:
         """The same work a rank for `factor` times as many ranks."""
         return self.model_copy(update={"num_prompts": (self.num_prompts or 1) * factor})
+
+
+class GenerateWorkload(PromptedWorkload):
+    """Greedy generation by a decoder of exactly `new_tokens` tokens for each prompt, in batches of equal size."""
+
+    kind: Literal["generate"] = "generate"
+    new_tokens: PositiveInt = 32
+    read_probe: bool = Field(False, description="also time a plain read of as many bytes as the weights have")
+
+
+class Seq2SeqWorkload(PromptedWorkload):
+    """Greedy generation by an encoder-decoder: each prompt is a source, `new_tokens` tokens are decoded from it."""
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    new_tokens: PositiveInt = 32
+
+
+Pooling = Literal["mean", "first"]
+
+
+class EncodeWorkload(PromptedWorkload):
+    """Embeddings by an encoder: one vector for each prompt."""
+
+    kind: Literal["encode"] = "encode"
+    pooling: Pooling = Field("mean", description="of the last hidden states: of all tokens, or the first token's")
+    normalize: bool = Field(True, description="bring embeddings to length 1")
 
 
 class TrainWorkload(Frozen):
@@ -150,8 +174,16 @@ class CommunicationWorkload(Frozen):
 
 
 Workload = Annotated[
-    GenerateWorkload | TrainWorkload | NoopWorkload | CommunicationWorkload, Field(discriminator="kind")
+    GenerateWorkload | Seq2SeqWorkload | EncodeWorkload | TrainWorkload | NoopWorkload | CommunicationWorkload,
+    Field(discriminator="kind"),
 ]
+
+Compression = Annotated[
+    str, Field(pattern=r"^(int8|int8_dynamic|int4|prune_2_4|prune_[1-9][0-9]|balanced|aggressive)$")
+]
+"""A pass over the weights after loading; `docs/compression.md` defines each. The last two are lists of passes that
+follow what the hardware can do (`engine.compression.passes`)."""
+LEVELS = ("balanced", "aggressive")
 
 
 class Cell(Frozen):
@@ -164,23 +196,34 @@ class Cell(Frozen):
     engine: Engine = "rankwise"
     engine_mode: EngineMode = Field("eager", description="of engine transformers: how it decodes")
     page_cache: PageCache | None = Field(None, description="state of the model's files before loading; none: as found")
+    compression: tuple[Compression, ...] = Field(
+        (), description="passes over the weights, in order; `int8` or `prune_2_4+int8` or a list"
+    )
     target: str = "local"
     nodes: PositiveInt = 1
     cores_per_rank: PositiveInt = 1
     env: dict[str, str] = {}
 
+    @field_validator("compression", mode="before")
+    @classmethod
+    def _passes(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(value.split("+")) if value != "none" else ()
+        return () if value is None else value
+
     @model_validator(mode="after")
     def _supported(self) -> "Cell":
         layout, kind = self.layout, self.workload.kind
         self._layout_supported()
+        self._compression_supported()
         if kind == "train" and layout.dp > 1 and layout.strategy == "none":
             object.__setattr__(self, "layout", layout.model_copy(update={"strategy": "ddp"}))
         elif kind == "train" and layout.strategy not in ("none", "ddp"):
             raise ValueError(f"layout.strategy: {layout.strategy} is not measured by this version; use ddp")
         elif kind != "train" and layout.strategy != "none":
             raise ValueError(f"layout.strategy: {layout.strategy} is for training; a {kind} workload takes none")
-        if self.engine != "rankwise" and kind != "generate":
-            raise ValueError(f"engine: {self.engine} measures generate; use engine rankwise here")
+        if self.engine != "rankwise" and not isinstance(self.workload, PromptedWorkload):
+            raise ValueError(f"engine: {self.engine} measures {', '.join(PROMPTED)}; use engine rankwise here")
         if self.engine_mode != "eager" and (self.engine != "transformers" or layout.ranks > 1):
             raise ValueError(
                 f"engine_mode: {self.engine_mode} is for engine transformers on one rank; leave it out here"
@@ -190,7 +233,7 @@ class Cell(Frozen):
                 f"workload.global_batch_size: {self.workload.global_batch_size} cannot be shared equally "
                 f"by dp={layout.dp}; use a multiple of {layout.dp}"
             )
-        if isinstance(self.workload, GenerateWorkload) and (self.workload.num_prompts or 1) < layout.dp:
+        if isinstance(self.workload, PromptedWorkload) and (self.workload.num_prompts or 1) < layout.dp:
             raise ValueError(
                 f"workload.num_prompts: {self.workload.num_prompts or 1} leaves ranks of dp={layout.dp} without work; "
                 f"use at least {layout.dp}"
@@ -204,17 +247,37 @@ class Cell(Frozen):
         if kind == "communication":
             if layout.dp > 1 or layout.pp > 1 or layout.tp < 2:
                 raise ValueError("layout: a communication workload runs among the ranks of tp; use tp of 2 or more")
-        elif (layout.tp > 1 or layout.pp > 1) and kind != "generate":
+        elif (layout.tp > 1 or layout.pp > 1) and kind not in PROMPTED:
             raise ValueError(f"layout: a {kind} workload is measured without tp and pp by this version; use dp")
         elif self.engine == "transformers" and (layout.dp > 1 or layout.pp > 1):
             raise ValueError("layout: engine transformers is measured on one rank or with tp; use engine rankwise here")
         elif self.engine == "deepspeed" and (layout.dp > 1 or layout.pp > 1 or layout.tp < 2):
             raise ValueError("layout: engine deepspeed is measured with tp of 2 or more; use engine rankwise here")
+        elif self.engine == "onnxruntime" and layout.ranks > 1:
+            raise ValueError("layout: engine onnxruntime is measured on one rank; use engine rankwise here")
         work = self.workload
-        if isinstance(work, GenerateWorkload) and (work.micro_batch_size or 1) > work.batch_size:
+        if isinstance(work, PromptedWorkload) and (work.micro_batch_size or 1) > work.batch_size:
             raise ValueError(
                 f"workload.micro_batch_size: {work.micro_batch_size} is more than the batch of {work.batch_size}"
             )
+
+    def _compression_supported(self) -> None:
+        if not self.compression:
+            return
+        if not isinstance(self.workload, PromptedWorkload):
+            raise ValueError(f"compression: a {self.workload.kind} workload takes none; use {', '.join(PROMPTED)}")
+        if self.engine != "rankwise":
+            raise ValueError(f"compression: engine {self.engine} is measured without; use engine rankwise here")
+        if len(self.compression) > 1 and set(self.compression) & set(LEVELS):
+            raise ValueError("compression: balanced and aggressive are lists of passes themselves; name one alone")
+        for kind in ("int", "prune"):
+            chosen = [one for one in self.compression if one.startswith(kind)]
+            if len(chosen) > 1:
+                raise ValueError(f"compression: {' and '.join(chosen)} do the same twice; name one of them")
+        if [one for one in self.compression if one.startswith("prune")] != list(self.compression[:1]) and (
+            len(self.compression) > 1
+        ):
+            raise ValueError("compression: weights are pruned before they are quantised; name the pruning first")
 
     @property
     def key(self) -> str:
@@ -239,10 +302,10 @@ class Cell(Frozen):
     def label(self) -> str:
         """A short name for tables: what a person would call this cell."""
         work = self.workload
-        if isinstance(work, GenerateWorkload):
-            size = f"batch {work.batch_size}, {work.new_tokens} tokens"
-            if work.micro_batch_size is not None:
-                size = f"batch {work.batch_size} in {work.micro_batch_size}s, {work.new_tokens} tokens"
+        if isinstance(work, PromptedWorkload):
+            pieces = "" if work.micro_batch_size is None else f" in {work.micro_batch_size}s"
+            size = f"batch {work.batch_size}{pieces}"
+            size = f"encode {size}" if isinstance(work, EncodeWorkload) else f"{size}, {work.new_tokens} tokens"
         elif isinstance(work, CommunicationWorkload):
             size = "communication" if work.transport == "auto" else f"communication by {work.transport}"
         elif isinstance(work, TrainWorkload):
@@ -253,4 +316,5 @@ class Cell(Frozen):
         if self.engine_mode != "eager":
             engine += f" {self.engine_mode}"
         cache = f", {self.page_cache} cache" if self.page_cache else ""
-        return f"{self.layout}, {self.dtype}, {size}{engine}{cache}"
+        passes = f", {' + '.join(self.compression)}" if self.compression else ""
+        return f"{self.layout}, {self.dtype}{passes}, {size}{engine}{cache}"

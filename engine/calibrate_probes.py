@@ -23,7 +23,7 @@ from engine.inference.model import Shard
 from engine.inference.weights import shard_of
 from engine.kernels.linear import PackedLinear, pack_linear
 from engine.llama import Layer, Llama
-from engine.llama_config import LlamaConfig, Rope
+from engine.models.config import ModelConfig, Rope
 from engine.parallel.communicator import open_communicators
 from engine.parallel.grid import Grid
 from engine.weights import DTYPES
@@ -188,9 +188,9 @@ def _reader(size: int) -> Probe:
     return lambda: data.sum()
 
 
-def _config(hidden: int, feed_forward: int, layers: int, vocabulary: int) -> LlamaConfig:
+def _config(hidden: int, feed_forward: int, layers: int, vocabulary: int) -> ModelConfig:
     heads = max(2, hidden // _HEAD_DIM)
-    return LlamaConfig(
+    return ModelConfig(
         vocabulary=vocabulary, hidden=hidden, feed_forward=feed_forward, layers=layers, heads=heads,
         kv_heads=heads // 2, head_dim=hidden // heads, max_positions=2048, norm_epsilon=1e-5, rope=Rope(1e4),
         qkv_bias=False, output_bias=False, mlp_bias=False, head_norms=False, windows=(None,) * layers, tied=True,
@@ -219,7 +219,7 @@ def _decode(sizes: Sizes, layers: int) -> Probe:
     return step
 
 
-def _shard(config: LlamaConfig, dtype: torch.dtype, stages: int = 1, stage: int = 0) -> Shard:
+def _shard(config: ModelConfig, dtype: torch.dtype, stages: int = 1, stage: int = 0) -> Shard:
     """A stage of a random model, as inference runs it on one rank."""
     grid = Grid(1, 1, stages, stage)
     tensors = {name: torch.randn(shape).mul_(0.02).to(dtype) for name, shape in config.tensor_shapes().items()}
@@ -286,7 +286,7 @@ def _layer_weights(hidden: int) -> int:
     return hidden * (3 * hidden + 3 * _feed_forward(hidden))
 
 
-def _rotary(tokens: int, config: LlamaConfig) -> tuple[Tensor, Tensor]:
+def _rotary(tokens: int, config: ModelConfig) -> tuple[Tensor, Tensor]:
     angles = torch.randn(1, 1, tokens, config.head_dim)
     return angles.cos(), angles.sin()
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from configs.model import Manifest
 from engine.inference.sharding import check_degrees, pieces
-from engine.llama_config import LlamaConfig
 from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
+from engine.models.config import ModelConfig
 from engine.parallel.grid import Grid
 from engine.processes import place_from_environment
 from engine.weights import check_tensors, weight_files
@@ -48,7 +48,7 @@ class DistributedCheckpointLoader:
             found = json.loads((folder / "config.json").read_bytes())
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder / 'config.json'}: cannot be read ({error}); name a model's folder") from error
-        self.config = LlamaConfig.parse(found)
+        self.config = ModelConfig.parse(found)
         check_degrees(self.config, world_size, pp=1)
         self.grid = Grid(dp=1, tp=world_size, pp=1, rank=rank)
         manifest = Manifest(identity="folder:unknown", source="folder", folder=str(folder), files={}, config=found)

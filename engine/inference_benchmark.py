@@ -29,7 +29,7 @@ from configs.paths import JobPaths
 from configs.rates import VisitSamples, rates_of
 from configs.record import RankPart, Status, read_part
 from engine.inference.sharding import check_degrees
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 
 _LOOPBACK = "127.0.0.1"
 # torchrun, tied to this process: it must not outlive it.
@@ -150,7 +150,7 @@ class DistributedInferenceBenchmark:
 def _check(config: BenchmarkConfig) -> None:
     if config.world_size < 1 or config.repeats < 1 or config.new_tokens < 2:
         raise ValueError("world_size, repeats, new_tokens: use at least 1, 1 and 2")
-    model = LlamaConfig.parse(config.model())
+    model = ModelConfig.parse(config.model())
     check_degrees(model, config.world_size, pp=1)
     accelerators, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     if accelerators and config.world_size > accelerators:

@@ -5,7 +5,7 @@ line that is measured is ours; transformers stays the reference that the answers
 (`tests/test_engine_llama.py` compares the two). Parameters bear the names of a Hugging Face checkpoint.
 Inference has its own, sharded form (`engine.inference.model`) and takes positions and attention from here.
 
-    model = Llama(LlamaConfig.parse(config))
+    model = Llama(ModelConfig.parse(config))
     logits = model(tokens)                                      # training, or teacher forcing
     cache = KeyValueCache(model.config, batch, capacity, dtype, device)
     logits = model(tokens, cache, last_only=True)               # prefill, then one token a call
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.llama_config import LlamaConfig, Rope
+from engine.models.config import ModelConfig, Rope
 
 
 class KeyValueCache:
     """Keys and values of the tokens seen so far, allocated once for `batch` x `capacity` positions."""
 
     def __init__(
-        self, config: LlamaConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (batch, config.kv_heads, capacity, config.head_dim)
         self._keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers)]
@@ -62,7 +62,7 @@ class RmsNorm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention in which groups of query heads share a key and value head."""
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config, self.layer = config, layer
         queries, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -97,7 +97,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden, config.feed_forward, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.hidden, config.feed_forward, bias=config.mlp_bias)
@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each behind a norm and around a residual."""
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer)
         self.mlp = FeedForward(config)
@@ -129,7 +129,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and the last norm: what a checkpoint calls `model`."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         # `nn.Embedding(...)` would draw weights, on the meta device too, where that imports the whole of
         # torch._dynamo: 1.2 s of every launch. Weights are always assigned after the model is built.
@@ -142,7 +142,7 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """The whole language model; a tied head has no parameter of its own."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.model = Decoder(config)

@@ -21,8 +21,8 @@ from configs.record import Figure
 from engine.answers import read_prefill, sequences_of
 from engine.context import Context, Outcome
 from engine.generate import measure
-from engine.llama_config import LlamaConfig
 from engine.model_scorer import ModelScorer
+from engine.models.config import ModelConfig
 from engine.noise import measure_noise
 from engine.peers.decoding import generate_decoder
 from engine.tokens import Batch, Prompts, batches, prompts_of_rank
@@ -35,7 +35,7 @@ def run(visit: Visit, context: Context) -> Outcome:
     """Measure one visit. Raises ValueError where model or prompts cannot be used."""
     workload = visit.cell.workload
     assert isinstance(workload, GenerateWorkload) and context.world_size == 1
-    config = LlamaConfig.parse(the_manifest(context).config)
+    config = ModelConfig.parse(the_manifest(context).config)
     model, figures = _load(context, DTYPES[visit.cell.dtype])
     began = time.perf_counter()
     prompts = prompts_of_rank(workload, context, config)

@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.current_group import world_communicator
 from engine.inference.sharding import Share, check_degrees
 from engine.kernels.linear import PackedLinear, pack_linear
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.parallel.communicator import Communicator
 
 _SPREAD = 0.02
@@ -133,7 +133,7 @@ def create_tensor_parallel_config(
             f"num_attention_heads: {num_attention_heads} does not divide hidden_size {hidden_size}; "
             "every head has the same number of features"
         )
-    model = LlamaConfig.parse(
+    model = ModelConfig.parse(
         {
             "model_type": "llama",
             "vocab_size": max(world_size, 1),

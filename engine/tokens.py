@@ -24,7 +24,7 @@ from configs.cell import GenerateWorkload, TrainWorkload
 from configs.prompts import numbered_prompts
 from engine.context import Context
 from engine.inference.sharding import even_share
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.weights import the_manifest
 
 RANDOM_PROMPT_TOKENS = 32
@@ -89,7 +89,7 @@ def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
     return context.inputs / f"{sha256}.json" if sha256 else None
 
 
-def prompts_of_rank(workload: GenerateWorkload, context: Context, config: LlamaConfig) -> Prompts:
+def prompts_of_rank(workload: GenerateWorkload, context: Context, config: ModelConfig) -> Prompts:
     """Tokenise the prompts of this rank's replica; the file is repeated up to `num_prompts`, none: random tokens.
 
     Raises ValueError naming the line for a prompt that the model cannot take.
@@ -124,7 +124,7 @@ def _my_share(count: int, context: Context) -> range:
     return even_share(count, grid.dp, grid.dp_rank)
 
 
-def _random_prompts(workload: GenerateWorkload, context: Context, config: LlamaConfig) -> Prompts:
+def _random_prompts(workload: GenerateWorkload, context: Context, config: ModelConfig) -> Prompts:
     length, seed = workload.prompt_tokens or RANDOM_PROMPT_TOKENS, context.job.measuring.seed
     count = workload.num_prompts or workload.batch_size * context.grid.dp
     mine = _my_share(count, context)
@@ -137,7 +137,7 @@ def _random_prompts(workload: GenerateWorkload, context: Context, config: LlamaC
     return Prompts(mine.start, tokens, [None] * len(tokens), count)
 
 
-def _checked(ids: list[int], workload: GenerateWorkload, config: LlamaConfig, where: str) -> list[int]:
+def _checked(ids: list[int], workload: GenerateWorkload, config: ModelConfig, where: str) -> list[int]:
     """Ids cut or repeated to `prompt_tokens`, fit for the model."""
     if not ids:
         raise ValueError(f"{where} becomes no token at all; write a longer prompt")

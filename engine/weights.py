@@ -25,9 +25,9 @@ from configs.model import Manifest
 from configs.record import Figure
 from engine.context import Context
 from engine.llama import Llama
-from engine.llama_config import LlamaConfig
 from engine.loading import Piece, StoredTensor, read_pieces, stored_tensors
 from engine.measure import take_peak
+from engine.models.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX = "model.safetensors.index.json"
@@ -99,7 +99,7 @@ def the_manifest(context: Context) -> Manifest:
 def build_model(manifest: Manifest, dtype: torch.dtype, device: torch.device) -> tuple[Llama, int | None]:
     """A model as the manifest says, and the bytes of its tensors in the files (None: synthetic)."""
     with torch.device("meta"):
-        model = Llama(LlamaConfig.parse(manifest.config))
+        model = Llama(ModelConfig.parse(manifest.config))
     config, file_bytes = model.config, None
     if manifest.synthetic_seed is not None:
         tensors = {
@@ -219,7 +219,7 @@ def _indexed_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_tensors(config: LlamaConfig, stored: dict[str, StoredTensor]) -> int:
+def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> int:
     """Bytes of the model's tensors in the files.
 
     Raises ValueError, naming tensor and file, for one that is missing, of another shape or too short a format, or no

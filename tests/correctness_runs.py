@@ -24,8 +24,8 @@ from engine.answers import Scores, Sequence, collect_answers, columns, read_pref
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
 from engine.inference.weights import shard_of
-from engine.llama_config import LlamaConfig
 from engine.model_scorer import ModelScorer
+from engine.models.config import ModelConfig
 from engine.noise import measure_noise
 from engine.parallel.grid import Grid
 from engine.tokens import Prompts, batches
@@ -119,10 +119,10 @@ class Defect:
     """A planted defect: in a rank's tensors before they are cut, or in what it computes."""
 
     name: str
-    on_tensors: Callable[[dict[str, Tensor], Grid, LlamaConfig], None] | None = None
+    on_tensors: Callable[[dict[str, Tensor], Grid, ModelConfig], None] | None = None
     on_rank: Callable[[Rank], None] | None = None
-    on_config: Callable[[LlamaConfig], LlamaConfig] | None = None
-    possible: Callable[[LlamaConfig, Setting], bool] = lambda config, setting: True
+    on_config: Callable[[ModelConfig], ModelConfig] | None = None
+    possible: Callable[[ModelConfig, Setting], bool] = lambda config, setting: True
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Case:
     """A model with its prompts, the reference's answers and its noise."""
 
     name: str
-    config: LlamaConfig
+    config: ModelConfig
     tensors: dict[str, Tensor]
     prompts: list[list[int]]
     new_tokens: int
@@ -275,7 +275,7 @@ def reference_case(
     name: str, model: Any, prompts: list[list[int]], new_tokens: int, dtypes: tuple[Any, ...] = ("float32", "bfloat16")
 ) -> Case:
     """The reference's answers, one prompt at a time, and its noise."""
-    config = LlamaConfig.parse(json.loads(json.dumps(model.config.to_dict())))
+    config = ModelConfig.parse(json.loads(json.dumps(model.config.to_dict())))
     decoded = torch.tensor([_greedy(model, ids, new_tokens) for ids in prompts])
     given = Prompts(0, prompts, [None] * len(prompts), len(prompts))
     sequences: list[Sequence] = sequences_of(given, decoded)

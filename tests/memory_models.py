@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.llama import Llama
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 
 
 class GptBlock(nn.Module):
@@ -53,7 +53,7 @@ def build(config: dict[str, Any]) -> tuple[nn.Module, nn.ModuleList]:
     """A model of a config.json with small random weights, and its blocks."""
     model: nn.Module
     if config["model_type"] == "llama":
-        model = Llama(LlamaConfig.parse(config))
+        model = Llama(ModelConfig.parse(config))
         blocks = model.model.layers
     else:
         model = Gpt(config)

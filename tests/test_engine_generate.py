@@ -24,7 +24,7 @@ from engine.context import Context, Outcome
 from engine.decoded import Decoded
 from engine.inference.pipeline import Replica
 from engine.inference.sharding import even_share
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.tokens import Batch, batches, prompts_of_rank
 from engine.weights import build_model, save_model
 
@@ -206,7 +206,7 @@ def test_a_memory_pass_runs_only_the_largest_request(make: MakeContext, monkeypa
     monkeypatch.setattr(Replica, "decode", watched)
     visit, context = make(measuring_pass="memory", batch_size=1, answers=True)
     outcome = generate.run(visit, context)
-    longest = max(map(len, prompts_of_rank(visit.cell.workload, context, LlamaConfig.parse(CONFIG)).tokens))  # type: ignore[arg-type]
+    longest = max(map(len, prompts_of_rank(visit.cell.workload, context, ModelConfig.parse(CONFIG)).tokens))  # type: ignore[arg-type]
     assert shapes == [(1, longest)]
     assert outcome.samples == {} and outcome.figures["passes"] == 1
 
@@ -215,7 +215,7 @@ def test_answers_have_their_columns_and_do_not_depend_on_the_batch(make: MakeCon
     alone = generate.run(*make(answers=True, batch_size=1))
     together = generate.run(*make(answers=True, batch_size=4))
     visit, context = make(answers=True)
-    lengths = [len(ids) for ids in prompts_of_rank(visit.cell.workload, context, LlamaConfig.parse(CONFIG)).tokens]  # type: ignore[arg-type]
+    lengths = [len(ids) for ids in prompts_of_rank(visit.cell.workload, context, ModelConfig.parse(CONFIG)).tokens]  # type: ignore[arg-type]
     assert min(lengths) == 1 and max(lengths) > 8
     rows = [min(length, 64) for length in lengths]  # there is room for all positions of short prompts
     samples = together.samples
@@ -303,7 +303,7 @@ def test_completions_are_written_for_people(make: MakeContext) -> None:
 
 
 def test_prompts_are_selected_repeated_and_cut(make: MakeContext) -> None:
-    config = LlamaConfig.parse(CONFIG)
+    config = ModelConfig.parse(CONFIG)
 
     def tokens(rank: int = 0, world_size: int = 1, **work: Any) -> list[list[int]]:
         visit, context = make(rank=rank, world_size=world_size, **work)

@@ -11,7 +11,7 @@ from engine.inference.graphs import static_decode
 from engine.inference.model import Shard
 from engine.inference.weights import shard_of
 from engine.llama import Llama
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 def model_of(**changes: Any) -> Llama:
     torch.manual_seed(3)
-    model = Llama(LlamaConfig.parse(TINY | changes)).requires_grad_(False)
+    model = Llama(ModelConfig.parse(TINY | changes)).requires_grad_(False)
     for parameter in model.parameters():
         parameter.normal_(0.0, 0.3)
     return model
@@ -118,7 +118,7 @@ class _Halves:
     ("row", "token"), [([1, 5, 2, 5, 3], 1), ([1, 2, 0, 7, 7], 3), ([4, 4, 4, 4, 4], 0), ([0, 0, 1, 1, 0], 2)]
 )
 def test_of_equal_logits_on_two_ranks_the_lowest_token_wins(row: list[float], token: int) -> None:
-    config = LlamaConfig.parse(TINY | {"vocab_size": 5})
+    config = ModelConfig.parse(TINY | {"vocab_size": 5})
     left, right = torch.tensor([row[:3]]), torch.tensor([row[3:]])
     shards = []
     for rank in range(2):

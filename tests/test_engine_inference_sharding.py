@@ -11,13 +11,13 @@ from configs.architectures import ARCHITECTURES
 from configs.cell import Layout, StageBalance
 from engine.inference.sharding import Share, check_degrees, pieces, working_degrees
 from engine.inference.stages import stage_layers
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.parallel.grid import Grid
 
 
-def config_of(**changes: Any) -> LlamaConfig:
+def config_of(**changes: Any) -> ModelConfig:
     sizes = {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 8, "hidden_size": 96}
-    return LlamaConfig.parse(ARCHITECTURES["llama-1m"] | sizes | {"num_hidden_layers": 5} | changes)
+    return ModelConfig.parse(ARCHITECTURES["llama-1m"] | sizes | {"num_hidden_layers": 5} | changes)
 
 
 def grids(tp: int, pp: int) -> Iterator[Grid]:
@@ -94,7 +94,7 @@ def test_shares_of_words_and_columns_differ_by_one_at_most() -> None:
     assert [len(share.feed_forward) for share in shares] == [13, 13, 12, 12]
 
 
-def layers_of(config: LlamaConfig, pp: int) -> list[int]:
+def layers_of(config: ModelConfig, pp: int) -> list[int]:
     return [len(layers) for layers in stage_layers(config, pp)]
 
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from configs.architectures import ARCHITECTURES
 from engine.llama import KeyValueCache, Llama
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 
 TINY: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "hidden_size": 32,
@@ -64,7 +64,7 @@ def reference(**changes: Any) -> PreTrainedModel:
 
 
 def ours(peer: PreTrainedModel) -> Llama:
-    model = Llama(LlamaConfig.parse(peer.config.to_dict()))
+    model = Llama(ModelConfig.parse(peer.config.to_dict()))
     state = {
         name: tensor
         for name, tensor in peer.state_dict().items()
@@ -177,15 +177,15 @@ def test_padding_at_the_left_changes_nothing(changes: dict[str, Any]) -> None:
 )
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LlamaConfig.parse(TINY | changes)
+        ModelConfig.parse(TINY | changes)
 
 
 def test_rope_theta_is_read_in_both_spellings() -> None:
     plain = {name: value for name, value in TINY.items() if name != "rope_theta"}
-    assert LlamaConfig.parse(plain | {"rope_theta": 7.0}).rope.theta == 7.0
+    assert ModelConfig.parse(plain | {"rope_theta": 7.0}).rope.theta == 7.0
     new = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_scaling": None}
-    assert LlamaConfig.parse(plain | new).rope.theta == 7.0
-    assert LlamaConfig.parse(plain).rope.theta == 10000.0
+    assert ModelConfig.parse(plain | new).rope.theta == 7.0
+    assert ModelConfig.parse(plain).rope.theta == 10000.0
 
 
 def test_what_is_absent_has_the_family_s_defaults() -> None:
@@ -193,9 +193,9 @@ def test_what_is_absent_has_the_family_s_defaults() -> None:
     bare = {name: TINY[name] for name in names} | {"num_attention_heads": 32, "hidden_size": 128}
     for kind in ("llama", "mistral", "qwen2", "qwen3"):
         peer = AutoConfig.for_model(**(bare | {"model_type": kind}))
-        config = LlamaConfig.parse(bare | {"model_type": kind})
+        config = ModelConfig.parse(bare | {"model_type": kind})
         # What transformers has filled in means the same as what was left out.
-        assert config == LlamaConfig.parse(peer.to_dict())
+        assert config == ModelConfig.parse(peer.to_dict())
         assert (config.kv_heads, config.max_positions) == (peer.num_key_value_heads, peer.max_position_embeddings)
         assert config.windows == ((4096, 4096) if kind == "mistral" else (None, None))
 

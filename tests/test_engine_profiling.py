@@ -27,7 +27,7 @@ from configs.paths import JobPaths
 from engine.context import Context, Outcome
 from engine.kernels import linear
 from engine.llama import Llama
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.parallel.communicator import CommunicationEvent, Communicator, Communicators
 from engine.profiling.collectives import NO_GROUP, Collective, collectives, columns, group_of
 from engine.profiling.events import Event
@@ -265,7 +265,7 @@ def test_two_ranks_that_train(tmp_path: Path) -> None:
     late = 0.5
     visit, figures, samples = profiled_training(tmp_path / "job", late)
     with torch.device("meta"):
-        gradient_bytes = sum(4 * parameter.numel() for parameter in Llama(LlamaConfig.parse(CONFIG)).parameters())
+        gradient_bytes = sum(4 * parameter.numel() for parameter in Llama(ModelConfig.parse(CONFIG)).parameters())
     for figure, columns_of_rank in zip(figures, samples, strict=True):
         parts = [figure[f"{name}_share"] for name in ("compute", "exposed_communication", "idle")]
         assert sum(parts) == pytest.approx(1) and all(0 <= part <= 1 for part in parts)

@@ -24,7 +24,7 @@ import engine
 from engine.current_group import world_communicator
 from engine.devices import Accelerator, claim_device
 from engine.inference_benchmark import BenchmarkConfig, DistributedInferenceBenchmark
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.nccl import NCCLCommunicator
 from engine.orchestrator import MultiGPUOrchestrator
 from engine.parallel.communicator import open_communicators
@@ -544,7 +544,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random numbers in two files with an index."""
     folder = tmp_path_factory.mktemp("model")
     generator = torch.Generator().manual_seed(0)
-    shapes = LlamaConfig.parse(CONFIG).tensor_shapes()
+    shapes = ModelConfig.parse(CONFIG).tensor_shapes()
     tensors = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
     names = sorted(tensors)
     places = {name: f"model-{1 + (number > len(names) // 2)}.safetensors" for number, name in enumerate(names)}

@@ -58,11 +58,11 @@ class Said:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama without a tokenizer, as transformers saves it."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM, ModelConfig
 
     folder = tmp_path_factory.mktemp("verify") / "tiny"
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder)
+    LlamaForCausalLM(ModelConfig(**SIZES)).save_pretrained(folder)
     return folder
 
 

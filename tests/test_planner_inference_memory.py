@@ -12,7 +12,7 @@ from configs.cell import Layout, StageBalance
 from configs.hardware import Accelerator, Machine
 from engine.inference.stages import stage_layers as engine_stage_layers
 from engine.llama import KeyValueCache, Llama
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.planner.catalog import find_model
 from engine.planner.families import read_architecture
 from engine.planner.memory.inference import inference_memory, largest_batch, smallest_tp
@@ -107,7 +107,7 @@ def test_other_kinds_of_model() -> None:
 @pytest.mark.parametrize("balance", ["memory", "speed"])
 def test_stages_are_those_of_the_engine(balance: StageBalance) -> None:
     shape = ARCHITECTURES["llama-200m"]
-    config, architecture = LlamaConfig.parse(shape), read_architecture(shape)
+    config, architecture = ModelConfig.parse(shape), read_architecture(shape)
     for pp in (2, 3, 5):
         split = stage_layers(setup(architecture=architecture, layout=Layout(pp=pp, stage_balance=balance)))
         assert split == engine_stage_layers(config, pp, balance)
@@ -166,7 +166,7 @@ def test_a_calibrated_process_brings_its_own_size() -> None:
 )  # fmt: skip
 def test_allocations_of_our_engine(name: str, dtype: WeightFormat, batch: int, prompt: int) -> None:
     """Everything that torch's allocator gave out, of a prefill and two tokens."""
-    config, new_tokens, kind = LlamaConfig.parse(ARCHITECTURES[name]), 2, DTYPES[dtype]
+    config, new_tokens, kind = ModelConfig.parse(ARCHITECTURES[name]), 2, DTYPES[dtype]
     tokens = torch.zeros((batch, prompt), dtype=torch.int64)
     with Allocations() as memory, torch.inference_mode():
         with torch.device("meta"):

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.inference.sharding import Share
 from engine.kernels.attention import DecodeAttention, has_decode_attention
 from engine.llama import visible
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class KeyValueCache:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: ModelConfig,
         share: Share,
         layers: range,
         batch: int,

@@ -25,7 +25,7 @@ from engine.inference.stages import own_layers
 from engine.kernels.linear import PackedLinear
 from engine.kernels.operators import rms_norm, rotate, silu_multiply
 from engine.llama import attend, rotary_frequencies
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 
@@ -61,7 +61,7 @@ class Weights:
 class Shard:
     """This rank's layers, computed together with the other ranks of its tensor-parallel group."""
 
-    def __init__(self, config: LlamaConfig, grid: Grid, group: Communicator, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, grid: Grid, group: Communicator, weights: Weights) -> None:
         self.config, self.grid, self.weights, self.group = config, grid, weights, group
         self.first, self.last = grid.is_first_stage, grid.is_last_stage
         self.share = Share.of(config, grid.tp, grid.tp_rank)

@@ -12,8 +12,8 @@ where ranks outnumber key and value heads, several ranks hold the same one.
 from dataclasses import dataclass
 
 from engine.inference.stages import own_layers
-from engine.llama_config import LlamaConfig
 from engine.loading import Piece
+from engine.models.config import ModelConfig
 from engine.parallel.grid import Grid
 
 
@@ -24,7 +24,7 @@ def even_share(count: int, parts: int, index: int) -> range:
     return range(start, start + base + (index < extra))
 
 
-def working_degrees(config: LlamaConfig) -> list[int]:
+def working_degrees(config: ModelConfig) -> list[int]:
     """Degrees of tensor parallelism that split the heads evenly, with key and value heads whole or repeated evenly."""
     return [
         tp
@@ -33,7 +33,7 @@ def working_degrees(config: LlamaConfig) -> list[int]:
     ]
 
 
-def check_degrees(config: LlamaConfig, tp: int, pp: int) -> None:
+def check_degrees(config: ModelConfig, tp: int, pp: int) -> None:
     """Raise ValueError, naming the degrees that work, where the model cannot be split so."""
     degrees = working_degrees(config)
     if tp not in degrees:
@@ -63,7 +63,7 @@ class Share:
     vocabulary: range
 
     @classmethod
-    def of(cls, config: LlamaConfig, tp: int, index: int) -> "Share":
+    def of(cls, config: ModelConfig, tp: int, index: int) -> "Share":
         """The share of a rank; degrees must have been checked."""
         heads = even_share(config.heads, tp, index)
         group = config.heads // config.kv_heads
@@ -75,7 +75,7 @@ class Share:
         )
 
 
-def pieces(config: LlamaConfig, grid: Grid) -> dict[str, Piece]:
+def pieces(config: ModelConfig, grid: Grid) -> dict[str, Piece]:
     """What this rank keeps of each tensor of a checkpoint, by name; tensors of which it keeps nothing are left out.
 
     The bias of a projection split by columns belongs to the first rank, so that it is added once. A tied embedding is
@@ -95,7 +95,7 @@ def pieces(config: LlamaConfig, grid: Grid) -> dict[str, Piece]:
     return wanted
 
 
-def _layer_pieces(config: LlamaConfig, share: Share, prefix: str, first: bool) -> dict[str, Piece]:
+def _layer_pieces(config: ModelConfig, share: Share, prefix: str, first: bool) -> dict[str, Piece]:
     queries = _span(share.heads, config.heads, config.head_dim)
     shared = _span(share.kv_heads, config.kv_heads, config.head_dim)
     feed = _span(share.feed_forward, config.feed_forward)

@@ -26,10 +26,10 @@ from engine.inference.model import Layer, Shard, Weights
 from engine.inference.sharding import check_degrees, pieces
 from engine.inference.stages import own_layers
 from engine.kernels.linear import PackedLinear, pack_linear
-from engine.llama_config import LlamaConfig
 from engine.loading import LoadReport, Piece, network_file_system, read_pieces, stored_tensors
 from engine.loading.prepared import prepare_files
 from engine.measure import take_peak
+from engine.models.config import ModelConfig
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 from engine.weights import HashedWeights, check_tensors, synthetic_tensor, the_manifest, weight_files
@@ -65,7 +65,7 @@ def load_shard(context: Context, dtype: torch.dtype) -> Shard:
     """
     if _KEPT not in context.kept:
         manifest = the_manifest(context)
-        check_degrees(LlamaConfig.parse(manifest.config), context.grid.tp, context.grid.pp)
+        check_degrees(ModelConfig.parse(manifest.config), context.grid.tp, context.grid.pp)
         prepared = {} if manifest.synthetic_seed is not None else prepare_files(weight_files(manifest), context)
         loaded = read_shard(
             manifest,
@@ -122,7 +122,7 @@ def read_shard(
     local: this rank's number among those of its node, and how many they are; they share the reading. barrier: waited
     at before the first read, when all have looked at the page cache.
     """
-    config = LlamaConfig.parse(manifest.config)
+    config = ModelConfig.parse(manifest.config)
     wanted = pieces(config, grid)
     pack_linear(torch.ones((1, 1), dtype=dtype))  # compiles the kernels where nobody has yet, before the clock runs
     report, file_bytes, lend = None, None, False
@@ -182,7 +182,7 @@ def shard_figures(context: Context) -> dict[str, Figure]:
 
 
 def _read(
-    config: LlamaConfig,
+    config: ModelConfig,
     grid: Grid,
     files: list[Path],
     wanted: dict[str, Piece],
@@ -203,7 +203,7 @@ def _read(
     )
 
 
-def _made(config: LlamaConfig, seed: int, wanted: dict[str, Piece]) -> Iterator[tuple[Piece, Tensor]]:
+def _made(config: ModelConfig, seed: int, wanted: dict[str, Piece]) -> Iterator[tuple[Piece, Tensor]]:
     """Each tensor is made whole, so that it is the same for every layout, and cut."""
     shapes = config.tensor_shapes()
     for name, piece in wanted.items():
@@ -218,7 +218,7 @@ def cut(whole: Tensor, piece: Piece) -> Tensor:
     return part if piece.columns is None else part[:, slice(*piece.columns)]
 
 
-def shard_of(config: LlamaConfig, grid: Grid, group: Communicator, tensors: dict[str, Tensor]) -> Shard:
+def shard_of(config: ModelConfig, grid: Grid, group: Communicator, tensors: dict[str, Tensor]) -> Shard:
     """A shard from the tensors of a whole model, which keep their dtype and device."""
     wanted = pieces(config, grid)
     some = next(iter(tensors.values()))
@@ -236,7 +236,7 @@ class Assembly:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: ModelConfig,
         grid: Grid,
         wanted: Iterable[str],
         dtype: torch.dtype,
@@ -323,7 +323,7 @@ _PARTS = {
 }
 
 
-def _products(config: LlamaConfig, grid: Grid, wanted: set[str]) -> dict[str, list[str]]:
+def _products(config: ModelConfig, grid: Grid, wanted: set[str]) -> dict[str, list[str]]:
     """The tensors of each packed product in their order: weights first, then those biases that this rank has."""
     products: dict[str, list[str]] = {}
     for layer in own_layers(config, grid):

@@ -24,8 +24,8 @@ from configs.model import Manifest
 from configs.record import Figure
 from engine.agreement import together
 from engine.context import Context
-from engine.llama_config import LlamaConfig
 from engine.loading.prepared import prepare_files
+from engine.models.config import ModelConfig
 from engine.weights import DTYPES, build_model, save_model, the_manifest, weight_files
 
 _KEPT = "peer"
@@ -55,7 +55,7 @@ class Peer:
 
     model: Any
     start: Start
-    config: LlamaConfig
+    config: ModelConfig
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def load_figures(self) -> dict[str, Figure]:
@@ -75,7 +75,7 @@ def load_peer(context: Context, start: Start) -> Peer:
     if _KEPT not in context.kept:
         manifest = the_manifest(context)
         dtype = DTYPES[context.job.cell.dtype]
-        config = together(lambda: LlamaConfig.parse(manifest.config), context)
+        config = together(lambda: ModelConfig.parse(manifest.config), context)
         start.before()
         with _rehearsal_folder(manifest, context) as folder:
             start.load(folder, dtype)

@@ -80,8 +80,10 @@ def predict_cell(
             return Prediction(basis=basis, reason="the model's architecture is not known")
         if isinstance(work, GenerateWorkload):
             found = _generate(cell, work, architecture, machine, prompt_lengths)
-        else:
+        elif isinstance(work, TrainWorkload):
             found = _train(cell, work, architecture, machine)
+        else:
+            return Prediction(basis=basis, reason=f"a {work.kind} workload is not predicted by this version")
     except ValueError as error:  # a link or number format that is not known
         return Prediction(basis=basis, reason=str(error))
     learned = learner(cell, architecture) if learner else None

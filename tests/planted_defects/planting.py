@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from correctness_runs import Defect, Rank, Setting
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from engine.parallel.grid import Grid
 
 Tensors = dict[str, Tensor]
@@ -15,34 +15,34 @@ LAYER = "model.layers.1."
 DEFECTS: dict[str, Defect] = {}
 
 
-def always(config: LlamaConfig, setting: Setting) -> bool:
+def always(config: ModelConfig, setting: Setting) -> bool:
     return True
 
 
-def tensor_parallel(config: LlamaConfig, setting: Setting) -> bool:
+def tensor_parallel(config: ModelConfig, setting: Setting) -> bool:
     return setting.tp > 1
 
 
-def batched(config: LlamaConfig, setting: Setting) -> bool:
+def batched(config: ModelConfig, setting: Setting) -> bool:
     return setting.batch // setting.pp > 1
 
 
-def on_tensors(name: str, possible: Callable[[LlamaConfig, Setting], bool] = always) -> Any:
-    def add(function: Callable[[Tensors, Grid, LlamaConfig], None]) -> None:
+def on_tensors(name: str, possible: Callable[[ModelConfig, Setting], bool] = always) -> Any:
+    def add(function: Callable[[Tensors, Grid, ModelConfig], None]) -> None:
         DEFECTS[name] = Defect(name, on_tensors=function, possible=possible)
 
     return add
 
 
-def on_rank(name: str, possible: Callable[[LlamaConfig, Setting], bool] = always) -> Any:
+def on_rank(name: str, possible: Callable[[ModelConfig, Setting], bool] = always) -> Any:
     def add(function: Callable[[Rank], None]) -> None:
         DEFECTS[name] = Defect(name, on_rank=function, possible=possible)
 
     return add
 
 
-def on_config(name: str, possible: Callable[[LlamaConfig, Setting], bool] = always) -> Any:
-    def add(function: Callable[[LlamaConfig], LlamaConfig]) -> None:
+def on_config(name: str, possible: Callable[[ModelConfig, Setting], bool] = always) -> Any:
+    def add(function: Callable[[ModelConfig], ModelConfig]) -> None:
         DEFECTS[name] = Defect(name, on_config=function, possible=possible)
 
     return add

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from correctness_runs import Rank, Setting
-from engine.llama_config import LlamaConfig
+from engine.models.config import ModelConfig
 from planted_defects.planting import change_steps, on_rank
 
 
-def _in_16_bits(config: LlamaConfig, setting: Setting) -> bool:
+def _in_16_bits(config: ModelConfig, setting: Setting) -> bool:
     return setting.dtype == "bfloat16"
 
 

@@ -1,6 +1,6 @@
 """What of a `config.json` fixes the computation of a decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3.
 
-    config = LlamaConfig.parse(json.loads(path.read_text()))
+    config = ModelConfig.parse(json.loads(path.read_text()))
     config.tensor_shapes()["model.norm.weight"]
 
 Pure data: no torch. The families differ in biases, norms of the heads and how far a layer looks back, which is all
@@ -57,7 +57,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class ModelConfig:
     """The sizes of a model and which of the family's options it has.
 
     head_norms: queries and keys pass through a norm of each head. windows: tokens that each layer's attention
@@ -83,7 +83,7 @@ class LlamaConfig:
     initializer_range: float
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> "LlamaConfig":
+    def parse(cls, data: dict[str, Any]) -> "ModelConfig":
         """Read a `config.json`; absent keys have transformers' defaults for the family.
 
         Raises ValueError, naming the key, for what this decoder does not compute.
