@@ -4,21 +4,25 @@
     tensors = loader.load(torch.bfloat16)       # or: for name, tensor in loader: ...
     loader.report.asked_bytes                   # about half of the checkpoint's
 
-A folder of the Llama family as Hugging Face writes it: config.json and safetensors, in one file or several. Cut as the
-engine cuts it (`engine.inference.sharding`), read as the engine reads it (`engine.loading`).
+A folder as Hugging Face writes it: config.json and safetensors, in one file or several, of a family without fused
+tensors. Names are the file's own; cut as the engine cuts it (`engine.models.slots`), read as the engine reads it
+(`engine.loading`).
 """
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from configs.model import Manifest
-from engine.inference.sharding import check_degrees, pieces
+from engine.inference.sharding import check_degrees
 from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
 from engine.models.config import ModelConfig
+from engine.models.slots import wanted_pieces
+from engine.models.tensors import names_in_file, stored_weights
 from engine.parallel.grid import Grid
 from engine.processes import place_from_environment
 from engine.weights import check_tensors, weight_files
@@ -49,11 +53,18 @@ class DistributedCheckpointLoader:
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder / 'config.json'}: cannot be read ({error}); name a model's folder") from error
         self.config = ModelConfig.parse(found)
+        if any(len(weight.held) > 1 for weight in stored_weights(self.config)):
+            raise ValueError(
+                f"{folder / 'config.json'}: a {self.config.family} checkpoint holds queries, keys and values in one "
+                "tensor, of which a rank keeps several parts; name a model whose tensors are cut in one place"
+            )
         check_degrees(self.config, world_size, pp=1)
         self.grid = Grid(dp=1, tp=world_size, pp=1, rank=rank)
         manifest = Manifest(identity="folder:unknown", source="folder", folder=str(folder), files={}, config=found)
         self.files = weight_files(manifest)
-        check_tensors(self.config, stored_tensors(self.files))
+        stored = stored_tensors(self.files)
+        check_tensors(self.config, stored)
+        self._names = names_in_file(self.config, stored)
         self.report: LoadReport | None = None
         self._mapped, self._read_ahead = use_memory_map, enable_prefetch
 
@@ -67,7 +78,7 @@ class DistributedCheckpointLoader:
         self.report = LoadReport.before(self.files)
         for piece, tensor in read_pieces(
             self.files,
-            pieces(self.config, self.grid).values(),
+            self._pieces_of(self.grid.rank),
             local_rank=local_rank,
             local_ranks=local_ranks,
             host_pieces=[piece for rank in range(first, first + local_ranks) for piece in self._pieces_of(rank)],
@@ -82,4 +93,5 @@ class DistributedCheckpointLoader:
         return {name: tensor.to(device, dtype or tensor.dtype) for name, tensor in self}
 
     def _pieces_of(self, rank: int) -> list[Piece]:
-        return list(pieces(self.config, Grid(dp=1, tp=self.grid.tp, pp=1, rank=rank)).values())
+        pieces = wanted_pieces(self.config, Grid(dp=1, tp=self.grid.tp, pp=1, rank=rank))
+        return [replace(piece, name=self._names[piece.name]) for piece in pieces]

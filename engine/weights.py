@@ -28,9 +28,12 @@ from engine.llama import Llama
 from engine.loading import Piece, StoredTensor, read_pieces, stored_tensors
 from engine.measure import take_peak
 from engine.models.config import ModelConfig
+from engine.models.tensors import is_unused, names_in_file
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX = "model.safetensors.index.json"
+TRAINED = ("llama", "mistral", "qwen2", "qwen3")
+"""What `engine.llama.Llama` computes, and so what can be trained; all other families are for inference."""
 _KEPT = "model"
 
 
@@ -97,13 +100,22 @@ def the_manifest(context: Context) -> Manifest:
 
 
 def build_model(manifest: Manifest, dtype: torch.dtype, device: torch.device) -> tuple[Llama, int | None]:
-    """A model as the manifest says, and the bytes of its tensors in the files (None: synthetic)."""
+    """A model to train as the manifest says, and the bytes of its tensors in the files (None: synthetic).
+
+    Raises ValueError for a family that is computed for inference only.
+    """
+    config, file_bytes = ModelConfig.parse(manifest.config), None
+    if config.family not in TRAINED:
+        raise ValueError(
+            f"{manifest.identity}: model_type {config.family!r} is not trained here; use one of: {', '.join(TRAINED)}"
+        )
+    if config.activation != "silu":
+        raise ValueError(f"{manifest.identity}: hidden_act {config.activation!r} is not trained here; use silu")
     with torch.device("meta"):
-        model = Llama(ModelConfig.parse(manifest.config))
-    config, file_bytes = model.config, None
+        model = Llama(config)
     if manifest.synthetic_seed is not None:
         tensors = {
-            name: synthetic_tensor(name, shape, manifest.synthetic_seed, config.initializer_range).to(device, dtype)
+            name: synthetic_tensor(config, name, shape, manifest.synthetic_seed).to(device, dtype)
             for name, shape in config.tensor_shapes().items()
         }
     else:
@@ -117,12 +129,31 @@ def build_model(manifest: Manifest, dtype: torch.dtype, device: torch.device) ->
     return model.requires_grad_(False).eval(), file_bytes
 
 
-def synthetic_tensor(name: str, shape: tuple[int, ...], seed: int, spread: float) -> Tensor:
-    """Random weights in float32, fixed by seed and name: norms are one, biases zero, the rest normal(0, spread)."""
-    if len(shape) == 1:
-        return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+def synthetic_tensor(config: ModelConfig, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Random weights in float32, fixed by seed and name: matrices are normal(0, initializer_range).
+
+    In the Llama family norms are one and biases zero, as a fresh model's; in the others both are scattered about that,
+    because a wrong one would not be seen else.
+    """
     number = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) >> 1
-    return torch.empty(shape).normal_(0.0, spread, generator=torch.Generator().manual_seed(number))
+    generator = torch.Generator().manual_seed(number)
+    middle = 0.0 if len(shape) > 1 or name.endswith(".bias") else 1.0 - config.norm_offset
+    if len(shape) == 1 and config.family in TRAINED:
+        return torch.full(shape, middle)
+    # The biases of relative positions are added to scores, which are much larger than a weight.
+    spread = 0.5 if "relative" in name else config.initializer_range
+    return torch.empty(shape).normal_(middle, spread, generator=generator)
+
+
+def write_folder(manifest: Manifest, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Leave a synthetic model of any family as a folder that transformers loads: config.json and model.safetensors."""
+    assert manifest.synthetic_seed is not None
+    config = ModelConfig.parse(manifest.config)
+    tensors = {
+        name: synthetic_tensor(config, name, shape, manifest.synthetic_seed).to(dtype)
+        for name, shape in config.tensor_shapes().items()
+    }
+    _write(tensors, manifest.config, folder, dtype)
 
 
 class HashedWeights:
@@ -165,8 +196,12 @@ def weights_hash(model: torch.nn.Module) -> str:
 
 def save_model(model: Llama, config: dict[str, Any], folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Leave a folder that transformers loads: config.json and model.safetensors in `dtype`."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: parameter.detach().to("cpu", dtype).contiguous() for name, parameter in model.named_parameters()}
+    _write(tensors, config, folder, dtype)
+
+
+def _write(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / ".model.safetensors.tmp"
     try:
         save_file(tensors, unfinished, metadata={"format": "pt"})
@@ -225,22 +260,22 @@ def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> int:
     Raises ValueError, naming tensor and file, for one that is missing, of another shape or too short a format, or no
     part of the model.
     """
-    expected = config.tensor_shapes()
-    file_bytes = 0
+    expected, file_bytes = config.tensor_shapes(), 0
+    names = names_in_file(config, stored)
+    # Where two of ours are one tensor of the file, they have one shape.
+    ours = {theirs: name for name, theirs in names.items()}
     for name, tensor in stored.items():
-        # A tied head may be stored all the same; rotary tables are computed (old checkpoints hold them).
-        if (config.tied and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq"):
-            continue
-        if name not in expected:
+        if name not in ours:
+            if is_unused(config, name):
+                continue
             raise ValueError(f"{tensor.file}: tensor {name} is not part of the model that config.json describes")
-        if tensor.shape != expected[name]:
-            raise ValueError(
-                f"{tensor.file}: tensor {name} has the shape {tensor.shape}; config.json asks for {expected[name]}"
-            )
+        shape = expected[ours[name]]
+        if tensor.shape != shape:
+            raise ValueError(f"{tensor.file}: tensor {name} has the shape {tensor.shape}; config.json asks for {shape}")
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise ValueError(f"{tensor.file}: tensor {name} is {tensor.dtype}; use a checkpoint of 16 or 32 bits")
         file_bytes += tensor.nbytes
-    missing = [name for name in expected if name not in stored]
+    missing = [name for name in expected if name not in names]
     if missing:
         places = ", ".join(sorted({str(tensor.file) for tensor in stored.values()}))
         raise ValueError(f"{places}: tensor {missing[0]} is missing, which config.json asks for")

@@ -9,9 +9,10 @@ import pytest
 
 from configs.architectures import ARCHITECTURES
 from configs.cell import Layout, StageBalance
-from engine.inference.sharding import Share, check_degrees, pieces, working_degrees
+from engine.inference.sharding import Share, check_degrees, working_degrees
 from engine.inference.stages import stage_layers
 from engine.models.config import ModelConfig
+from engine.models.slots import wanted_pieces
 from engine.parallel.grid import Grid
 
 
@@ -69,7 +70,8 @@ def test_all_ranks_together_hold_all_of_every_tensor(tp: int, pp: int, tied: boo
     shapes = config.tensor_shapes()
     seen: dict[str, list[tuple[range, range]]] = {name: [] for name in shapes}
     for grid in grids(tp, pp):
-        for name, piece in pieces(config, grid).items():
+        for piece in wanted_pieces(config, grid):
+            name = piece.name
             rows, columns = (shapes[name][0], shapes[name][1] if len(shapes[name]) == 2 else 1)
             seen[name].append((range(*(piece.rows or (0, rows))), range(*(piece.columns or (0, columns)))))
     for name, parts in seen.items():
@@ -119,7 +121,7 @@ def test_ranks_load_the_layers_of_their_balance() -> None:
     config = config_of(num_hidden_layers=8, vocab_size=2752)
     for balance, layers in (("memory", [4, 4]), ("speed", [5, 3])):
         layout = Layout.model_validate({"pp": 2, "stage_balance": balance})
-        wanted = [pieces(config, Grid.of(layout, rank)) for rank in range(2)]
+        wanted = [[piece.name for piece in wanted_pieces(config, Grid.of(layout, rank))] for rank in range(2)]
         assert [len({name.split(".")[2] for name in names if ".layers." in name}) for names in wanted] == layers
 
 

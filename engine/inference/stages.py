@@ -2,31 +2,42 @@
 
     stage_layers(config, pp=2)               # [range(0, 6), range(6, 12)]: by what a stage holds
     stage_layers(config, 2, "speed")         # [range(0, 7), range(7, 12)]: by what a step reads of it
+    stage_layers(t5, 2, stack="encoder")     # an encoder-decoder goes through all stages twice
 
 Embedding and head belong to the first and the last stage; a tied head is a copy there. Both take memory, but of the
-embedding a step reads only the rows of its tokens, while the head is read whole.
+embedding a step reads only the rows of its tokens, while the head is read whole. Of an encoder-decoder each stage holds
+a slice of both stacks; the tables are counted to the decoder's.
 """
 
 from math import prod
 
 from configs.cell import StageBalance
 from engine.models.config import ModelConfig
+from engine.models.tensors import StackName, layer_weights, stacks_of
 from engine.parallel.grid import Grid
 from engine.planner.stages import balanced_stages
 
 
-def stage_layers(config: ModelConfig, pp: int, balance: StageBalance = "memory") -> list[range]:
-    """The layers of each of `pp` stages, at least one each; `pp` must not exceed the layers."""
-    table = config.vocabulary * config.hidden
+def main_stack(config: ModelConfig) -> StackName:
+    """The stack that gives the answers: the only one, or the decoder."""
+    return "encoder" if config.kind == "encoder" else "decoder"
+
+
+def stage_layers(
+    config: ModelConfig, pp: int, balance: StageBalance = "memory", stack: StackName | None = None
+) -> list[range]:
+    """The layers of each of `pp` stages, at least one each; `pp` must not exceed the layers.
+
+    stack: None for the main one.
+    """
+    stack = stack or main_stack(config)
+    table = config.vocabulary * config.hidden if stack == main_stack(config) else 0
     first = table if balance == "memory" else 0
-    return balanced_stages(config.layers, pp, _layer_elements(config), first, table)
+    last = 0 if config.kind == "encoder" else table
+    layer = sum(prod(weight.shape) for weight in layer_weights(config, stack, 0) if weight.layer is not None)
+    return balanced_stages(stacks_of(config)[stack], pp, layer, first, last)
 
 
-def own_layers(config: ModelConfig, grid: Grid) -> range:
-    """The layers of a rank's stage."""
-    return stage_layers(config, grid.pp, grid.stage_balance)[grid.pp_rank]
-
-
-def _layer_elements(config: ModelConfig) -> int:
-    prefix = "model.layers.0."
-    return sum(prod(shape) for name, shape in config.tensor_shapes().items() if name.startswith(prefix))
+def own_layers(config: ModelConfig, grid: Grid, stack: StackName | None = None) -> range:
+    """The layers of a rank's stage in one stack."""
+    return stage_layers(config, grid.pp, grid.stage_balance, stack)[grid.pp_rank]

@@ -1,67 +1,52 @@
-"""What of a `config.json` fixes the computation of a decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3.
+"""What of a `config.json` fixes the computation of a model: sizes and options, whatever the family.
 
     config = ModelConfig.parse(json.loads(path.read_text()))
-    config.tensor_shapes()["model.norm.weight"]
+    config.kind, config.order, config.activation, config.gated
 
-Pure data: no torch. The families differ in biases, norms of the heads and how far a layer looks back, which is all
-resolved here; the model asks for these and never for the family.
+Pure data: no torch. The families differ in norms, biases, positions, activations and the order of a layer's parts,
+which is all resolved here from one table (`engine.models.table`); the model asks for these and never for the family.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-RopeKind = Literal["default", "linear", "llama3"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3")
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+from engine.models.family import PAGE, REQUIRED, Family, Key
+from engine.models.plans import check_plan
+from engine.models.rope import Rope, parse_rope
+from engine.models.table import families, family_of
+from engine.models.tensors import tensor_shapes
 
-
-@dataclass(frozen=True)
-class _Family:
-    """How a family differs. Numbers are what transformers takes where a configuration says nothing.
-
-    biases: of queries, keys and values, and of the output; None: both as `attention_bias` says.
-    mlp_bias: whether there is such a key.
-    slides: which layers look back `window` tokens only.
-    """
-
-    biases: tuple[bool, bool] | None = None
-    mlp_bias: bool = False
-    head_norms: bool = False
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    max_positions: int = 32768
-    slides: Literal["none", "all", "upper"] = "none"
-    window: int = 4096
-    max_window_layers: int = 28
-
-
-_FAMILIES = {
-    "llama": _Family(mlp_bias=True, max_positions=2048),
-    "mistral": _Family(biases=(False, False), kv_heads=8, max_positions=131072, slides="all"),
-    "qwen2": _Family(biases=(True, False), kv_heads=32, slides="upper"),
-    "qwen3": _Family(head_norms=True, kv_heads=32, head_dim=128, slides="upper"),
+Kind = Literal["decoder", "encoder", "encoder_decoder"]
+NormKind = Literal["rms", "layer"]
+Order = Literal["pre", "post", "parallel"]
+Activation = Literal["silu", "gelu", "gelu_new", "gelu_tanh", "relu"]
+Positions = Literal["rotary", "learned", "relative"]
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_tanh",
 }
-MODEL_TYPES = tuple(_FAMILIES)
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions. `factor` and what follows it belong to the kinds that stretch the context."""
-
-    theta: float
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 1.0
-    original_positions: int = 0
+"""What a `config.json` calls them. The last two are one formula: in 16 bits one is rounded at each operator,
+the other at its end."""
+_OF_THE_HEAD = -1
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sizes of a model and which of the family's options it has.
+    """The sizes of a model and which of the options it has.
 
-    head_norms: queries and keys pass through a norm of each head. windows: tokens that each layer's attention
-    looks back, the token itself included (None: all).
+    layers: of an encoder-decoder its decoder's. head_norms: queries and keys pass through a norm of each head.
+    windows: tokens that each layer's attention looks back, the token itself included (None: all). norm_offset is added
+    to a norm's weight, and the product with it is then made in float32, before the cast. order: where the norms stand;
+    "post": after each residual sum; "parallel": attention and feed-forward both read the layer's input.
+    gated: the activation of one product multiplies another. rotary_dim: so many elements of each head turn (none
+    without rotary positions). position_offset: row of the table of positions that the first token has. token_types:
+    rows of a table of which row 0 is added to every token. embedding_scale multiplies what the table of words gives,
+    rounded to the dtype before. attention_scale multiplies the scores, head_scale what goes into the head.
+    start_token: the first token that an encoder-decoder's decoder is given.
     """
 
     vocabulary: int
@@ -73,7 +58,7 @@ class ModelConfig:
     head_dim: int
     max_positions: int
     norm_epsilon: float
-    rope: Rope
+    rope: Rope | None
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -81,131 +66,169 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     tied: bool
     initializer_range: float
+    family: str = "llama"
+    kind: Kind = "decoder"
+    encoder_layers: int = 0
+    norm: NormKind = "rms"
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+    order: Order = "pre"
+    activation: Activation = "silu"
+    gated: bool = True
+    positions: Positions = "rotary"
+    rotary_dim: int = _OF_THE_HEAD
+    position_offset: int = 0
+    relative_buckets: int = 0
+    relative_distance: int = 0
+    token_types: int = 0
+    embedding_norm: bool = False
+    embedding_scale: float | None = None
+    attention_scale: float = _OF_THE_HEAD
+    head_bias: bool = False
+    final_norm: bool = True
+    head_scale: float = 1.0
+    start_token: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rotary_dim == _OF_THE_HEAD:
+            object.__setattr__(self, "rotary_dim", self.head_dim if self.positions == "rotary" else 0)
+        if self.attention_scale == _OF_THE_HEAD:
+            object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token of the main stack sees only those before it."""
+        return self.kind != "encoder"
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor of a checkpoint by its name; a tied head has none of its own."""
+        return tensor_shapes(self)
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> "ModelConfig":
         """Read a `config.json`; absent keys have transformers' defaults for the family.
 
-        Raises ValueError, naming the key, for what this decoder does not compute.
+        Raises ValueError, naming the key, for what is not computed.
         """
         family = _checked_family(data)
-        hidden, heads = int(data["hidden_size"]), int(data["num_attention_heads"])
+        said: dict[str, Any] = {
+            field: _said(data, value) if isinstance(value, Key) else value for field, value in family.options.items()
+        }
+        hidden, heads, layers = int(said["hidden"]), int(said["heads"]), int(said["layers"] or said["encoder_layers"])
         # A null means one for each query head; only an absent key means the family's default.
-        kv_heads = int(data.get("num_key_value_heads", family.kv_heads) or heads)
+        kv_heads = int(said.pop("kv_heads", None) or heads)
         if heads % kv_heads:
             raise ValueError(f"config.json: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
-        head_dim = int(data.get("head_dim") or family.head_dim or hidden // heads)
-        if head_dim % 2:
-            raise ValueError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
-        bias = bool(data.get("attention_bias", False))
-        qkv_bias, output_bias = family.biases or (bias, bias)
-        return cls(
-            vocabulary=int(data["vocab_size"]),
-            hidden=hidden,
-            feed_forward=int(data["intermediate_size"]),
-            layers=int(data["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            max_positions=int(data.get("max_position_embeddings", family.max_positions)),
-            norm_epsilon=float(data.get("rms_norm_eps", 1e-6)),
-            rope=_rope(data),
-            qkv_bias=qkv_bias,
-            output_bias=output_bias,
-            mlp_bias=family.mlp_bias and bool(data.get("mlp_bias", False)),
-            head_norms=family.head_norms,
-            windows=_windows(data, family),
-            tied=bool(data.get("tie_word_embeddings", False)),
-            initializer_range=float(data.get("initializer_range", 0.02)),
+        head_dim = int(said.pop("head_dim", None) or hidden // heads)
+        activation, gated = _activation(data, family, said.pop("activation"), said.pop("gated"))
+        max_positions = int(said.pop("max_positions"))
+        rope, rotary_dim = _rotary(data, family, head_dim, max_positions)
+        if said.pop("scaled_embedding"):
+            said["embedding_scale"] = hidden**0.5
+        head_scale = hidden**-0.5 if said.pop("scaled_head") else 1.0
+        config = cls(
+            **{
+                **said,
+                "family": str(data["model_type"]),
+                "layers": layers,
+                "hidden": hidden,
+                "heads": heads,
+                "kv_heads": kv_heads,
+                "head_dim": head_dim,
+                "feed_forward": int(said["feed_forward"] or 4 * hidden),
+                "max_positions": max_positions,
+                "activation": activation,
+                "gated": gated,
+                "rope": rope,
+                "rotary_dim": rotary_dim,
+                "windows": _windows(data, family, layers),
+                "norm_epsilon": float(said["norm_epsilon"]),
+                "initializer_range": float(said["initializer_range"]),
+                "head_scale": head_scale,
+            }
         )
-
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor of a checkpoint by its name; a tied head has none of its own."""
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
-        for layer in range(self.layers):
-            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in self._layer_shapes().items()}
-        shapes["model.norm.weight"] = (self.hidden,)
-        if not self.tied:
-            shapes["lm_head.weight"] = (self.vocabulary, self.hidden)
-        return shapes
-
-    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        queries, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        linears = {
-            "self_attn.q_proj": (queries, self.hidden, self.qkv_bias),
-            "self_attn.k_proj": (shared, self.hidden, self.qkv_bias),
-            "self_attn.v_proj": (shared, self.hidden, self.qkv_bias),
-            "self_attn.o_proj": (self.hidden, queries, self.output_bias),
-            "mlp.gate_proj": (self.feed_forward, self.hidden, self.mlp_bias),
-            "mlp.up_proj": (self.feed_forward, self.hidden, self.mlp_bias),
-            "mlp.down_proj": (self.hidden, self.feed_forward, self.mlp_bias),
-        }
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, (rows, columns, bias) in linears.items():
-            shapes[f"{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{name}.bias"] = (rows,)
-        norms = {"input_layernorm": self.hidden, "post_attention_layernorm": self.hidden}
-        if self.head_norms:
-            norms |= {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
-        return shapes | {f"{name}.weight": (size,) for name, size in norms.items()}
+        check_plan(data, config)
+        return config
 
 
-def _checked_family(data: dict[str, Any]) -> _Family:
+def _said(data: dict[str, Any], key: Key) -> Any:
+    """What a configuration says about a key, in our terms."""
+    names = (key.name, *key.others)
+    # A null is an answer, but not where another key may know better.
+    given = (data[name] for name in names if name in data and (data[name] is not None or not key.others))
+    value = next(given, key.default)
+    if isinstance(key.default, bool):
+        value = bool(value)
+    if key.values is None:
+        return value
+    if value not in key.values:
+        known = ", ".join(repr(one) for one in key.values)
+        raise ValueError(f"config.json: {key.name} {value!r} is not implemented; use one of: {known}")
+    return key.values[value]
+
+
+def _checked_family(data: dict[str, Any]) -> Family:
     """The family that `model_type` names. Raises ValueError for what no family of ours computes."""
     kind = data.get("model_type")
-    if kind not in _FAMILIES:
-        raise ValueError(f"config.json: model_type {kind!r} is not implemented; use one of: {', '.join(MODEL_TYPES)}")
-    missing = [name for name in _REQUIRED if data.get(name) is None]
+    family = family_of(kind)
+    if family is None:
+        raise ValueError(
+            f"config.json: model_type {kind!r} is not implemented; use one of: {', '.join(families())} "
+            f"({PAGE} says how to add one)"
+        )
+    required = [key.name for key in family.options.values() if isinstance(key, Key) and key.default is REQUIRED]
+    missing = [name for name in required if data.get(name) is None]
     if missing:
-        raise ValueError(f"config.json: {missing[0]} is missing; a {kind} model needs {', '.join(_REQUIRED)}")
-    activation = data.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ValueError(f"config.json: hidden_act {activation!r} is not implemented; use silu")
+        raise ValueError(f"config.json: {missing[0]} is missing; a {kind} model needs {', '.join(required)}")
     if data.get("quantization_config"):
         raise ValueError("config.json: quantization_config is not implemented; use the unquantised checkpoint")
-    return _FAMILIES[kind]
+    for name, computed in family.computed.items():
+        value = data.get(name, computed[0])
+        if value not in computed:
+            raise ValueError(
+                f"config.json: {name} {value!r} is not implemented; use {' or '.join(map(repr, computed))}"
+            )
+    for name, field in family.equal.items():
+        key = family.options[field]
+        assert isinstance(key, Key)
+        if data.get(name) is not None and data[name] != data[key.name]:
+            raise ValueError(f"config.json: {name} {data[name]} is not implemented; use {key.name}, {data[key.name]}")
+    return family
 
 
-def _rope(data: dict[str, Any]) -> Rope:
-    """Rotary settings from `rope_scaling` (which wins, as in transformers) or `rope_parameters`, and `rope_theta`."""
-    name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
-    rope: dict[str, Any] = data.get(name) or {}
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError(f"config.json: {name} differs by kind of layer, which is not implemented; use one for all")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ROPE_KINDS:
+def _activation(data: dict[str, Any], family: Family, named: str, gated: bool | None) -> tuple[Activation, bool]:
+    """The activation and whether it is a gate. gated None: the name says it ("gated-gelu")."""
+    name = named
+    if gated is None:
+        gated = name.startswith("gated-")
+        # "gated-gelu" has always meant the tanh form; transformers keeps that, and means the exact one by "gelu".
+        name = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    name = family.activations.get(name, name)
+    if name not in ACTIVATIONS:
+        key = family.options["activation"]
+        where = key.name if isinstance(key, Key) else "activation"
+        raise ValueError(f"config.json: {where} {named!r} is not implemented; use one of: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name], gated
+
+
+def _rotary(data: dict[str, Any], family: Family, head_dim: int, max_positions: int) -> tuple[Rope | None, int]:
+    """The rotary positions, and how many elements of each head turn."""
+    if family.options["positions"] != "rotary":
+        return None, 0
+    rope, share = parse_rope(data, max_positions, family.theta_key, family.share_key, family.rotary_share)
+    turning = int(head_dim * share)
+    if head_dim % 2:
+        raise ValueError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
+    if turning % 2 or not turning:
         raise ValueError(
-            f"config.json: {name}.rope_type {kind!r} is not implemented; use one of: {', '.join(ROPE_KINDS)}"
+            f"config.json: {family.share_key} {share} turns {turning} elements of each head; "
+            "use a share that turns an even number"
         )
-    if rope.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
-        raise ValueError(f"config.json: {name}.partial_rotary_factor is not implemented; use 1.0")
-    theta = rope.get("rope_theta", data.get("rope_theta"))
-    theta = float(10000.0 if theta is None else theta)
-    if kind == "default":
-        return Rope(theta)
-    needed = ["factor"] if kind == "linear" else ["factor", "low_freq_factor", "high_freq_factor"]
-    missing = [key for key in needed if rope.get(key) is None]
-    if missing:
-        raise ValueError(f"config.json: {name}.{missing[0]} is missing; {kind} needs {', '.join(needed)}")
-    if kind == "linear":
-        return Rope(theta, kind, float(rope["factor"]))
-    limit = data.get("max_position_embeddings", _FAMILIES[data["model_type"]].max_positions)
-    return Rope(
-        theta,
-        kind,
-        factor=float(rope["factor"]),
-        low_frequency_factor=float(rope["low_freq_factor"]),
-        high_frequency_factor=float(rope["high_freq_factor"]),
-        original_positions=int(
-            data.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or limit
-        ),
-    )
+    return rope, turning
 
 
-def _windows(data: dict[str, Any], family: _Family) -> tuple[int | None, ...]:
+def _windows(data: dict[str, Any], family: Family, layers: int) -> tuple[int | None, ...]:
     """Tokens that each layer looks back; None for all."""
-    layers = int(data["num_hidden_layers"])
     window = data.get("sliding_window", family.window)
     if family.slides == "none" or (family.slides == "upper" and not data.get("use_sliding_window", False)):
         window = None
