@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.models.config import ModelConfig, Rope
+from engine.models.config import ModelConfig
+from engine.models.rope import Rope
 
 
 class KeyValueCache:
@@ -148,6 +149,7 @@ class Llama(nn.Module):
         self.model = Decoder(config)
         self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)
         # No buffer and never on the meta device, on which models are built before their weights are read.
+        assert config.rope is not None
         self.frequencies = rotary_frequencies(config.rope, config.head_dim)
 
     def forward(
@@ -187,7 +189,7 @@ class Llama(nn.Module):
 
 
 def rotary_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians a position of each pair of a head, [head_dim / 2] in float32, on the CPU.
+    """Radians a position of each pair of `head_dim` elements that turn, [head_dim / 2] in float32, on the CPU.
 
     `llama3` divides the slow ones by `factor`, keeps the fast ones and blends between
     (the scheme of Llama 3.1, as transformers computes it).
@@ -232,16 +234,29 @@ def visible(past: int, length: int, padding: Tensor | None, window: int | None, 
     return ((seen[None] & (keys >= padding[:, None, None])) | (keys == queries)[None])[:, None]
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention [batch, heads, length, head_dim]; without a mask, causal."""
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """Attention [batch, heads, length, head_dim]; without a mask, causal or over everything.
+
+    mask: True where a key is seen, or what is added to its score; of all heads alike, or of each. scale of the scores:
+    None for head_dim ** -0.5.
+    """
     batch, heads, length, head_dim = queries.shape
     groups = heads // keys.shape[1]
     if length == 1:
         # The heads of a group as positions of one query: nothing is repeated, which is 4 to 8 times faster
         # in bfloat16 on a CPU than enable_gqa is.
         grouped = queries.reshape(batch, keys.shape[1], groups, head_dim)
-        mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+        if mask is not None and mask.shape[1] == heads:
+            mask = mask.reshape(mask.shape[0], keys.shape[1], groups, -1)
+        mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
         return mixed.reshape(batch, heads, 1, head_dim)
     return functional.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=groups > 1
+        queries, keys, values, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=groups > 1, scale=scale
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.llama import LlamaForCausalLM, ModelConfig
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.models.mistral import MistralConfig, MistralForCausalLM
 from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
@@ -40,11 +40,11 @@ _LLAMA3 = {
 }
 _MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (
-        ModelConfig,
+        LlamaConfig,
         LlamaForCausalLM,
         {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "rope_parameters": _LLAMA3},
     ),
-    "llama-mqa-tied": (ModelConfig, LlamaForCausalLM, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-mqa-tied": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 6, "head_dim": 32}),
     "qwen2": (
         Qwen2Config,

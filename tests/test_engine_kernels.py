@@ -203,21 +203,21 @@ def test_norms_round_as_transformers_does(mode: str, width: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", (1, 15, 64, 100))
-def test_silu_multiply(mode: str, width: int, dtype: torch.dtype) -> None:
+def test_gated_silu(mode: str, width: int, dtype: torch.dtype) -> None:
     gate_up = 4 * numbers(3, 2, 2 * width, dtype=dtype)
     gate, up = gate_up.chunk(2, dim=-1)
-    assert_near(operators.silu_multiply(gate_up), functional.silu(gate) * up, 2)
-    assert_near(operators.silu_multiply(gate_up[:, 1]), functional.silu(gate[:, 1]) * up[:, 1], 2)
+    assert_near(operators.activate(gate_up, "silu", gated=True), functional.silu(gate) * up, 2)
+    assert_near(operators.activate(gate_up[:, 1], "silu", gated=True), functional.silu(gate[:, 1]) * up[:, 1], 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_at_the_ends(mode: str, dtype: torch.dtype) -> None:
     gate = torch.tensor([-float("inf"), -1e30, -200.0, -0.0, 0.0, 200.0, 1e30, float("nan")], dtype=dtype)
-    y = operators.silu_multiply(torch.cat((gate, torch.ones_like(gate))))
+    y = operators.activate(torch.cat((gate, torch.ones_like(gate))), "silu", gated=True)
     assert y[0].isnan() and y[1:5].abs().max() < 1e-30
     assert torch.equal(y[5:7], gate[5:7]) and y[7].isnan()
     grid = torch.linspace(-80, 80, 4001)
-    ours = operators.silu_multiply(torch.cat((grid, torch.ones_like(grid)))).double()
+    ours = operators.activate(torch.cat((grid, torch.ones_like(grid))), "silu", gated=True).double()
     exact = functional.silu(grid.double())
     assert ((ours - exact).abs() <= 4e-7 * exact.abs()).all()
 

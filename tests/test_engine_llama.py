@@ -159,13 +159,13 @@ def test_padding_at_the_left_changes_nothing(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not implemented; use one of: llama, mistral, qwen2, qwen3"),
+        ({"model_type": "gpt9"}, r"model_type 'gpt9' is not implemented; use one of: llama, mistral, .*t5 \(docs/arch"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type 'dynamic' is not implemented"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' .* use one of: default, linear"),
         ({"rope_parameters": LLAMA3 | {"factor": None}}, "rope_parameters.factor is missing; llama3 needs factor, low"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters differs by kind of layer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not implemented"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_act": "tanh"}, "hidden_act 'tanh' is not implemented; use one of: silu, "),
         ({"hidden_size": None}, "hidden_size is missing; a llama model needs"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
         ({"head_dim": 7}, "head_dim 7 is odd"),

@@ -1,21 +1,26 @@
 """Keys and values of the tokens seen so far: one rank's heads of one stage's layers, allocated once.
 
     cache = shard.new_cache(batch=4, capacity=512)
+    cache.set_source(states, padding)     # only before an encoder-decoder's decoder
     shard.forward(tokens, cache)          # fills it; `length` moves
     cache.clear()                         # begin anew with the next requests
 
-A cache also holds what depends on nothing but its positions: the cosines and sines of each, so that a decode step
-looks them up instead of computing them.
+A cache also holds what depends on nothing but its positions: the cosines and sines of each, or what is added to scores
+by distance, so that a decode step looks them up instead of computing them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.inference.positions import biased, table_rows
 from engine.inference.sharding import Share
-from engine.kernels.attention import DecodeAttention, has_decode_attention
+from engine.inference.source import Source
+from engine.kernels.attention import DecodeAttention, bias_table, has_decode_attention, stored_width
+from engine.kernels.linear import PackedLinear
 from engine.llama import visible
 from engine.models.config import ModelConfig
 
@@ -24,7 +29,8 @@ from engine.models.config import ModelConfig
 class Views:
     """The part of a cache that a layer's attention sees, by layer: [batch, kv_heads, seen, head_dim] each.
 
-    mask: which of it each query sees; None for all of it up to the query itself.
+    mask: which of it each query sees, or what is added to the scores; None for all of it up to the query itself (of a
+    source: all of it).
     """
 
     keys: tuple[Tensor, ...]
@@ -36,17 +42,19 @@ class Views:
 class Step:
     """What a forward pass needs of the cache.
 
-    cos, sin: [1 or batch, length, 1, head_dim]. key_slots, value_slots: where each layer's new keys and values go,
+    angles: cosines and sines [1 or batch, length, 1, head_dim]; None where nothing turns. rows [batch, length]: of the
+    table of learned positions. key_slots, value_slots: where each layer's new keys and values go,
     [batch, kv_heads, length, head_dim]; or, with a `position` [1], all of the cache, of which that one is written.
-    views: by a layer's window.
+    views: by a layer's window. source: what cross attention sees.
     """
 
-    cos: Tensor
-    sin: Tensor
+    angles: tuple[Tensor, Tensor] | None
+    rows: Tensor | None
     key_slots: tuple[Tensor, ...]
     value_slots: tuple[Tensor, ...]
     views: dict[int | None, Views]
     position: Tensor | None = None
+    source: Views | None = None
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Put a layer's new keys and values [batch, kv_heads, length, head_dim] in their places."""
@@ -60,10 +68,26 @@ class Step:
 
 @dataclass(slots=True)
 class KernelStep:
-    """One more position of each sequence, attended to by our own kernel. starts: first position seen, by layer."""
+    """One more position of each sequence, attended to by our own kernel. windows: by layer, 0 for none.
+
+    rows [batch, 1]: of the table of learned positions, always in the same memory. source: over cross attention's keys.
+    """
 
     attention: DecodeAttention
-    starts: list[int]
+    windows: list[int]
+    rows: Tensor | None
+    source: DecodeAttention | None
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """What a stack's attention does with positions, on the cache's device.
+
+    frequencies: radians a position of each pair of a head. by_distance [heads, capacity]: what is added to scores.
+    """
+
+    frequencies: Tensor | None = None
+    by_distance: Tensor | None = None
 
 
 class KeyValueCache:
@@ -76,39 +100,63 @@ class KeyValueCache:
         layers: range,
         batch: int,
         capacity: int,
-        frequencies: Tensor,
-        dtype: torch.dtype,
+        positions: Positions,
+        like: Tensor,
+        crossing: list[PackedLinear],
     ) -> None:
-        """For these layers and heads. frequencies: radians a position of each pair of a head, on the cache's device."""
+        """For these layers and heads, in the dtype and on the device of `like`.
+
+        crossing: each layer's product that makes keys and values of a source; empty where there is none.
+        """
         self.batch, self.capacity = batch, capacity
         self._windows = [config.windows[layer] for layer in layers]
+        self._kernel_windows = [window or 0 for window in self._windows]
         self._config, self._share = config, share
         # One block for all layers: a step cuts it into views with one call instead of one call a layer.
-        self.store = torch.empty(
-            (2, len(layers), batch, len(share.kv_heads), capacity, config.head_dim),
-            dtype=dtype,
-            device=frequencies.device,
-        )
-        positions = torch.arange(capacity, device=frequencies.device)
-        angles = (positions[:, None].float() * frequencies).repeat(1, 2)
-        # In float32 until they are rounded once, as in the reference.
-        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        # Rows may be wider than heads, for our own kernel: the rest is zeros and stays so.
+        width = stored_width(config.head_dim, like)
+        make = torch.empty if width == config.head_dim else torch.zeros
+        shape = (2, len(layers), batch, len(share.kv_heads), capacity, width)
+        self.store = make(shape, dtype=like.dtype, device=like.device)
+        self._heads = self.store[..., : config.head_dim]
+        self.angles = None if positions.frequencies is None else _angles(positions.frequencies, capacity, like.dtype)
+        self._by_distance = positions.by_distance
         self.length = 0
-        # Where `engine.inference.graphs` keeps its own.
-        self.static_steps: dict[tuple[int, bool], Callable[..., Tensor]] = {}
+        self.source = Source(config, share, batch, crossing) if crossing else None
+        # Where `engine.inference.graphs` and `engine.inference.recorded` keep their own.
+        self.static_steps: dict[Any, Callable[..., Tensor]] = {}
+        self.recordings: dict[Any, Any] = {}
         self._attentions: dict[int, DecodeAttention] | None = {} if has_decode_attention(self.store) else None
+        self._kernel_bias: Tensor | None = None
+        if self._attentions is not None and self._by_distance is not None:
+            self._kernel_bias = bias_table(self._by_distance)
+        self._rows = torch.zeros((batch, 1), dtype=torch.int64) if config.positions == "learned" else None
         self._padding: Tensor | None = None
         self._filled: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
-        return self.store.nbytes
+        return self.store.nbytes + (0 if self.source is None else self.source.nbytes)
 
     def clear(self) -> None:
         """Begin anew; what lies beyond `length` is never read."""
         self.length = 0
         self._padding = self._filled = None
+
+    def set_source(self, states: Tensor, padding: Tensor | None) -> None:
+        """Take the last states [batch, length, hidden] of the encoder, once per request, on every stage.
+
+        padding [batch]: so many positions at the left of each row are filling.
+        """
+        assert self.source is not None, "these layers look at no source"
+        form = self.source.form
+        moved = self.source.take(states, padding)
+        # What was recorded over other memory is of no use; our kernels are told of another form, a graph is not.
+        if moved:
+            self.recordings.clear()
+        if moved or self.source.form != form:
+            self.static_steps.clear()
 
     def step(self, batch: int, length: int, padding: Tensor | None) -> Step | KernelStep:
         """Room for `length` more positions of the first `batch` sequences; to move the cache's own is the caller's.
@@ -119,16 +167,19 @@ class KeyValueCache:
         assert end <= self.capacity and batch <= self.batch, f"{end} positions of {batch} rows exceed the cache"
         if length == 1 and self._attentions is not None:
             return self._kernel_step(batch, padding)
-        store = self.store if batch == self.batch else self.store[:, :, :batch]
+        store = self._heads if batch == self.batch else self._heads[:, :, :batch]
         slots = store[..., past:end, :]
-        if padding is None:
-            cos, sin = self.cos[None, past:end, None], self.sin[None, past:end, None]
-        else:
+        if padding is not None:
             self._note(padding)
-            positions = (torch.arange(past, end, device=store.device) - padding[:, None]).clamp_(min=0)
-            cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
         views = {window: self._views(store, past, end, padding, window) for window in set(self._windows)}
-        return Step(cos, sin, slots[0].unbind(), slots[1].unbind(), views)
+        return Step(
+            self._angles_of(past, end, padding),
+            None if self._rows is None else self._table_rows(past, length, padding, batch),
+            slots[0].unbind(),
+            slots[1].unbind(),
+            views,
+            source=self._source_views(batch),
+        )
 
     def static_step(self, batch: int, position: Tensor, padding: Tensor | None) -> Step:
         """One more position of the first `batch` sequences, at `position` [1]: the same operations wherever that is.
@@ -136,13 +187,16 @@ class KeyValueCache:
         For steps that are recorded once and repeated: nothing here depends on `length`. What lies beyond the position
         is read and masked, so it must be numbers.
         """
-        store = self.store[:, :, :batch]
+        store = self._heads[:, :, :batch]
         places = torch.arange(self.capacity, device=store.device)
-        if padding is None:
-            cos, sin = self.cos[position][:, None, None], self.sin[position][:, None, None]
-        else:
-            positions = (position - padding).clamp_(min=0)
-            cos, sin = self.cos[positions][:, None, None], self.sin[positions][:, None, None]
+        own = position if padding is None else (position - padding).clamp_(min=0)
+        angles = None
+        if self.angles is not None:
+            angles = self.angles[0][own][:, None, None], self.angles[1][own][:, None, None]
+        rows = None if self._rows is None else (own + self._config.position_offset)[:, None].expand(batch, 1)
+        bias = None
+        if self._by_distance is not None:
+            bias = self._by_distance[:, (position - places).clamp_(min=0)][None, :, None]
         keys, values = store[0].unbind(), store[1].unbind()
         views = {}
         for window in set(self._windows):
@@ -151,22 +205,49 @@ class KeyValueCache:
                 mask = mask & (places > position - window)
             if padding is not None:
                 mask = mask & (places >= padding[:, None])
-            views[window] = Views(keys, values, mask[:, None, None])
-        return Step(cos, sin, keys, values, views, position)
+            mask = mask[:, None, None]
+            views[window] = Views(keys, values, mask if bias is None else biased(bias, mask))
+        return Step(angles, rows, keys, values, views, position, self._source_views(batch))
 
     def _kernel_step(self, batch: int, padding: Tensor | None) -> KernelStep:
         assert self._attentions is not None
         attention = self._attentions.get(batch)
         if attention is None:
-            queries, kv_heads, width = len(self._share.heads), len(self._share.kv_heads), self._config.head_dim
-            stored = (queries + 2 * kv_heads) * width
-            # Heads that were normed first lie in a tensor of their own, without the values.
-            turned = (queries + kv_heads) * width if self._config.head_norms else stored
-            attention = DecodeAttention(self.store, self.cos, self.sin, queries, batch, turned, stored)
-            self._attentions[batch] = attention
+            attention = self._attentions[batch] = self._new_attention(batch)
         attention.begin(self.length, padding)
-        end = self.length + 1
-        return KernelStep(attention, [0 if window is None else max(0, end - window) for window in self._windows])
+        rows = None
+        if self._rows is not None:
+            rows = self._rows[:batch]
+            # A new token is never filling.
+            rows.fill_(self.length + self._config.position_offset)
+            if padding is not None:
+                rows.sub_(padding[:, None])
+        source = None if self.source is None else self.source.attention(batch)
+        return KernelStep(attention, self._kernel_windows, rows, source)
+
+    def _new_attention(self, batch: int) -> DecodeAttention:
+        queries, kv_heads, width = len(self._share.heads), len(self._share.kv_heads), self._config.head_dim
+        stored = (queries + 2 * kv_heads) * width
+        # Heads that were normed first lie in a tensor of their own, without the values.
+        turned = (queries + kv_heads) * width if self._config.head_norms else stored
+        scale = self._config.attention_scale
+        strides = (turned, stored)
+        return DecodeAttention(self.store, batch, queries, scale, self.angles, strides, self._kernel_bias, width=width)
+
+    def _angles_of(self, past: int, end: int, padding: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        if self.angles is None:
+            return None
+        cos, sin = self.angles
+        if padding is None:
+            return cos[None, past:end, None], sin[None, past:end, None]
+        positions = (torch.arange(past, end, device=cos.device) - padding[:, None]).clamp_(min=0)
+        return cos[positions][:, :, None], sin[positions][:, :, None]
+
+    def _table_rows(self, past: int, length: int, padding: Tensor | None, batch: int) -> Tensor:
+        return table_rows(past, length, padding, self._config.position_offset, batch, self.store.device)
+
+    def _source_views(self, batch: int) -> Views | None:
+        return None if self.source is None else Views(*self.source.seen(batch))
 
     def _views(self, store: Tensor, past: int, end: int, padding: Tensor | None, window: int | None) -> Views:
         start = 0
@@ -176,8 +257,19 @@ class KeyValueCache:
             # A single query sees the last `window` positions: cutting them out needs no mask.
             start = max(0, end - window) if window is not None else 0
             mask = None if self._filled is None else self._filled[:, :, :, start:end]
+        if self._by_distance is not None:
+            mask = self._biased(past, start, end, mask)
         seen = store[..., start:end, :]
         return Views(seen[0].unbind(), seen[1].unbind(), mask)
+
+    def _biased(self, past: int, start: int, end: int, mask: Tensor | None) -> Tensor:
+        """The mask with what is added by distance; a mask that adds is never taken for causal, so it hides as well."""
+        assert self._by_distance is not None
+        device = self.store.device
+        distances = torch.arange(past, end, device=device)[:, None] - torch.arange(start, end, device=device)
+        if mask is None:
+            mask = (distances >= 0)[None, None]
+        return biased(self._by_distance[:, distances.clamp_(min=0)][None], mask)
 
     def _note(self, padding: Tensor) -> None:
         """Keep which positions are no filling, [batch, 1, 1, capacity], for as long as the requests last."""
@@ -185,3 +277,10 @@ class KeyValueCache:
             self._padding = padding
             positions = torch.arange(self.capacity, device=padding.device)
             self._filled = (positions >= padding[:, None])[:, None, None]
+
+
+def _angles(frequencies: Tensor, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [capacity, head_dim]; in float32 until they are rounded once, as in the reference."""
+    positions = torch.arange(capacity, device=frequencies.device)
+    angles = (positions[:, None].float() * frequencies).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,87 +1,95 @@
-"""One rank's part of a decoder of the Llama family, for inference: packed weights, no modules, no gradients.
+"""One rank's part of one stack of a model, for inference: packed weights, no modules, no gradients.
 
     shard = load_shard(context, torch.bfloat16)                     # engine.inference.weights; then settle_shard
     cache = shard.new_cache(batch, capacity)
     hidden = shard.forward(tokens, cache, last_only=True)           # prefill, then one token a call
     tokens = shard.greedy(shard.head(hidden)[:, -1])
+    states = shard.encode(tokens, padding)                          # of an encoder
 
 Tensor-parallel ranks each compute their heads and feed-forward columns and add up what comes of them: one sum after
-attention and one after the feed-forward (`engine.inference.residual`). Embedding and head are split by words. Values
-are rounded where transformers rounds them: a norm is computed in float32 and multiplied after the cast, cosines are
-cast before use.
+attention and one after the feed-forward, or one of both where they stand side by side (`engine.inference.residual`).
+Embedding and head are split by words. Values are rounded where transformers rounds them.
 """
 
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.inference.cache import KernelStep, KeyValueCache, Step
+from engine.inference.cache import KernelStep, KeyValueCache, Positions, Step
+from engine.inference.encoding import EncoderStep
 from engine.inference.graphs import static_decode
-from engine.inference.residual import Residual
+from engine.inference.layer import Layer, Norm, Weights
+from engine.inference.positions import causal_bias
+from engine.inference.residual import NormRule, Residual
 from engine.inference.sharding import Share
 from engine.inference.stages import own_layers
-from engine.kernels.linear import PackedLinear
-from engine.kernels.operators import rms_norm, rotate, silu_multiply
+from engine.kernels.operators import activate, multiply, rms_norm_heads, rotate
+from engine.kernels.rows import add, add_rows, argmax_rows, best_words, choose_words, embed_rows
 from engine.llama import attend, rotary_frequencies
 from engine.models.config import ModelConfig
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 
-
-@dataclass(slots=True)
-class Layer:
-    """Weights of one layer on this rank; queries, keys and values in one product, gate and up in one."""
-
-    input_norm: Tensor
-    qkv: PackedLinear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: PackedLinear
-    post_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
-
-
-@dataclass(slots=True)
-class Weights:
-    """All weights of this rank. embedding [words, hidden] on the first stage; norm and head on the last.
-
-    lent: packed products and embedding still lie in pages of the checkpoint's files.
-    """
-
-    layers: list[Layer]
-    embedding: Tensor | None
-    norm: Tensor | None
-    head: PackedLinear | None
-    lent: bool = False
+AnyStep = Step | KernelStep | EncoderStep
 
 
 class Shard:
-    """This rank's layers, computed together with the other ranks of its tensor-parallel group."""
+    """This rank's layers of a stack, computed together with the other ranks of its tensor-parallel group."""
 
-    def __init__(self, config: ModelConfig, grid: Grid, group: Communicator, weights: Weights) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        grid: Grid,
+        group: Communicator,
+        weights: Weights,
+        stack: Literal["decoder", "encoder"] = "decoder",
+        layers: range | None = None,
+    ) -> None:
+        """layers: of the stack, that this stage holds; None for those of the model's only stack."""
         self.config, self.grid, self.weights, self.group = config, grid, weights, group
+        self.stack = stack
         self.first, self.last = grid.is_first_stage, grid.is_last_stage
         self.share = Share.of(config, grid.tp, grid.tp_rank)
-        self.layers = own_layers(config, grid)
-        self.dtype, self.device = weights.layers[0].input_norm.dtype, weights.layers[0].input_norm.device
-        self._windows = [config.windows[layer] for layer in self.layers]
-        self._frequencies = rotary_frequencies(config.rope, config.head_dim).to(self.device)
-        # What each layer's sum is normed with next; after the last layer that depends on what is asked for.
-        self._following = [*(layer.input_norm for layer in weights.layers[1:]), None]
-        self._epsilon = config.norm_epsilon
+        self.layers = own_layers(config, grid) if layers is None else layers
+        some = weights.layers[0].input_norm.weight
+        self.dtype, self.device = some.dtype, some.device
+        self._windows = [config.windows[layer] for layer in self.layers] if stack == "decoder" else []
+        self._rule = NormRule(config.norm, config.norm_epsilon)
+        self._input_norms = [self._norm_of(layer.input_norm) for layer in weights.layers]
+        self._cross_norms = [layer.cross_norm and self._norm_of(layer.cross_norm) for layer in weights.layers]
+        self._post_norms = [self._norm_of(layer.post_norm) for layer in weights.layers]
+        self._last_norm = None if weights.norm is None else self._norm_of(weights.norm)
+        # torch's own is the same to the last bit, which ours need not be.
+        usual = config.attention_scale == config.head_dim**-0.5
+        self._scale = None if usual else config.attention_scale
         self._alone = grid.tp == 1
         self._queries = len(self.share.heads)
         self._turned = self._queries + len(self.share.kv_heads)
         self._stored = self._turned + len(self.share.kv_heads)
         self._values_offset = self._turned * config.head_dim * self.dtype.itemsize
+        self._frequencies = self._frequencies_of_pairs()
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
-        """Room for the keys and values of `batch` sequences of up to `capacity` positions."""
+        """Room for the keys and values of `batch` sequences of up to `capacity` positions.
+
+        Raises ValueError where the model has learned fewer positions.
+        """
+        config, weights = self.config, self.weights
+        if config.positions == "learned" and capacity > config.max_positions:
+            raise ValueError(
+                f"workload: {capacity} tokens of a prompt and its answer are more than the {config.max_positions} "
+                "positions that the model has learned; use shorter prompts or fewer workload.new_tokens"
+            )
         with torch.inference_mode():
-            return KeyValueCache(self.config, self.share, self.layers, batch, capacity, self._frequencies, self.dtype)
+            by_distance = None
+            if weights.relative is not None:
+                by_distance = causal_bias(weights.relative, config.relative_buckets, config.relative_distance, capacity)
+            positions = Positions(self._frequencies, by_distance)
+            crossing = [one.cross_key_value for one in weights.layers if one.cross_key_value is not None]
+            some = weights.layers[0].input_norm.weight
+            return KeyValueCache(config, self.share, self.layers, batch, capacity, positions, some, crossing)
 
     @torch.inference_mode()
     def forward(
@@ -102,39 +110,44 @@ class Shard:
         cache.length += length
         return hidden
 
-    def compute(self, inputs: Tensor, step: Step | KernelStep, last_only: bool) -> Tensor:
+    @torch.inference_mode()
+    def encode(self, inputs: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Hidden states [batch, length, hidden] of an encoder's layers, in which all positions see each other.
+
+        inputs and padding as for `forward`; nothing is kept.
+        """
+        step = EncoderStep.of(self.config, self.weights, inputs.shape[0], inputs.shape[1], padding, self.device)
+        return self.compute(inputs, step, last_only=False)
+
+    def compute(self, inputs: Tensor, step: AnyStep, last_only: bool) -> Tensor:
         """What `forward` gives, with a step of a cache at hand; the cache's length stays."""
-        hidden = self._embed(inputs) if self.first else inputs
-        stream = Residual(hidden, self.group, self._epsilon)
-        normed = stream.norm(self.weights.layers[0].input_norm)
-        for place, (layer, following) in enumerate(zip(self.weights.layers, self._following, strict=True)):
-            normed = stream.add(layer.output(self._attention(normed, layer, place, step)), layer.post_norm)
-            fed = layer.down(silu_multiply(layer.gate_up(normed)))
-            if following is not None:
-                normed = stream.add(fed, following)
-        hidden = stream.whole(fed)
-        if self.weights.norm is None:
-            return hidden
-        return rms_norm(hidden[:, -1:] if last_only else hidden, self.weights.norm, self._epsilon)
+        hidden = self._embed(inputs, step) if self.first else inputs
+        stream = Residual(hidden, self.group, self._rule)
+        if self.config.order == "post":
+            return self._post(hidden, stream, step, last_only)
+        part = self._pre(stream, step) if self.config.order == "pre" else self._parallel(stream, step)
+        if self._last_norm is None:
+            hidden = stream.whole(part)
+            return hidden[:, -1:] if last_only and self.last else hidden
+        if last_only and hidden.shape[1] > 1:
+            return self._rule.norm(stream.whole(part)[:, -1:], self._last_norm)
+        return stream.add(part, self._last_norm)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of this rank's words, [batch, length, words], on the last stage."""
         assert self.weights.head is not None
+        if self.config.head_scale != 1.0:
+            hidden = multiply(hidden, self.config.head_scale)
         return self.weights.head(hidden)
 
     @torch.inference_mode()
     def greedy(self, local_logits: Tensor) -> Tensor:
         """The most likely token of each row of [batch, words], the lowest id of equals; the same on all ranks."""
-        places = _argmax(local_logits)
         if self._alone:
-            return places
-        values = local_logits.gather(-1, places[:, None])[:, 0]
-        # Exact for every value of 32 bits and every token id, and one message instead of two.
-        found = torch.stack((values.double(), (places + self.share.vocabulary.start).double()))
-        everyone = self.group.all_gather(found)
-        best = everyone[:, 0].argmax(0, keepdim=True)
-        return everyone[:, 1].gather(0, best)[0].long()
+            return argmax_rows(local_logits)
+        # One message instead of two: values and places together.
+        return choose_words(self.group.all_gather(best_words(local_logits, self.share.vocabulary.start)))
 
     @torch.inference_mode()
     def full_logits(self, local_logits: Tensor) -> Tensor:
@@ -149,55 +162,114 @@ class Shard:
 
     def decode_weights(self) -> list[Tensor]:
         """All that a decode step reads of the packed weights; without those that a library hides."""
-        return [one.stored for one in self._packed() if one.stored is not None]
+        once = {id(layer.cross_key_value) for layer in self.weights.layers}
+        packed = (one for one in self.weights.packed() if id(one) not in once)
+        return [one.stored for one in packed if one.stored is not None]
 
     def settle(self) -> None:
         """Bring the weights to where they are read fastest (packed, in huge pages), and let go of the files."""
-        for one in self._packed():
+        for one in self.weights.packed():
             one.settle()
         if self.weights.lent and self.weights.embedding is not None:
             self.weights.embedding = self.weights.embedding.clone()
         self.weights.lent = False
 
-    def _packed(self) -> list[PackedLinear]:
-        packed = [one for layer in self.weights.layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return packed + ([self.weights.head] if self.weights.head is not None else [])
+    def _norm_of(self, norm: Norm) -> Norm:
+        """With what the family adds to its weights, in float32: the sum need not be a number of 16 bits."""
+        return Norm(norm.weight.float() + self.config.norm_offset) if self.config.norm_offset else norm
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        table = self.weights.embedding
-        assert table is not None
+    def _frequencies_of_pairs(self) -> Tensor | None:
+        """Radians a position of each pair of a head; pairs that do not turn stand last and have none."""
+        config = self.config
+        if config.rope is None:
+            return None
+        turning = rotary_frequencies(config.rope, config.rotary_dim)
+        return functional.pad(turning, (0, config.head_dim // 2 - len(turning))).to(self.device)
+
+    def _embed(self, tokens: Tensor, step: AnyStep) -> Tensor:
+        weights, scale = self.weights, self.config.embedding_scale
+        assert weights.embedding is not None
         if self._alone:
-            return functional.embedding(tokens, table)
-        # Words of other ranks count as zeros, so that the sum is exactly the one row there is.
-        own = tokens - self.share.vocabulary.start
-        foreign = (own < 0) | (own >= len(self.share.vocabulary))
-        hidden = functional.embedding(own.masked_fill_(foreign, 0), table).masked_fill_(foreign[..., None], 0)
-        return self.group.all_reduce(hidden)
+            hidden = embed_rows(tokens, weights.embedding, scale=scale)
+        else:
+            # Words of other ranks count as zeros, so that the sum is exactly the one row there is.
+            hidden = embed_rows(tokens, weights.embedding, self.share.vocabulary.start, scale)
+            hidden = self.group.all_reduce(hidden)
+        if weights.types is not None:
+            hidden = add_rows(hidden, torch.zeros_like(tokens), weights.types)
+        if weights.positions is not None:
+            assert step.rows is not None
+            hidden = add_rows(hidden, step.rows, weights.positions)
+        return hidden if weights.embedding_norm is None else self._rule.norm(hidden, weights.embedding_norm)
 
-    def _attention(self, hidden: Tensor, layer: Layer, place: int, step: Step | KernelStep) -> Tensor:
+    def _pre(self, stream: Residual, step: AnyStep) -> Tensor:
+        """All layers, each part behind its norm; what the last one still adds to the stream."""
+        normed, layers, end = stream.norm(self._input_norms[0]), self.weights.layers, len(self.layers) - 1
+        for place, layer in enumerate(layers):
+            attended = layer.output(self._attention(normed, layer, place, step))
+            cross_norm = self._cross_norms[place]
+            if cross_norm is not None:
+                attended = self._cross(stream.add(attended, cross_norm), layer, place, step)
+            fed = self._feed(stream.add(attended, self._post_norms[place]), layer)
+            if place < end:
+                normed = stream.add(fed, self._input_norms[place + 1])
+        return fed
+
+    def _parallel(self, stream: Residual, step: AnyStep) -> Tensor:
+        """All layers, attention and feed-forward side by side: one sum over the ranks instead of two."""
+        end = len(self.layers) - 1
+        normed, beside = stream.norm(self._input_norms[0]), stream.norm(self._post_norms[0])
+        for place, layer in enumerate(self.weights.layers):
+            attended = layer.output(self._attention(normed, layer, place, step))
+            part = add(self._feed(beside, layer), attended)
+            if place < end:
+                normed = stream.add(part, self._input_norms[place + 1])
+                beside = stream.norm(self._post_norms[place + 1])
+        return part
+
+    def _post(self, hidden: Tensor, stream: Residual, step: AnyStep, last_only: bool) -> Tensor:
+        """All layers, whose norms follow the sums and become the stream."""
+        for place, layer in enumerate(self.weights.layers):
+            attended = layer.output(self._attention(hidden, layer, place, step))
+            hidden = stream.replace(attended, self._input_norms[place])
+            hidden = stream.replace(self._feed(hidden, layer), self._post_norms[place])
+        return hidden[:, -1:] if last_only and self.last else hidden
+
+    def _feed(self, normed: Tensor, layer: Layer) -> Tensor:
+        return layer.down(activate(layer.gate_up(normed), self.config.activation, self.config.gated))
+
+    def _attention(self, hidden: Tensor, layer: Layer, place: int, step: AnyStep) -> Tensor:
         """What this rank's heads make of [batch, length, hidden]: [batch, length, heads x head_dim]."""
         batch, length = hidden.shape[0], hidden.shape[1]
         merged = layer.qkv(hidden)
         heads = merged.view(batch, length, self._stored, self.config.head_dim)
+        if isinstance(step, EncoderStep):
+            return step.attend(heads, self._queries, self._turned, self._scale)
         turned = heads[:, :, : self._turned]
         if layer.query_norm is not None and layer.key_norm is not None:
-            turned = self._norm_heads(turned, layer.query_norm, layer.key_norm)
+            turned = rms_norm_heads(
+                heads, layer.query_norm, layer.key_norm, self._queries, self._turned - self._queries, self._rule.epsilon
+            )
         if isinstance(step, KernelStep):
             values = merged.data_ptr() + self._values_offset
-            return step.attention.run(place, turned.data_ptr(), values, step.starts[place])
-        turned = rotate(turned, step.cos, step.sin)
+            return step.attention.run(place, turned.data_ptr(), values, step.windows[place])
+        if step.angles is not None:
+            turned = rotate(turned, *step.angles)
         step.write(place, turned[:, :, self._queries :].transpose(1, 2), heads[:, :, self._turned :].transpose(1, 2))
         seen = step.views[self._windows[place]]
-        mixed = attend(turned[:, :, : self._queries].transpose(1, 2), seen.keys[place], seen.values[place], seen.mask)
+        queries = turned[:, :, : self._queries].transpose(1, 2)
+        mixed = attend(queries, seen.keys[place], seen.values[place], seen.mask, self._scale)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 
-    def _norm_heads(self, turned: Tensor, query_norm: Tensor, key_norm: Tensor) -> Tensor:
-        queries = rms_norm(turned[:, :, : self._queries], query_norm, self._epsilon)
-        return torch.cat((queries, rms_norm(turned[:, :, self._queries :], key_norm, self._epsilon)), dim=2)
-
-
-def _argmax(logits: Tensor) -> Tensor:
-    """The first of the largest of each row. On a CPU numpy's is 10 to 30 times faster than torch's in 16 bits."""
-    if logits.device.type != "cpu":
-        return logits.argmax(-1)
-    return torch.from_numpy(logits.float().numpy().argmax(-1))
+    def _cross(self, normed: Tensor, layer: Layer, place: int, step: AnyStep) -> Tensor:
+        """What attention over the source adds to the stream."""
+        assert layer.cross_query is not None and layer.cross_output is not None and not isinstance(step, EncoderStep)
+        assert step.source is not None
+        queries = layer.cross_query(normed)
+        if isinstance(step, KernelStep):
+            return layer.cross_output(step.source.run(place, queries.data_ptr(), 0))
+        batch, length, _ = queries.shape
+        heads = queries.view(batch, length, self._queries, self.config.head_dim).transpose(1, 2)
+        seen = step.source
+        mixed = attend(heads, seen.keys[place], seen.values[place], seen.mask, self._scale, causal=False)
+        return layer.cross_output(mixed.transpose(1, 2).reshape(batch, length, -1))

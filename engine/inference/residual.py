@@ -1,8 +1,9 @@
 """The residual stream of tensor-parallel ranks: sums of what each rank computed go in, norms come out.
 
-    stream = Residual(hidden, group, epsilon)        # [batch, length, width], the same on all ranks
-    normed = stream.norm(weight)
-    normed = stream.add(part, weight)                # part: this rank's share of a sum, of the same shape
+    stream = Residual(hidden, group, rule)           # [batch, length, width], the same on all ranks
+    normed = stream.norm(norm)
+    normed = stream.add(part, norm)                  # part: this rank's share of a sum, of the same shape
+    hidden = stream.replace(part, norm)              # the norm of the sum becomes the stream
     hidden = stream.whole(part)                      # without a norm
 
 Few rows are summed on every rank, and every rank norms all of them. Many rows are shared out: a rank holds the stream
@@ -11,9 +12,14 @@ of its own rows, sums and norms those, and gets the other ranks' norms (sequence
 row's, and a sum is made in the order of ranks either way.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 from torch import Tensor
 
-from engine.kernels.operators import add_rms_norm, rms_norm
+from engine.inference.layer import Norm
+from engine.kernels.operators import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from engine.kernels.rows import add
 from engine.parallel.communicator import Communicator
 from engine.parallel.transports import SharedTransport
 
@@ -21,11 +27,31 @@ _LEAST_ELEMENTS = 1 << 17
 """Below that two messages cost more than the norms of the other ranks' rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class NormRule:
+    """How all norms of a model are computed."""
+
+    kind: Literal["rms", "layer"]
+    epsilon: float
+
+    def norm(self, hidden: Tensor, norm: Norm) -> Tensor:
+        """The norm of [.., width]."""
+        if self.kind == "rms":
+            return rms_norm(hidden, norm.weight, self.epsilon)
+        return layer_norm(hidden, norm.weight, norm.bias, self.epsilon)
+
+    def add_norm(self, hidden: Tensor, update: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """The sum of two, and its norm."""
+        if self.kind == "rms":
+            return add_rms_norm(hidden, update, norm.weight, self.epsilon)
+        return add_layer_norm(hidden, update, norm.weight, norm.bias, self.epsilon)
+
+
 class Residual:
     """The stream between two points of a forward pass, on one rank."""
 
-    def __init__(self, hidden: Tensor, group: Communicator, epsilon: float) -> None:
-        self._group, self._epsilon, self._shape = group, epsilon, hidden.shape
+    def __init__(self, hidden: Tensor, group: Communicator, rule: NormRule) -> None:
+        self._group, self._rule, self._shape = group, rule, hidden.shape
         rows = hidden.shape[0] * hidden.shape[1]
         # Over gloo a reduce-scatter is a whole sum of which the rest is thrown away.
         self._by_rows = (
@@ -35,18 +61,23 @@ class Residual:
         if self._by_rows:
             self._hidden = hidden.reshape(group.size, rows // group.size, -1)[group.index]
 
-    def norm(self, weight: Tensor) -> Tensor:
+    def norm(self, norm: Norm) -> Tensor:
         """The norm of the stream, whole."""
-        return self._gathered(rms_norm(self._hidden, weight, self._epsilon))
+        return self._gathered(self._rule.norm(self._hidden, norm))
 
-    def add(self, part: Tensor, weight: Tensor) -> Tensor:
+    def add(self, part: Tensor, norm: Norm) -> Tensor:
         """Add the sum of all ranks' parts; the norm of what comes of it, whole. The part may be written over."""
-        self._hidden, normed = add_rms_norm(self._hidden, self._summed(part), weight, self._epsilon)
+        self._hidden, normed = self._rule.add_norm(self._hidden, self._summed(part), norm)
         return self._gathered(normed)
+
+    def replace(self, part: Tensor, norm: Norm) -> Tensor:
+        """As `add`, and the norm is the stream from here on."""
+        _, self._hidden = self._rule.add_norm(self._hidden, self._summed(part), norm)
+        return self._gathered(self._hidden)
 
     def whole(self, part: Tensor) -> Tensor:
         """The stream with the sum of all ranks' parts added, on every rank."""
-        return self._gathered(self._hidden + self._summed(part))
+        return self._gathered(add(self._hidden, self._summed(part)))
 
     def _summed(self, part: Tensor) -> Tensor:
         """All rows of the sum, or this rank's."""

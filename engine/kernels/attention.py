@@ -1,12 +1,13 @@
 """Attention of one new token a sequence over a static key-value cache, in one call of C: the decode step of a layer.
 
-    attention = DecodeAttention(store, cosines, sines, heads, normed=False)     # once per cache and batch
+    attention = DecodeAttention(store, batch, queries, scale, ...)              # once per cache and batch
     attention.begin(position, padding)                                          # once per step
-    mixed = attention.run(layer, heads, values, start)                          # once per layer
+    mixed = attention.run(layer, heads, values, window)                         # once per layer
 
 Rotation, the writing of the new key and value, scores, softmax and the weighted sum are some ten operators of torch, of
 which `scaled_dot_product_attention` alone takes twice to five times as long as reading the cache does. The
-result of a sequence does not depend on what else is in the batch.
+result of a sequence does not depend on what else is in the batch, nor on how many threads share the heads. `fixed` is
+for keys and values that stay, those of a source: nothing is written.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.kernels.build import load_library
+from engine.kernels.build import load_library, parallel_address
 
 _SOURCE = Path(__file__).with_name("attention.c")
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -26,96 +27,119 @@ class _Attention(ctypes.Structure):
     """`struct attention` of attention.c."""
 
     _fields_ = [
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
-        ("padding", ctypes.c_void_p),
-        ("scores", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("group", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("heads_stride", ctypes.c_int64),
-        ("values_stride", ctypes.c_int64),
-        ("cache_batch_stride", ctypes.c_int64),
-        ("cache_head_stride", ctypes.c_int64),
-        ("position", ctypes.c_int64),
-        ("dtype", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "padding", "bias", "scores")),
+        *((name, ctypes.c_int64) for name in ("batch", "kv_heads", "group", "width", "stored", "capacity")),
+        *((name, ctypes.c_int64) for name in ("heads_stride", "values_stride")),
+        *((name, ctypes.c_int64) for name in ("cache_batch_stride", "cache_head_stride", "position")),
+        *((name, ctypes.c_int64) for name in ("dtype", "fixed", "threads")),
+        ("parallel", ctypes.c_void_p),
         ("scale", ctypes.c_float),
     ]
 
 
-def has_decode_attention(store: Tensor) -> bool:
-    """Whether `DecodeAttention` can work on this cache: on a CPU, of heads of a width that its vectors divide.
+def stored_width(width: int, like: Tensor) -> int:
+    """How wide the rows of a cache must be for heads of `width` elements in the dtype and on the device of `like`.
 
-    Only with one thread a process: with more, torch's own divides the work among them.
+    Our own kernel works on whole vectors; what a row has beyond the head must be zeros.
     """
-    if store.device.type != "cpu" or store.dtype not in _DTYPE_CODES or torch.get_num_threads() > 1:
+    library = _library() if like.device.type == "cpu" and like.dtype in _DTYPE_CODES else None
+    return width if library is None else -(-width // library.attention_lanes()) * library.attention_lanes()
+
+
+def has_decode_attention(store: Tensor) -> bool:
+    """Whether `DecodeAttention` can work on this cache: on a CPU, of rows that its vectors divide."""
+    if store.device.type != "cpu" or store.dtype not in _DTYPE_CODES:
         return False
     library = _library()
     width = store.shape[-1]
     return library is not None and width % library.attention_lanes() == 0 and width <= library.attention_most_width()
 
 
-class DecodeAttention:
-    """The attention of the first `batch` sequences of a cache `store` [2, layers, rows, kv_heads, capacity, width].
+def bias_table(by_distance: Tensor) -> Tensor:
+    """What `DecodeAttention` takes, from what is added to scores [heads, capacity] by the distance of the keys."""
+    library = _library()
+    assert library is not None
+    farthest_first = by_distance.float().flip(-1)
+    return torch.nn.functional.pad(farthest_first, (0, library.attention_lanes())).contiguous()
 
-    cosines, sines [capacity, width]: of each position. queries: query heads of this rank. heads_stride: elements
-    between the new heads of two sequences.
-    """
+
+class DecodeAttention:
+    """The attention of the first `batch` sequences of a cache `store` [2, layers, rows, kv_heads, capacity, width]."""
 
     def __init__(
         self,
         store: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-        queries: int,
         batch: int,
-        heads_stride: int,
-        values_stride: int,
+        queries: int,
+        scale: float,
+        angles: tuple[Tensor, Tensor] | None = None,
+        strides: tuple[int, int] = (0, 0),
+        bias: Tensor | None = None,
+        fixed: bool = False,
+        width: int | None = None,
     ) -> None:
+        """queries: query heads of this rank. angles: cosines and sines [capacity, width] of each position; None:
+        nothing turns. strides: elements between the new heads of two sequences, and between their values. bias: a
+        `bias_table`. fixed: the cache is full and stays as it is; the new heads are queries alone.
+        width: of a head, where the rows of the cache are wider (`stored_width`).
+        """
         library = _library()
-        assert library is not None and store.is_contiguous() and cosines.is_contiguous() and sines.is_contiguous()
-        _, layers, _, kv_heads, capacity, width = store.shape
-        scores = torch.empty(_HEADS_TOGETHER * (capacity + library.attention_lanes()), dtype=torch.float32)
+        assert library is not None and store.is_contiguous()
+        assert angles is None or (angles[0].is_contiguous() and angles[1].is_contiguous())
+        self._library = library
+        _, layers, _, kv_heads, capacity, stored = store.shape
+        width = width or stored
+        threads = torch.get_num_threads()
+        parallel = parallel_address() if threads > 1 else None
+        scores = torch.empty(threads, _HEADS_TOGETHER * (capacity + library.attention_lanes()), dtype=torch.float32)
         self._step = _Attention(
-            cosines.data_ptr(),
-            sines.data_ptr(),
-            None,
-            scores.data_ptr(),
-            batch,
-            kv_heads,
-            queries // kv_heads,
-            width,
-            heads_stride,
-            values_stride,
-            store.stride(2),
-            store.stride(3),
-            0,
-            _DTYPE_CODES[store.dtype],
-            width**-0.5,
+            cosines=None if angles is None else angles[0].data_ptr(),
+            sines=None if angles is None else angles[1].data_ptr(),
+            padding=None,
+            bias=None if bias is None else bias.data_ptr(),
+            scores=scores.data_ptr(),
+            batch=batch,
+            kv_heads=kv_heads,
+            group=queries // kv_heads,
+            width=width,
+            stored=stored,
+            capacity=capacity,
+            heads_stride=strides[0],
+            values_stride=strides[1],
+            cache_batch_stride=store.stride(2),
+            cache_head_stride=store.stride(3),
+            position=0,
+            dtype=_DTYPE_CODES[store.dtype],
+            fixed=fixed,
+            threads=threads,
+            parallel=parallel,
+            scale=scale,
         )
-        self._kept = (store, cosines, sines, scores)  # the structure holds addresses only
-        self._padding: Tensor | None = None
+        self._kept = (store, angles, bias, scores)  # the structure holds addresses only
+        # At one address as long as this lives: a recorded step is told of other filling by what lies there.
+        self._padding = torch.zeros(batch, dtype=torch.int64)
+        self._given: Tensor | None = None
         self._address = ctypes.addressof(self._step)
         self._keys, self._values = ([part[layer].data_ptr() for layer in range(layers)] for part in store)
-        self._run = library.attention_step
         self._shape, self._dtype = (batch, 1, queries * width), store.dtype
 
     def begin(self, position: int, padding: Tensor | None) -> None:
         """The new tokens stand at `position`; so many positions [batch] at the left of each sequence are filling."""
         self._step.position = position
-        if padding is not self._padding:
-            assert padding is None or padding.dtype is torch.int64
-            self._padding = None if padding is None else padding.contiguous()
-            self._step.padding = None if self._padding is None else self._padding.data_ptr()
+        if padding is not self._given:
+            self._given = padding
+            if padding is not None:
+                self._padding.copy_(padding)
+            self._step.padding = None if padding is None else self._padding.data_ptr()
 
-    def run(self, layer: int, heads: int, values: int, start: int) -> Tensor:
-        """What the queries make of positions from `start` on: [batch, 1, queries x width].
+    def run(self, layer: int, heads: int, values: int, window: int = 0) -> Tensor:
+        """What the queries make of the last `window` positions (0: of all): [batch, 1, queries x width].
 
         heads, values: addresses of the new queries and keys, not turned yet, and of the new values.
         """
         out = torch.empty(self._shape, dtype=self._dtype)
-        self._run(self._address, heads, values, self._keys[layer], self._values[layer], out.data_ptr(), start)
+        keys, stored = self._keys[layer], self._values[layer]
+        self._library.attention_step(self._address, heads, values, keys, stored, out.data_ptr(), window)
         return out
 
 

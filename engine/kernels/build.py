@@ -49,6 +49,24 @@ def load_library(source: Path, *flags: str) -> ctypes.CDLL | None:
     return _loaded[key]
 
 
+def loaded_libraries() -> list[ctypes.CDLL]:
+    """The libraries that were loaded in the present mode."""
+    mode = kernel_mode()
+    return [library for (_, _, of), library in _loaded.items() if library is not None and of == mode]
+
+
+@functools.cache
+def parallel_address() -> int | None:
+    """GOMP_parallel of torch's own OpenMP, to start its threads: a second pool would fight it for the cores."""
+    import torch
+
+    try:
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
 def kernel_mode() -> str:
     """What RANKWISE_KERNELS asks for; ValueError for anything but on, off and avx2."""
     mode = os.environ.get("RANKWISE_KERNELS", "on")

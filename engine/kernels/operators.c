@@ -1,4 +1,4 @@
-/* Small operators of a transformer layer, each in one pass, rounded where transformers' Llama rounds.
+/* Small operators of a transformer layer, each in one pass, rounded where transformers rounds.
  *
  * Built with -ffp-contract=off: a product that transformers rounds must not be fused with the sum after it.
  */
@@ -35,9 +35,10 @@ INLINE float total(floats value) {
     return value[0];
 }
 
-/* y = round(round(h / sqrt(mean(h * h) + epsilon)) * weight), h = x, or h = sum = round(x + update). */
-INLINE void rms_norm_rows(const int dtype, const int adds, const void *x, const void *update, const void *weight,
-                          void *sum, void *y, int64_t rows, int64_t width, float epsilon) {
+/* h = x, or h = sum = round(x + update). y = round(round(h / sqrt(mean(h * h) + epsilon)) * weight), or, with a wide
+ * weight, which is in float32 whatever the rest is, without the inner rounding. */
+INLINE void rms_norm_rows(const int dtype, const int adds, const int wide, const void *x, const void *update,
+                          const void *weight, void *sum, void *y, int64_t rows, int64_t width, float epsilon) {
     for (int64_t row = 0; row < rows; row++) {
         const int64_t first = row * width;
         floats squares[2] = {{0}, {0}};
@@ -52,25 +53,94 @@ INLINE void rms_norm_rows(const int dtype, const int adds, const void *x, const 
         const float scale = 1.0f / sqrtf(total(squares[0] + squares[1]) / (float)width + epsilon);
         const void *from = adds ? sum : x;
         for (int64_t i = 0; i < width; i += LANES) {
-            const floats value = rounded(dtype, load_some(dtype, from, first + i, width - i) * scale);
-            store_some(dtype, y, first + i, width - i, value * load_some(dtype, weight, i, width - i));
+            floats value = load_some(dtype, from, first + i, width - i) * scale;
+            if (!wide) value = rounded(dtype, value);
+            value *= load_some(wide ? FLOAT32 : dtype, weight, i, width - i);
+            store_some(dtype, y, first + i, width - i, value);
         }
     }
 }
 
-void rms_norm(const void *x, const void *weight, void *y, int64_t rows, int64_t width, float epsilon, int64_t dtype) {
+void rms_norm(const void *x, const void *weight, void *y, int64_t rows, int64_t width, float epsilon, int64_t dtype,
+              int64_t wide) {
     if (dtype == FLOAT32)
-        rms_norm_rows(FLOAT32, 0, x, x, weight, y, y, rows, width, epsilon);
+        rms_norm_rows(FLOAT32, 0, 0, x, x, weight, y, y, rows, width, epsilon);
+    else if (wide)
+        rms_norm_rows(BFLOAT16, 0, 1, x, x, weight, y, y, rows, width, epsilon);
     else
-        rms_norm_rows(BFLOAT16, 0, x, x, weight, y, y, rows, width, epsilon);
+        rms_norm_rows(BFLOAT16, 0, 0, x, x, weight, y, y, rows, width, epsilon);
 }
 
 void add_rms_norm(const void *x, const void *update, const void *weight, void *sum, void *y, int64_t rows,
-                  int64_t width, float epsilon, int64_t dtype) {
+                  int64_t width, float epsilon, int64_t dtype, int64_t wide) {
     if (dtype == FLOAT32)
-        rms_norm_rows(FLOAT32, 1, x, update, weight, sum, y, rows, width, epsilon);
+        rms_norm_rows(FLOAT32, 1, 0, x, update, weight, sum, y, rows, width, epsilon);
+    else if (wide)
+        rms_norm_rows(BFLOAT16, 1, 1, x, update, weight, sum, y, rows, width, epsilon);
     else
-        rms_norm_rows(BFLOAT16, 1, x, update, weight, sum, y, rows, width, epsilon);
+        rms_norm_rows(BFLOAT16, 1, 0, x, update, weight, sum, y, rows, width, epsilon);
+}
+
+/* Of each token's heads, `stride` elements from token to token, the first `queries` by one weight [width] and the next
+ * `keys` by the other: y [tokens, queries + keys, width]. */
+void rms_norm_heads(const void *x, const void *query_weight, const void *key_weight, void *y, int64_t tokens,
+                    int64_t stride, int64_t queries, int64_t keys, int64_t width, float epsilon, int64_t dtype) {
+    const int64_t size = dtype == FLOAT32 ? 4 : 2;
+    for (int64_t token = 0; token < tokens; token++) {
+        const char *from = (const char *)x + token * stride * size;
+        char *to = (char *)y + token * (queries + keys) * width * size;
+        const int64_t passed = queries * width * size;
+        rms_norm(from, query_weight, to, queries, width, epsilon, dtype, 0);
+        rms_norm(from + passed, key_weight, to + passed, keys, width, epsilon, dtype, 0);
+    }
+}
+
+/* y = round((h - mean) / sqrt(variance + epsilon) * weight + bias), h = x, or h = sum = round(x + update). The sum may
+ * lie where y does. */
+INLINE void layer_norm_rows(const int dtype, const int adds, const void *x, const void *update, const void *weight,
+                            const void *bias, void *sum, void *y, int64_t rows, int64_t width, float epsilon) {
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t first = row * width;
+        floats sums[2] = {{0}, {0}}, squares[2] = {{0}, {0}};
+        for (int64_t i = 0; i < width; i += LANES) {
+            floats value = load_some(dtype, x, first + i, width - i);
+            if (adds) {
+                value = rounded(dtype, value + load_some(dtype, update, first + i, width - i));
+                store_some(dtype, sum, first + i, width - i, value);
+            }
+            sums[i / LANES % 2] += value;
+        }
+        const float mean = total(sums[0] + sums[1]) / (float)width;
+        const void *from = adds ? sum : x;
+        for (int64_t i = 0; i < width; i += LANES) {
+            floats away = load_some(dtype, from, first + i, width - i) - mean;
+            for (int64_t lane = width - i; lane < LANES; lane++) away[lane] = 0;
+            squares[i / LANES % 2] += away * away;
+        }
+        const float scale = 1.0f / sqrtf(total(squares[0] + squares[1]) / (float)width + epsilon);
+        for (int64_t i = 0; i < width; i += LANES) {
+            floats value = (load_some(dtype, from, first + i, width - i) - mean) * scale;
+            value = value * load_some(dtype, weight, i, width - i);
+            if (bias) value = value + load_some(dtype, bias, i, width - i);
+            store_some(dtype, y, first + i, width - i, value);
+        }
+    }
+}
+
+void layer_norm(const void *x, const void *weight, const void *bias, void *y, int64_t rows, int64_t width,
+                float epsilon, int64_t dtype) {
+    if (dtype == FLOAT32)
+        layer_norm_rows(FLOAT32, 0, x, x, weight, bias, y, y, rows, width, epsilon);
+    else
+        layer_norm_rows(BFLOAT16, 0, x, x, weight, bias, y, y, rows, width, epsilon);
+}
+
+void add_layer_norm(const void *x, const void *update, const void *weight, const void *bias, void *sum, void *y,
+                    int64_t rows, int64_t width, float epsilon, int64_t dtype) {
+    if (dtype == FLOAT32)
+        layer_norm_rows(FLOAT32, 1, x, update, weight, bias, sum, y, rows, width, epsilon);
+    else
+        layer_norm_rows(BFLOAT16, 1, x, update, weight, bias, sum, y, rows, width, epsilon);
 }
 
 INLINE floats fused(floats a, floats b, floats c) { /* a * b + c */
@@ -97,22 +167,92 @@ INLINE floats exponential(floats x) {
     return sum * (floats)((__builtin_convertvector(n, integers) + 127) << 23);
 }
 
-INLINE void silu_multiply_rows(const int dtype, const void *gate_up, void *y, int64_t rows, int64_t width) {
+/* The normal distribution's share below x, (1 + erf(x / sqrt(2))) / 2. erf is the quotient of polynomials of Eigen and
+ * XLA, at most 3e-7 off; beyond 3.83 it is 1 in float32. */
+INLINE floats normal_share(floats x) {
+    const floats zero = {0};
+    const words sign = (words)x & 0x80000000u;
+    floats z = (floats)((words)x & 0x7fffffffu) * 0.707106781f;
+    const words far = (words)(z > 3.8325069f);
+    z = (floats)(((words)z & ~far) | ((words)(zero + 3.8325069f) & far));
+    const floats square = z * z;
+    const float above[] = {3.40829101e-3f, 5.09556951e-2f, 1.85208322e-1f, 1.12837914f};
+    const float below[] = {2.35479665e-5f, 1.01796253e-3f, 1.40704702e-2f, 1.10985052e-1f, 4.97469251e-1f, 1.0f};
+    floats over = zero + 2.29050659e-4f, under = zero - 1.17916030e-7f;
+    for (int i = 0; i < 4; i++) over = fused(over, square, zero + above[i]);
+    for (int i = 0; i < 6; i++) under = fused(under, square, zero + below[i]);
+    floats half_erf = z * over / under * 0.5f;
+    half_erf = (floats)(((words)half_erf & ~far) | ((words)(zero + 0.5f) & far));
+    return (floats)((words)half_erf ^ sign) + 0.5f;
+}
+
+/* torch's tanh form, 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3). */
+INLINE floats gelu_by_tanh(floats x) {
+    const floats u = (x * x * x * 0.044715f + x) * 0.79788456f;
+    return x / (exponential(u * -2.0f) + 1.0f);
+}
+
+/* The same operator by operator, each rounded, as the families do that write it out. */
+INLINE floats gelu_in_steps(const int dtype, floats x) {
+    const floats cube = rounded(dtype, rounded(dtype, x * x) * x);
+    const floats inner = rounded(dtype, x + rounded(dtype, cube * 0.044715f));
+    const floats u = rounded(dtype, inner * 0.79788456f);
+    const floats tanh = rounded(dtype, 1.0f - 2.0f / (exponential(u * 2.0f) + 1.0f));
+    return rounded(dtype, x * 0.5f) * rounded(dtype, tanh + 1.0f);
+}
+
+enum { SILU, GELU, GELU_TANH, GELU_NEW, RELU };
+
+INLINE floats activated(const int dtype, const int kind, floats x) {
+    if (kind == SILU) return x / (exponential(-x) + 1.0f);
+    if (kind == GELU) return x * normal_share(x);
+    if (kind == GELU_TANH || (dtype == FLOAT32 && kind == GELU_NEW)) return gelu_by_tanh(x);
+    if (kind == GELU_NEW) return gelu_in_steps(dtype, x);
+    const words below = (words)(x < 0.0f);
+    return (floats)((words)x & ~below);
+}
+
+INLINE void activate_rows(const int dtype, const int kind, const int gated, const void *x, void *y, int64_t rows,
+                          int64_t width) {
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < width; i += LANES) {
-            const floats gate = load_some(dtype, gate_up, 2 * row * width + i, width - i);
-            const floats up = load_some(dtype, gate_up, (2 * row + 1) * width + i, width - i);
-            const floats silu = rounded(dtype, gate / (exponential(-gate) + 1.0f));
-            store_some(dtype, y, row * width + i, width - i, silu * up);
+            const int64_t from = (gated ? 2 : 1) * row * width + i;
+            floats value = activated(dtype, kind, load_some(dtype, x, from, width - i));
+            if (gated) value = rounded(dtype, value) * load_some(dtype, x, from + width, width - i);
+            store_some(dtype, y, row * width + i, width - i, value);
         }
 }
 
-/* gate_up [rows, 2, width] -> y [rows, width] = round(round(silu(gate)) * up) */
-void silu_multiply(const void *gate_up, void *y, int64_t rows, int64_t width, int64_t dtype) {
+/* y [rows, width] = round(f(x)), or of x [rows, 2, width] round(round(f(x[:, 0])) * x[:, 1]). */
+#define ACTIVATE(dtype, kind)                                 \
+    if (gated)                                                \
+        activate_rows(dtype, kind, 1, x, y, rows, width);     \
+    else                                                      \
+        activate_rows(dtype, kind, 0, x, y, rows, width);     \
+    break
+#define ACTIVATE_EACH(dtype)                                  \
+    switch (kind) {                                           \
+        case SILU: ACTIVATE(dtype, SILU);                     \
+        case GELU: ACTIVATE(dtype, GELU);                     \
+        case GELU_TANH: ACTIVATE(dtype, GELU_TANH);           \
+        case GELU_NEW: ACTIVATE(dtype, GELU_NEW);             \
+        default: ACTIVATE(dtype, RELU);                       \
+    }
+
+void activate(const void *x, void *y, int64_t rows, int64_t width, int64_t kind, int64_t gated, int64_t dtype) {
     if (dtype == FLOAT32)
-        silu_multiply_rows(FLOAT32, gate_up, y, rows, width);
+        ACTIVATE_EACH(FLOAT32)
     else
-        silu_multiply_rows(BFLOAT16, gate_up, y, rows, width);
+        ACTIVATE_EACH(BFLOAT16)
+}
+
+/* y = round(x * factor), of `count` elements. */
+void multiply(const void *x, void *y, int64_t count, float factor, int64_t dtype) {
+    for (int64_t i = 0; i < count; i += LANES)
+        if (dtype == FLOAT32)
+            store_some(FLOAT32, y, i, count - i, load_some(FLOAT32, x, i, count - i) * factor);
+        else
+            store_some(BFLOAT16, y, i, count - i, load_some(BFLOAT16, x, i, count - i) * factor);
 }
 
 struct rotation { /* x [a, b, c, width]; strides in elements; the angles' sizes are those of x, or 1: repeated */

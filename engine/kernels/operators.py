@@ -1,18 +1,22 @@
-"""Small operators of a transformer layer, each one pass of C instead of four to ten operators of torch.
+"""Small operators of a transformer layer, each one pass of C instead of two to ten operators of torch.
 
     normed = rms_norm(hidden, weight, epsilon)
     hidden, normed = add_rms_norm(hidden, update, weight, epsilon)
-    fed = silu_multiply(gate_up)                 # [..., 2 F] -> [..., F]
+    hidden, normed = add_layer_norm(hidden, update, weight, bias, epsilon)
+    fed = activate(up, "gelu")
+    fed = activate(gate_up, "silu", gated=True)  # [..., 2 F] -> [..., F]
     turned = rotate(queries, cos, sin)           # rotary position embedding
 
 While one token is decoded these operators move little, so that what they cost is the calls: at 1024 values a norm takes
-3.5 us instead of 19, a rotation 7 instead of 13, silu of 2816 pairs 6.5 instead of 8. Each rounds where transformers'
-Llama rounds; torch does the same steps where there is no library, on GPUs, for other dtypes, and for large tensors with
+3.5 us instead of 19, a rotation 7 instead of 13, silu of 2816 pairs 6.5 instead of 8. Each rounds where transformers
+rounds; torch does the same steps where there is no library, on GPUs, for other dtypes, and for large tensors with
 several threads, where torch divides the work.
 """
 
 import ctypes
 import functools
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,21 +27,43 @@ from engine.kernels.build import load_library
 
 _SOURCE = Path(__file__).with_name("operators.c")
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+_FUNCTIONS = (
+    "rms_norm", "add_rms_norm", "rms_norm_heads", "layer_norm", "add_layer_norm", "activate", "multiply", "rotate"
+)  # fmt: skip
 _ONE_THREAD_ELEMENTS = 1 << 16  # beyond that, the work is more than waking threads
 
 
+def _gelu_new(x: Tensor) -> Tensor:
+    """What GPT-2 and T5 write out: each operator is rounded, unlike in torch's own."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "gelu_new": _gelu_new,
+    "relu": functional.relu,
+}
+_ACTIVATION_CODES = {name: code for code, name in enumerate(_ACTIVATIONS)}  # in the order of operators.c
+
+
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Root-mean-square norm of [..., width] times weight [width], computed in float32, the product after the cast."""
+    """Root-mean-square norm of [..., width] times weight [width], computed in float32, the product after the cast.
+
+    A weight in float32 beside an x of 16 bits is multiplied before the cast.
+    """
     library = _library_for(x)
-    if library is None or weight.dtype is not x.dtype:
+    wide_weight = weight.dtype is not x.dtype
+    if library is None or (wide_weight and weight.dtype is not torch.float32):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-        return weight * wide.to(x.dtype)
+        return (weight * wide).to(x.dtype) if wide_weight else weight * wide.to(x.dtype)
     x = x.contiguous()
     y = torch.empty_like(x)
-    width = weight.numel()
+    width, code = weight.shape[0], _DTYPE_CODES[x.dtype]
     library.rms_norm(
-        x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, epsilon, _DTYPE_CODES[x.dtype]
+        x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, epsilon, code, wide_weight
     )
     return y
 
@@ -45,13 +71,14 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def add_rms_norm(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """`hidden + update` [..., width] and its norm."""
     library = _library_for(hidden)
-    if library is None or weight.dtype is not hidden.dtype or update.dtype is not hidden.dtype:
+    wide_weight = weight.dtype is not hidden.dtype
+    if library is None or (wide_weight and weight.dtype is not torch.float32) or update.dtype is not hidden.dtype:
         hidden = hidden + update
         return hidden, rms_norm(hidden, weight, epsilon)
     assert update.shape == hidden.shape, (update.shape, hidden.shape)
     hidden, update = hidden.contiguous(), update.contiguous()
     both, y = torch.empty_like(hidden), torch.empty_like(hidden)
-    width = weight.numel()
+    width = weight.shape[0]
     library.add_rms_norm(
         hidden.data_ptr(),
         update.data_ptr(),
@@ -62,20 +89,98 @@ def add_rms_norm(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float)
         width,
         epsilon,
         _DTYPE_CODES[hidden.dtype],
+        wide_weight,
     )
     return both, y
 
 
-def silu_multiply(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [..., 2 F], whose first half is the gate: [..., F]; silu is rounded before the product."""
-    library = _library_for(gate_up)
+def rms_norm_heads(
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor, queries: int, keys: int, epsilon: float
+) -> Tensor:
+    """The norms of each of the first `queries` heads of [batch, length, heads, width], and of `keys` after them.
+
+    The result [batch, length, queries + keys, width] is contiguous.
+    """
+    library = _library_for(heads)
+    if library is None or not heads.is_contiguous() or query_weight.dtype is not heads.dtype:
+        normed = rms_norm(heads[:, :, :queries], query_weight, epsilon)
+        return torch.cat((normed, rms_norm(heads[:, :, queries : queries + keys], key_weight, epsilon)), dim=2)
+    batch, length, stored, width = heads.shape
+    y = torch.empty(batch, length, queries + keys, width, dtype=heads.dtype)
+    addresses = heads.data_ptr(), query_weight.data_ptr(), key_weight.data_ptr(), y.data_ptr()
+    code = _DTYPE_CODES[heads.dtype]
+    library.rms_norm_heads(*addresses, batch * length, stored * width, queries, keys, width, epsilon, code)
+    return y
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """Layer norm of [..., width] with weight and bias [width], computed in float32 and rounded once, as torch does."""
+    library = _library_for(x)
+    if library is None or weight.dtype is not x.dtype:
+        return functional.layer_norm(x, weight.shape, weight, bias, epsilon)
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    width = weight.shape[0]
+    addresses = x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
+    library.layer_norm(*addresses, x.numel() // width, width, epsilon, _DTYPE_CODES[x.dtype])
+    return y
+
+
+def add_layer_norm(
+    hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """`hidden + update` [..., width] and its layer norm."""
+    library = _library_for(hidden)
+    if library is None or weight.dtype is not hidden.dtype or update.dtype is not hidden.dtype:
+        hidden = hidden + update
+        return hidden, layer_norm(hidden, weight, bias, epsilon)
+    assert update.shape == hidden.shape, (update.shape, hidden.shape)
+    hidden, update = hidden.contiguous(), update.contiguous()
+    both, y = torch.empty_like(hidden), torch.empty_like(hidden)
+    width = weight.shape[0]
+    library.add_layer_norm(
+        hidden.data_ptr(),
+        update.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        both.data_ptr(),
+        y.data_ptr(),
+        hidden.numel() // width,
+        width,
+        epsilon,
+        _DTYPE_CODES[hidden.dtype],
+    )
+    return both, y
+
+
+def activate(x: Tensor, name: str, gated: bool = False) -> Tensor:
+    """silu, gelu, gelu_tanh, gelu_new or relu of each value; gated: of [..., 2 F] the first half, times the second.
+
+    gelu is exact, by the error function; gelu_tanh its usual approximation, rounded once; gelu_new the same rounded
+    after each operator, as in models that write it out. Before the product of a gated one it is rounded.
+    """
+    library = _library_for(x)
     if library is None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
-    gate_up = gate_up.contiguous()
-    width = gate_up.shape[-1] // 2
-    y = torch.empty(*gate_up.shape[:-1], width, dtype=gate_up.dtype)
-    library.silu_multiply(gate_up.data_ptr(), y.data_ptr(), y.numel() // width, width, _DTYPE_CODES[gate_up.dtype])
+        if not gated:
+            return _ACTIVATIONS[name](x)
+        gate, up = x.chunk(2, dim=-1)
+        return _ACTIVATIONS[name](gate) * up
+    x = x.contiguous()
+    width = x.shape[-1] // 2 if gated else x.shape[-1]
+    y = torch.empty(*x.shape[:-1], width, dtype=x.dtype)
+    code = _DTYPE_CODES[x.dtype]
+    library.activate(x.data_ptr(), y.data_ptr(), y.numel() // width, width, _ACTIVATION_CODES[name], gated, code)
+    return y
+
+
+def multiply(x: Tensor, factor: float) -> Tensor:
+    """x times a number, rounded once."""
+    library = _library_for(x)
+    if library is None:
+        return x * factor
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    library.multiply(x.data_ptr(), y.data_ptr(), x.numel(), factor, _DTYPE_CODES[x.dtype])
     return y
 
 
@@ -110,10 +215,14 @@ def _library() -> ctypes.CDLL | None:
     library = load_library(_SOURCE, "-ffp-contract=off")
     if library is not None:
         number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-        library.rms_norm.argtypes = [*[address] * 3, number, number, real, number]
-        library.add_rms_norm.argtypes = [*[address] * 5, number, number, real, number]
-        library.silu_multiply.argtypes = [address, address, number, number, number]
+        library.rms_norm.argtypes = [*[address] * 3, number, number, real, number, number]
+        library.add_rms_norm.argtypes = [*[address] * 5, number, number, real, number, number]
+        library.rms_norm_heads.argtypes = [*[address] * 4, *[number] * 5, real, number]
+        library.layer_norm.argtypes = [*[address] * 4, number, number, real, number]
+        library.add_layer_norm.argtypes = [*[address] * 6, number, number, real, number]
+        library.activate.argtypes = [address, address, *[number] * 5]
+        library.multiply.argtypes = [address, address, number, real, number]
         library.rotate.argtypes = [*[address] * 4, *[number] * 14]
-        for function in (library.rms_norm, library.add_rms_norm, library.silu_multiply, library.rotate):
-            function.restype = None
+        for name in _FUNCTIONS:
+            getattr(library, name).restype = None
     return library

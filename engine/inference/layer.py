@@ -1,0 +1,76 @@
+"""The weights of one rank's part of one stack, in the form in which every family is computed.
+
+    layer = Layer(Norm(weight), qkv, None, None, output, Norm(other), gate_up, down)
+    weights = Weights([layer], embedding=table, norm=Norm(last), head=head)
+
+What a family lacks is None; what the families name or cut otherwise has been brought into this form by whoever loads
+(`engine.inference.weights`).
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.kernels.linear import PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Weight and bias [width] of a norm; a root-mean-square norm has no bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Layer:
+    """Weights of one layer on this rank; queries, keys and values in one product, gate and up in one.
+
+    gate_up: up alone where the feed-forward is not gated. In the order "pre", input_norm feeds attention and post_norm
+    the feed-forward; in "parallel" too, both of the layer's input; in "post", input_norm follows attention's sum and
+    post_norm the feed-forward's. The cross attention of an encoder-decoder: cross_key_value makes keys, then values.
+    """
+
+    input_norm: Norm
+    qkv: PackedLinear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: PackedLinear
+    post_norm: Norm
+    gate_up: PackedLinear
+    down: PackedLinear
+    cross_norm: Norm | None = None
+    cross_query: PackedLinear | None = None
+    cross_key_value: PackedLinear | None = None
+    cross_output: PackedLinear | None = None
+
+    def packed(self) -> list[PackedLinear]:
+        """The products, in the order in which a pass uses them."""
+        crossing = (self.cross_query, self.cross_key_value, self.cross_output)
+        products = [self.qkv, self.output, *crossing, self.gate_up, self.down]
+        return [one for one in products if one is not None]
+
+
+@dataclass(slots=True)
+class Weights:
+    """All weights of this rank in one stack.
+
+    On the first stage: embedding [words, hidden], a share of the words; positions, types [rows, hidden], whole;
+    embedding_norm. On the last: norm and head. relative [heads of the rank, buckets]: on every stage.
+    lent: packed products and embedding still lie in pages of the checkpoint's files.
+    """
+
+    layers: list[Layer]
+    embedding: Tensor | None = None
+    positions: Tensor | None = None
+    types: Tensor | None = None
+    embedding_norm: Norm | None = None
+    norm: Norm | None = None
+    head: PackedLinear | None = None
+    relative: Tensor | None = None
+    lent: bool = False
+
+    def packed(self) -> list[PackedLinear]:
+        """The products of all layers, then the head."""
+        products = [one for layer in self.layers for one in layer.packed()]
+        return products if self.head is None else [*products, self.head]

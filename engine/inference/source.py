@@ -1,0 +1,95 @@
+"""Keys and values that cross attention looks at: made of an encoder's last states once per request, then fixed.
+
+    source = Source(config, share, batch, crossing)      # part of a `KeyValueCache`
+    source.take(states, padding)
+    keys, values, mask = source.seen(batch)              # for torch's attention
+    source.attention(batch).run(layer, queries, 0)       # for our own kernel
+
+The memory grows with the longest source so far and is used again by shorter ones.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.inference.sharding import Share
+from engine.kernels.attention import DecodeAttention, has_decode_attention, stored_width
+from engine.kernels.linear import PackedLinear
+from engine.models.config import ModelConfig
+
+_GRAIN = 64  # positions: the memory grows in such steps
+
+
+class Source:
+    """Of one rank's heads of one stage's layers, for at most `batch` sequences."""
+
+    def __init__(self, config: ModelConfig, share: Share, batch: int, crossing: list[PackedLinear]) -> None:
+        """crossing: each layer's product that makes the keys, then the values, of a state."""
+        self._config, self._share, self._batch, self._crossing = config, share, batch, crossing
+        self.length = 0
+        self._store: Tensor | None = None
+        self._padding: Tensor | None = None
+        self._mask: Tensor | None = None
+        self._attentions: dict[int, DecodeAttention] = {}
+
+    @property
+    def form(self) -> tuple[int, bool]:
+        """What operators depend on besides the numbers: the source's length, and whether any of it is filling."""
+        return self.length, self._padding is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return 0 if self._store is None else self._store.nbytes
+
+    def take(self, states: Tensor, padding: Tensor | None) -> bool:
+        """Make keys and values of states [batch, length, hidden]; whether they lie in other memory than before.
+
+        padding [batch]: so many positions at the left of each row are filling.
+        """
+        batch, length, _ = states.shape
+        assert batch <= self._batch, f"{batch} rows exceed the cache's {self._batch}"
+        kv_heads, width = len(self._share.kv_heads), self._config.head_dim
+        moved = self._store is None or self._store.shape[-2] < length
+        if self._store is None or moved:
+            capacity = -(-length // _GRAIN) * _GRAIN
+            shape = (2, len(self._crossing), self._batch, kv_heads, capacity, stored_width(width, states))
+            self._store = torch.zeros(shape, dtype=states.dtype, device=states.device)
+            self._attentions.clear()
+        self.length = length
+        for place, product in enumerate(self._crossing):
+            merged = product(states).view(batch, length, 2, kv_heads, width)
+            self._store[:, place, :batch, :, :length, :width].copy_(merged.permute(2, 0, 3, 1, 4))
+        self._note(padding, batch, states.device)
+        return moved
+
+    def seen(self, batch: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor | None]:
+        """Each layer's keys and values [batch, kv_heads, length, head_dim], and which of them are no filling."""
+        assert self._store is not None, "no source has been set"
+        store = self._store[:, :, :batch, :, : self.length, : self._config.head_dim]
+        return store[0].unbind(), store[1].unbind(), None if self._mask is None else self._mask[:batch]
+
+    def attention(self, batch: int) -> DecodeAttention:
+        """Our own kernel over the first `batch` sequences, ready for a step."""
+        assert self._store is not None, "no source has been set"
+        attention = self._attentions.get(batch)
+        if attention is None:
+            assert has_decode_attention(self._store)
+            queries, scale = len(self._share.heads), self._config.attention_scale
+            width = self._config.head_dim
+            strides = (queries * width, 0)
+            attention = DecodeAttention(self._store, batch, queries, scale, strides=strides, fixed=True, width=width)
+            self._attentions[batch] = attention
+        attention.begin(self.length - 1, self._padding)
+        return attention
+
+    def _note(self, padding: Tensor | None, batch: int, device: torch.device) -> None:
+        """Keep what is filling; the mask [batch, 1, 1, length] stays where it was as long as its form does."""
+        self._padding = padding
+        if padding is None:
+            self._mask = None
+            return
+        mask = (torch.arange(self.length, device=device) >= padding[:, None])[:, None, None]
+        if self._mask is not None and self._mask.shape == mask.shape:
+            self._mask.copy_(mask)
+        else:
+            self._mask = mask
