@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from configs.base import Frozen, content_hash
 from configs.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 """Raised when figures change their meaning; an older file counts as none."""
 
 QUIET_SHARE = 0.1
@@ -87,7 +87,8 @@ class Calibration(Frozen):
 
     `figures`: seconds by name. `linear/<format>/<cold|cached>/<rows>` a weight; `square/<format>` a FLOP of a product
     of large squares; `read` a byte of memory; `operator` one small operator; `attention/<format>` a FLOP;
-    `context/<format>` a byte of keys and values; `layer`, `step` of a decode step; `element/<format>`;
+    `context/<format>` a byte of keys and values; `layer`, `step` of a pass of one token, `recorded_layer`,
+    `recorded_step` of a recorded one; `element/<format>`;
     `training/<format>` a FLOP; `training_element/<format>`; `logit`; `parameter`. See `OperatorRates`.
     """
 
@@ -178,6 +179,8 @@ class Calibration(Frozen):
             context_bytes_per_second=by_format("context", inverse=True),
             layer_seconds=self.seconds("layer", ranks),
             step_seconds=self.seconds("step", ranks),
+            recorded_layer_seconds=self.seconds("recorded_layer", ranks),
+            recorded_step_seconds=self.seconds("recorded_step", ranks),
             element_seconds=by_format("element"),
             training_flops=by_format("training", inverse=True),
             training_element_seconds=by_format("training_element"),

@@ -34,7 +34,9 @@ class OperatorRates(Frozen):
     attention_flops: dict[NumberFormat, PositiveFloat] = Field(description="FLOP/s of causal attention over a prompt")
     context_bytes_per_second: dict[NumberFormat, PositiveFloat] = Field(description="of keys and values, decoding")
     layer_seconds: PositiveFloat = Field(description="least time of a layer, one token, no work to speak of")
-    step_seconds: PositiveFloat = Field(description="least time of a decode step besides its layers")
+    step_seconds: PositiveFloat = Field(description="least time of a pass besides its layers")
+    recorded_layer_seconds: PositiveFloat = Field(description="as layer_seconds, of a recorded decode step")
+    recorded_step_seconds: PositiveFloat = Field(description="as step_seconds, of a recorded decode step")
     element_seconds: dict[NumberFormat, PositiveFloat] = Field(
         description="norms, rotation, activation and sums of a layer, by row and hidden element"
     )

@@ -20,10 +20,12 @@ from torch.nn import functional
 from configs.calibration import MEASURED_FORMATS
 from configs.hardware import NumberFormat
 from engine.inference.model import Shard
+from engine.inference.recorded import STEPS_BEFORE_TRUST, decode_step
 from engine.inference.weights import shard_of
 from engine.kernels.linear import PackedLinear, pack_linear
 from engine.llama import Layer, Llama
-from engine.models.config import ModelConfig, Rope
+from engine.models.config import ModelConfig
+from engine.models.rope import Rope
 from engine.parallel.communicator import open_communicators
 from engine.parallel.grid import Grid
 from engine.weights import DTYPES
@@ -96,6 +98,7 @@ def _probes(sizes: Sizes) -> Iterator[tuple[str, Probe]]:
     yield "read", _inference(_reader(sizes.read_bytes))
     for layers in _SHALLOW_LAYERS:
         yield f"decode/{layers}", _inference(_decode(sizes, layers))
+        yield f"recorded/{layers}", _inference(_recorded(sizes, layers))
     for kind in MEASURED_FORMATS:
         dtype = DTYPES[kind]
         yield f"square/{kind}", _inference(_square(sizes.square, dtype))
@@ -134,9 +137,12 @@ def _derived(raw: dict[str, list[float]], sizes: Sizes) -> dict[str, list[float]
                 name = f"linear/{kind}/{place}/{count}"
                 put(name, less(name, "operator"), shape[0] * shape[1])
     few, many = _SHALLOW_LAYERS
-    whole_layer = [
-        (more - fewer) / (many - few) for more, fewer in zip(raw[f"decode/{many}"], raw[f"decode/{few}"], strict=True)
-    ]
+
+    def each_layer(probe: str) -> list[float]:
+        pairs = zip(raw[f"{probe}/{many}"], raw[f"{probe}/{few}"], strict=True)
+        return [(more - fewer) / (many - few) for more, fewer in pairs]
+
+    whole_layer, recorded_layer = each_layer("decode"), each_layer("recorded")
     # Its weights come from memory and put whatever was in the caches out, as those of a large model do.
     weights = _layer_weights(sizes.shallow)
     by_layer = [
@@ -145,6 +151,10 @@ def _derived(raw: dict[str, list[float]], sizes: Sizes) -> dict[str, list[float]
     ]
     put("layer", by_layer, 1)
     put("step", [whole - few * layer for whole, layer in zip(raw[f"decode/{few}"], whole_layer, strict=True)], 1)
+    products = [weights * seconds for seconds in figures["linear/float32/cold/1"]]
+    put("recorded_layer", [layer - own for layer, own in zip(recorded_layer, products, strict=True)], 1)
+    recorded = zip(raw[f"recorded/{few}"], recorded_layer, strict=True)
+    put("recorded_step", [whole - few * layer for whole, layer in recorded], 1)
     rows = sizes.prompt
     for kind in MEASURED_FORMATS:
         put(f"square/{kind}", raw[f"square/{kind}"], 2 * sizes.square**3)
@@ -216,6 +226,23 @@ def _decode(sizes: Sizes, layers: int) -> Probe:
         cache.length = 32
         return shard.greedy(shard.head(shard.forward(token, cache, last_only=True))[:, -1])
 
+    return step
+
+
+def _recorded(sizes: Sizes, layers: int) -> Probe:
+    """The same as one call."""
+    shard = _shard(_config(sizes.shallow, _feed_forward(sizes.shallow), layers, 64), torch.float32)
+    cache = shard.new_cache(1, 40)
+    token = torch.zeros((1, 1), dtype=torch.int64)
+    shard.forward(token.expand(1, 32), cache)
+
+    def step() -> Tensor:
+        cache.length = 32
+        return decode_step(shard, cache, token, None)
+
+    with torch.inference_mode():
+        for _ in range(STEPS_BEFORE_TRUST):
+            step()
     return step
 
 
@@ -376,8 +403,10 @@ def a_little_generation() -> None:
     for kind in MEASURED_FORMATS:
         shard = _shard(config, DTYPES[kind])
         cache = shard.new_cache(2, 40)
-        for tokens in (torch.zeros((2, 32), dtype=torch.int64), torch.zeros((2, 1), dtype=torch.int64)):
-            shard.greedy(shard.head(shard.forward(tokens, cache, last_only=True))[:, -1])
+        shard.forward(torch.zeros((2, 32), dtype=torch.int64), cache, last_only=True)
+        with torch.inference_mode():
+            for _ in range(STEPS_BEFORE_TRUST + 1):
+                decode_step(shard, cache, torch.zeros((2, 1), dtype=torch.int64), None)
 
 
 def a_little_training() -> None:

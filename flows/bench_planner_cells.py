@@ -110,6 +110,7 @@ def made_up_calibration() -> Calibration:
         return Measured(alone=Spread(median=seconds, low=seconds, high=seconds, rounds=1))
 
     figures = {"read": 1e-10, "operator": 5e-6, "layer": 3e-4, "step": 1e-4, "logit": 5e-9, "parameter": 1e-9}
+    figures |= {"recorded_layer": 2e-5, "recorded_step": 3e-5}
     for number in MEASURED_FORMATS:
         figures |= {f"square/{number}": 1e-11, f"attention/{number}": 3e-11, f"context/{number}": 1e-10}
         figures |= {f"element/{number}": 1e-8, f"training/{number}": 1e-11, f"training_element/{number}": 1e-7}

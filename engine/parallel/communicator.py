@@ -114,6 +114,10 @@ class Communicator:
         if self._way is not None:
             self._timed("barrier", 0, self._way.barrier)
 
+    def repeat(self, operations: Callable[[], None], size_bytes: int) -> None:
+        """Operations of this group that are made again without it, as one; they raise what a transport raises."""
+        self._timed("recorded operations", size_bytes, operations)
+
     def close(self) -> None:
         """Give up what is held; another time does nothing."""
         if self._way is not None:

@@ -121,44 +121,44 @@ class SharedMemory:
         """Sum over the ranks, in place."""
         code = self._library.all_reduce(self._group, tensor.data_ptr(), tensor.numel(), dtype_code(tensor))
         if code:
-            self._raise(code)
+            raise_for(code)
 
     def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
         """`whole` [size, *part.shape] becomes every rank's part."""
         code = self._library.all_gather(self._group, part.data_ptr(), whole.data_ptr(), part.nbytes)
         if code:
-            self._raise(code)
+            raise_for(code)
 
     def reduce_scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """`part` becomes whole[index], summed over the ranks."""
         count, dtype = part.numel(), dtype_code(part)
         code = self._library.reduce_scatter(self._group, whole.data_ptr(), part.data_ptr(), count, dtype)
         if code:
-            self._raise(code)
+            raise_for(code)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """The source's numbers, in place."""
         code = self._library.broadcast(self._group, tensor.data_ptr(), tensor.nbytes, source)
         if code:
-            self._raise(code)
+            raise_for(code)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Put into the mailbox of a rank; waits only while that is full."""
         code = self._library.send_message(self._group, tensor.data_ptr(), tensor.nbytes, to)
         if code:
-            self._raise(code)
+            raise_for(code)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """The next message from a rank, which must be of as many bytes."""
         code = self._library.receive_message(self._group, tensor.data_ptr(), tensor.nbytes, source)
         if code:
-            self._raise(code)
+            raise_for(code)
 
     def barrier(self) -> None:
         """Return when all ranks have come."""
         code = self._library.barrier(self._group)
         if code:
-            self._raise(code)
+            raise_for(code)
 
     def close(self) -> None:
         """Give the memory back; the last rank's end frees it."""
@@ -166,14 +166,15 @@ class SharedMemory:
             self._library.close_group(self._group)
             self._group = None
 
-    @staticmethod
-    def _raise(code: int) -> None:
-        if code >= _MISMATCH:
-            raise RuntimeError(
-                f"the ranks do not take part in the same operation with the same number of bytes: "
-                f"index {code - _MISMATCH} of the group does something else"
-            )
-        raise WaitError(code - 1, silent=True) if code > 0 else WaitError(-1 - code, silent=False)
+
+def raise_for(code: int) -> None:
+    """What a function's code, which is not 0, means: see `SharedMemory`."""
+    if code >= _MISMATCH:
+        raise RuntimeError(
+            f"the ranks do not take part in the same operation with the same number of bytes: "
+            f"index {code - _MISMATCH} of the group does something else"
+        )
+    raise WaitError(code - 1, silent=True) if code > 0 else WaitError(-1 - code, silent=False)
 
 
 def dtype_code(tensor: torch.Tensor) -> int:

@@ -141,6 +141,8 @@ def _rows(calibration: Calibration) -> list[Row]:
         rows.append(_row(calibration, title, f"linear/{number}/cold/1", size * 1e-9))
     rows.append(_row(calibration, "one operator, us", "operator", 1e6, estimate.kernel_seconds, inverse=False))
     rows.append(_row(calibration, "one layer of one token at least, us", "layer", 1e6, inverse=False))
+    title = "one layer of a recorded decode step at least, us"
+    rows.append(_row(calibration, title, "recorded_layer", 1e6, inverse=False))
     return rows
 
 

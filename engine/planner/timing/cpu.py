@@ -8,8 +8,9 @@ On a core a product of few rows reaches neither the peak of the arithmetic nor t
 bfloat16 product of one row reads its weights at a quarter of what a plain read reaches. So the time of a product is
 looked up by its rows, between two measured numbers linearly in time (reading weights costs the same for any rows,
 arithmetic grows with them). Operators other than products are issued one by one and take a least time each
-(`layer_seconds`), and grow with rows x hidden (`element_seconds`). A training step is that of one rank, or of ranks
-that share data (DDP): the gradients' all-reduce is never hidden, for the core that would sum them computes.
+(`layer_seconds`; in a decode step, which is recorded, `recorded_layer_seconds`), and grow with rows x hidden
+(`element_seconds`). A training step is that of one rank, or of ranks that share data (DDP): the gradients' all-reduce
+is never hidden, for the core that would sum them computes.
 """
 
 from collections.abc import Mapping
@@ -49,7 +50,8 @@ def measured_generation_time(setup: InferenceSetup) -> GenerationTime:
     prefill = _pass(architecture, table, rows, batch, element, tp) + attention + least
     half = setup.prompt_tokens + setup.new_tokens // 2
     context = batch * architecture.cache_elements(half, tp) * _BYTES[number]
-    token = _pass(architecture, table, batch, batch, element, tp) + least
+    token = _pass(architecture, table, batch, batch, element, tp)
+    token += architecture.layers * rates.recorded_layer_seconds + rates.recorded_step_seconds
     token += context / rates.context_bytes_per_second[number]
     sent, sent_token = _sent_seconds(setup, rows, number), _sent_seconds(setup, batch, number)
     return GenerationTime(

@@ -1,0 +1,223 @@
+"""Recorded calls of C functions, repeated in one call: while a small model decodes, Python takes longer than the work.
+
+    with Recording() as recording:
+        y = step(x)                       # over tensors that stay: an input buffer, weights, a cache
+    if not recording.refusals:
+        program = recording.program()
+        x.copy_(other)
+        program.run()                     # y is now what step(x) would give
+
+Every function of a library that `load_library` gave is noted with its arguments when it is called as an attribute of
+that library, with declared `argtypes`; whoever keeps the function itself is not heard. Memory that the step asks for is
+kept by the program, so that the addresses stay good; what the step has let go of is used again within the step, and so
+stays in the processor's caches. A value that changes from step to step must be read by the C functions from memory at a
+fixed address; an argument is repeated as it was.
+
+What would be left out is refused: every operator of torch but those that only make room or a view. What cannot be seen
+here, such as numpy's work, is for whoever uses the program to find by `poison()` and a comparison.
+"""
+
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.kernels.build import load_library, loaded_libraries
+
+_SOURCE = Path(__file__).with_name("program.c")
+_MOST_INTEGERS, _MOST_REALS = 24, 4
+_INTEGERS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_size_t)
+_LINE_BYTES = 64
+_ROOM = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
+
+_recording = threading.Lock()
+
+
+class _Call(ctypes.Structure):
+    """`struct call` of program.c."""
+
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("integers", ctypes.c_int64 * _MOST_INTEGERS),
+        ("reals", ctypes.c_float * _MOST_REALS),
+        ("integer_count", ctypes.c_int64),
+        ("checked", ctypes.c_int64),
+    ]
+
+
+class Program:
+    """Calls in order, and the memory that they work on. `names` are those of the functions."""
+
+    def __init__(self, calls: list[_Call], names: list[str], room: "_Room") -> None:
+        library = _library()
+        assert library is not None
+        self.names = names
+        self._calls = (_Call * len(calls))(*calls)
+        self._code = ctypes.c_int64()
+        self._room = room
+        self._run: Callable[..., int] = library.program_run
+        self._arguments = ctypes.addressof(self._calls), len(calls), ctypes.addressof(self._code)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that the calls work on, without what was there before."""
+        return sum(block.nbytes for block in self._room.blocks)
+
+    def run(self) -> tuple[str, int] | None:
+        """Make the calls. Name and code of the one that failed, after which none was made; None where all went well."""
+        failed = self._run(*self._arguments)
+        return None if failed < 0 else (self.names[failed], self._code.value)
+
+    def poison(self) -> None:
+        """Fill the memory that the calls work on with what is no number: a missing call shows in the outcome."""
+        for block in self._room.blocks:
+            block.fill(0xFF)
+
+
+class Recording:
+    """Notes the calls made between enter and exit by the thread that entered; one at a time in a process: who comes
+    while another thread records is refused.
+
+    refusals: what a program would leave out, in words; where there are any, there is no program.
+    """
+
+    def __init__(self) -> None:
+        self.refusals: set[str] = set()
+        self._calls: list[_Call] = []
+        self._names: list[str] = []
+        self._room = _Room()
+        self._replaced: list[tuple[ctypes.CDLL, str, Any]] = []
+        self._watch = _Watch(self.refusals, self._room)
+
+    def __enter__(self) -> "Recording":
+        self._thread = threading.get_ident()
+        self._is_first = _recording.acquire(blocking=False)
+        if _library() is None:
+            self.refusals.add("no compiler for program.c")
+        if not self._is_first:
+            self.refusals.add("another thread records")
+        for library in loaded_libraries() if self._is_first else ():
+            for name, function in list(vars(library).items()):
+                if isinstance(function, library._FuncPtr):
+                    self._replaced.append((library, name, function))
+                    setattr(library, name, self._noting(name, function))
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watch.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        for library, name, function in self._replaced:
+            setattr(library, name, function)
+        self._replaced.clear()
+        if self._is_first:
+            _recording.release()
+
+    def program(self) -> Program:
+        """What was recorded, to be repeated."""
+        assert not self.refusals, self.refusals
+        return Program(self._calls, self._names, self._room)
+
+    def _noting(self, name: str, function: Any) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if threading.get_ident() == self._thread:
+                self._note(name, function, arguments)
+            return function(*arguments)
+
+        return call
+
+    def _note(self, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
+        kinds = function.argtypes
+        if kinds is None or len(kinds) != len(arguments):
+            self.refusals.add(f"{name} without declared arguments")
+            return
+        integers = [value for value, kind in zip(arguments, kinds, strict=True) if kind in _INTEGERS]
+        reals = [value for value, kind in zip(arguments, kinds, strict=True) if kind is ctypes.c_float]
+        plain = all(value is None or isinstance(value, int) for value in integers)
+        fits = len(integers) <= _MOST_INTEGERS and len(reals) <= _MOST_REALS
+        if not plain or not fits or len(integers) + len(reals) != len(arguments):
+            self.refusals.add(f"{name} with arguments that a program cannot hold")
+            return
+        call = _Call(ctypes.cast(function, ctypes.c_void_p).value)
+        call.integers[: len(integers)] = [_signed(value or 0) for value in integers]
+        call.reals[: len(reals)] = reals
+        call.integer_count, call.checked = len(integers), int(function.restype is ctypes.c_int)
+        self._calls.append(call)
+        self._names.append(name)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operator of torch: gives the memory that is asked for, and notes what computes."""
+
+    def __init__(self, refusals: set[str], room: "_Room") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._refusals, self._room = refusals, room
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name in _ROOM:
+            return self._room.like(result)
+        if not func.is_view or not _storages(result) <= _storages((*args, kwargs)):
+            # Some that are called views copy where they must, as `reshape` and `contiguous` do.
+            self._refusals.add(name)
+        return result
+
+
+class _Room:
+    """Blocks of memory for tensors, each given out again when no tensor lies in it any more."""
+
+    def __init__(self) -> None:
+        self.blocks: list[np.ndarray] = []
+
+    def like(self, wanted: Tensor) -> Tensor:
+        """A tensor of the same type, shape and strides, of unknown content."""
+        count = wanted.untyped_storage().nbytes()
+        uses = zip(self.blocks, _references(self.blocks), strict=True)
+        block = next((one for one, many in uses if one.nbytes == count and many == _UNUSED), None)
+        if block is None:
+            room = np.empty(count + _LINE_BYTES, dtype=np.uint8)
+            start = -room.ctypes.data % _LINE_BYTES
+            block = room[start : start + count]
+            self.blocks.append(block)
+        return torch.from_numpy(block).view(wanted.dtype).as_strided(wanted.shape, wanted.stride())
+
+
+def _references(blocks: list[np.ndarray]) -> list[int]:
+    """How often each is referred to, counting it is included; a tensor that lies in it refers to it."""
+    return [sys.getrefcount(block) for block in blocks]
+
+
+_UNUSED = _references([np.empty(0)])[0]
+
+
+def _storages(values: Any) -> set[int]:
+    """Where the tensors among these have their memory."""
+    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+
+
+def _signed(value: int) -> int:
+    """The same 64 bits as a signed number: an address may be above 2^63."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    library = load_library(_SOURCE)
+    if library is not None:
+        library.program_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        library.program_run.restype = ctypes.c_int64
+    return library

@@ -1,0 +1,155 @@
+"""Embedding rows in, words out: the ends of a decode step, each one pass of C instead of several operators of torch.
+
+    hidden = embed_rows(ids, table)                       # ids [...] -> [..., width]
+    hidden = add_rows(hidden, position_ids, positions)    # learned positions
+    hidden = add(hidden, update)
+    words = argmax_rows(logits)                           # [rows, words] -> [rows]
+    words = choose_words(group.all_gather(best_words(logits, first)))       # where ranks share the words
+
+Each gives the same bits as torch's operators, which do it on GPUs, in other dtypes and without a compiler. A word among
+50,000 is found 10 times faster than by torch's `argmax` of bfloat16, which goes through them one by one.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.build import load_library
+
+_SOURCE = Path(__file__).with_name("rows.c")
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def embed_rows(ids: Tensor, table: Tensor, first: int | None = None, scale: float | None = None) -> Tensor:
+    """Rows of `table` [rows, width] by number, [..., width], times `scale` rounded to the dtype.
+
+    first: the number of the first row, where other ranks hold further ones; numbers that are theirs give zeros, so that
+    the sum over the ranks is exactly the one row there is. None: the table is whole, and IndexError a number beyond it.
+    """
+    library = _library_for(table)
+    factor = 1.0 if scale is None else _rounded(scale, table.dtype)
+    if library is None:
+        return _embedded(ids, table, first, factor)
+    ids = ids.contiguous()
+    rows, width = table.shape
+    y = torch.empty(*ids.shape, width, dtype=table.dtype)
+    addresses = ids.data_ptr(), table.data_ptr(), y.data_ptr()
+    sizes = ids.numel(), width, rows, first or 0, int(first is not None)
+    _check(library.embed_rows(*addresses, *sizes, factor, _DTYPE_CODES[table.dtype]), rows)
+    return y
+
+
+@functools.cache
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(scale, dtype=dtype))
+
+
+def _embedded(ids: Tensor, table: Tensor, first: int | None, factor: float) -> Tensor:
+    if first is None:
+        hidden = functional.embedding(ids, table)
+    else:
+        own = ids - first
+        foreign = (own < 0) | (own >= len(table))
+        hidden = functional.embedding(own.masked_fill_(foreign, 0), table).masked_fill_(foreign[..., None], 0)
+    return hidden if factor == 1.0 else hidden * factor
+
+
+def add_rows(hidden: Tensor, ids: Tensor, table: Tensor) -> Tensor:
+    """hidden [..., width] plus the rows of `table` [rows, width] that `ids` [...] name. IndexError beyond the table."""
+    library = _library_for(hidden)
+    if library is None or table.dtype is not hidden.dtype:
+        return hidden + functional.embedding(ids, table)
+    hidden, ids = hidden.contiguous(), ids.contiguous()
+    rows, width = table.shape
+    assert hidden.numel() == ids.numel() * width, (hidden.shape, ids.shape, table.shape)
+    y = torch.empty_like(hidden)
+    addresses = hidden.data_ptr(), ids.data_ptr(), table.data_ptr(), y.data_ptr()
+    _check(library.add_rows(*addresses, ids.numel(), width, rows, _DTYPE_CODES[hidden.dtype]), rows)
+    return y
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, of the same shape."""
+    library = _library_for(a)
+    if library is None or b.dtype is not a.dtype:
+        return a + b
+    assert a.shape == b.shape, (a.shape, b.shape)
+    a, b = a.contiguous(), b.contiguous()
+    y = torch.empty_like(a)
+    library.add(a.data_ptr(), b.data_ptr(), y.data_ptr(), y.numel(), _DTYPE_CODES[a.dtype])
+    return y
+
+
+def argmax_rows(logits: Tensor) -> Tensor:
+    """The first of the largest of each row of [rows, words]: int64 [rows]. What is no number counts as the largest."""
+    library = _library_for(logits)
+    if library is None:
+        # On a CPU numpy's is 10 to 30 times faster than torch's in 16 bits.
+        return torch.from_numpy(logits.float().numpy().argmax(-1)) if logits.is_cpu else logits.argmax(-1)
+    logits = logits.contiguous()
+    rows, words = logits.shape
+    places = torch.empty(rows, dtype=torch.int64)
+    library.argmax_rows(logits.data_ptr(), places.data_ptr(), rows, words, _DTYPE_CODES[logits.dtype])
+    return places
+
+
+def best_words(logits: Tensor, first: int) -> Tensor:
+    """The largest of each row of this rank's [rows, words], and its number among all words: float64 [2, rows].
+
+    Exact for every value of 32 bits and every number of a word. `first`: the number of this rank's first word.
+    """
+    library = _library_for(logits)
+    if library is None:
+        places = argmax_rows(logits)
+        return torch.stack((logits.gather(-1, places[:, None])[:, 0].double(), (places + first).double()))
+    logits = logits.contiguous()
+    rows, words = logits.shape
+    found = torch.empty(2, rows, dtype=torch.float64)
+    library.best_words(logits.data_ptr(), found.data_ptr(), rows, words, first, _DTYPE_CODES[logits.dtype])
+    return found
+
+
+def choose_words(found: Tensor) -> Tensor:
+    """Of what each rank found, [ranks, 2, rows], the words with the largest values, the lowest of equals: [rows]."""
+    library = _library() if found.is_cpu else None
+    if library is None:
+        best = found[:, 0].argmax(0, keepdim=True)
+        return found[:, 1].gather(0, best)[0].long()
+    found = found.contiguous()
+    ranks, _, rows = found.shape
+    chosen = torch.empty(rows, dtype=torch.int64)
+    library.choose_words(found.data_ptr(), chosen.data_ptr(), ranks, rows)
+    return chosen
+
+
+def _check(code: int, rows: int) -> None:
+    if code:
+        raise IndexError(f"a number is outside the table's rows, 0 to {rows - 1}")
+
+
+def _library_for(x: Tensor) -> ctypes.CDLL | None:
+    """The library where it serves this tensor."""
+    return _library() if x.dtype in _DTYPE_CODES and x.is_cpu else None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    library = load_library(_SOURCE, "-ffp-contract=off")
+    if library is not None:
+        number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+        signatures = {
+            "embed_rows": (ctypes.c_int, [*[address] * 3, *[number] * 5, real, number]),
+            "add_rows": (ctypes.c_int, [*[address] * 4, *[number] * 4]),
+            "add": (None, [*[address] * 3, number, number]),
+            "argmax_rows": (None, [address, address, *[number] * 3]),
+            "best_words": (None, [address, address, *[number] * 4]),
+            "choose_words": (None, [address, address, number, number]),
+        }
+        for name, (result, arguments) in signatures.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    return library
