@@ -61,7 +61,7 @@ enum { WIDENED = 0 };
 #else
 enum { WIDENED = 1 };
 #endif
-int64_t linear_wants_widened(int64_t dtype) { return dtype == BFLOAT16 && WIDENED; }
+INLINE int is_widened(int64_t dtype) { return dtype == BFLOAT16 && WIDENED; }
 
 #define SPLAT(value) ((value) - (floats){}) /* a scalar in every lane */
 
@@ -243,7 +243,7 @@ struct task {
 /* `room`: for one packed group, where the weights are not packed. */
 static void groups(struct task *task, int64_t from, int64_t to, uint32_t *room) {
     const struct packed *packed = task->packed;
-    const int64_t x_stride = packed->units * (linear_wants_widened(packed->dtype) ? 8 : 4);
+    const int64_t x_stride = packed->units * (is_widened(packed->dtype) ? 8 : 4);
     const int64_t y_stride = packed->outputs * (packed->dtype == FLOAT32 ? 4 : 2);
     float sums[MOST_ROWS * GROUP] __attribute__((aligned(64)));
     for (int64_t g = from; g < to; g++) {
@@ -279,18 +279,31 @@ static void work(void *argument) {
     free(room);
 }
 
-/* x [rows, inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's own OpenMP, so that the
+/* Rows of bfloat16, whole units each, as float32. */
+static float *widened(const uint16_t *x, int64_t count) {
+    float *wide = aligned_alloc(64, (size_t)(count * 4 / 64 + 1) * 64);
+    if (!wide) abort(); /* a result that was not computed must not be used */
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = (uint32_t)x[i] << 16;
+        memcpy(wide + i, &bits, 4);
+    }
+    return wide;
+}
+
+/* x [rows, 4-byte units of inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's own OpenMP, so that the
  * process has one pool of threads; NULL for the calling thread alone. */
 void linear_run(const struct packed *packed, const void *x, void *y, int64_t rows, int64_t threads,
                 void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
     const int64_t all = (packed->outputs + GROUP - 1) / GROUP;
-    struct task task = {packed, x, y, rows, all, 0};
-    if (!parallel) {
+    float *wide = is_widened(packed->dtype) ? widened(x, rows * packed->units * 2) : NULL;
+    struct task task = {packed, wide ? (const char *)wide : x, y, rows, all, 0};
+    if (parallel) {
+        task.chunk = all / (4 * threads) ? all / (4 * threads) : 1;
+        parallel(work, &task, (unsigned)threads, 0);
+    } else {
         work(&task);
-        return;
     }
-    task.chunk = all / (4 * threads) ? all / (4 * threads) : 1;
-    parallel(work, &task, (unsigned)threads, 0);
+    free(wide);
 }
 
 /* Bytes that linear_pack writes. */

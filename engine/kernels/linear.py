@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.build import kernel_mode, load_library, processor_flags
+from engine.kernels.build import kernel_mode, load_library, parallel_address, processor_flags
 
 _SOURCE = Path(__file__).with_name("linear.c")
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -131,7 +131,6 @@ def _library() -> ctypes.CDLL | None:
     if library is not None:
         number, address = ctypes.c_int64, ctypes.c_void_p
         library.linear_path.argtypes, library.linear_path.restype = [number], ctypes.c_char_p
-        library.linear_wants_widened.argtypes, library.linear_wants_widened.restype = [number], number
         library.linear_packed_bytes.argtypes, library.linear_packed_bytes.restype = [number] * 2, number
         library.linear_pack.argtypes, library.linear_pack.restype = [address, number, number, address], None
         library.linear_run.argtypes = [address, address, address, number, number, address]
@@ -158,8 +157,6 @@ class _OwnLinear(PackedLinear):
         units = -(-inputs * size // 4)
         self._packed = _Packed(None, bias_address, ctypes.addressof(self._rows), outputs, units, code, inputs * size)
         self._address = ctypes.addressof(self._packed)
-        self._run = library.linear_run
-        self._widens = bool(library.linear_wants_widened(code))
         self._is_odd = inputs * size % 4 != 0
         nbytes = library.linear_packed_bytes(outputs, inputs * size) + _nbytes(self._bias)
         super().__init__((outputs, inputs), parts[0].dtype, path, nbytes, None)
@@ -183,20 +180,18 @@ class _OwnLinear(PackedLinear):
         y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
         if self._is_odd:
             x = functional.pad(x, (0, 1))
-        if self._widens:
-            x = x.float()
         if not x.is_contiguous():
             x = x.contiguous()
         threads = torch.get_num_threads()
-        parallel = _parallel() if threads > 1 else None
-        self._run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
+        parallel = parallel_address() if threads > 1 else None
+        self._library.linear_run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
         return y
 
     def settle(self) -> None:
         if self.stored is None:
             self._pack(huge_pages=True)
         else:
-            _advise(self.stored, _MADV_COLLAPSE)
+            into_huge_pages(self.stored)
 
 
 class _MkldnnLinear(PackedLinear):
@@ -264,6 +259,11 @@ def aligned_bytes(count: int, huge_pages: bool = True) -> Tensor:
     return aligned
 
 
+def into_huge_pages(memory: Tensor) -> None:
+    """Ask for memory from `aligned_bytes` to be moved into huge pages, where it is not in such."""
+    _advise(memory, _MADV_COLLAPSE)
+
+
 def _advise(memory: Tensor, advice: int) -> None:
     """Only a wish: a kernel that does not know it leaves the pages as they are."""
     if memory.nbytes >= _HUGE_PAGE_BYTES and hasattr(_libc(), "madvise"):
@@ -273,13 +273,3 @@ def _advise(memory: Tensor, advice: int) -> None:
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
-
-
-@functools.cache
-def _parallel() -> int | None:
-    """The function that starts torch's own OpenMP threads: a second pool would fight it for the cores."""
-    try:
-        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None

@@ -1,0 +1,101 @@
+"""Compresses a model's products one by one as they are loaded, so that the whole never lies there uncompressed.
+
+    compressor = Compressor(cell.compression, torch.bfloat16, device)
+    layer = compressor.pack([query, key, value], bias, "quick")
+    figures = compressor.figures(dense_bytes, plain_bytes)
+
+All matrix products are compressed, the head's among them; tables of embeddings, norms and biases stay.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from configs.record import Figure
+from engine.compression.passes import Hardware, hardware_of, resolve
+from engine.compression.pruning import pruned
+from engine.kernels.linear import PackedLinear, Packing, pack_linear
+from engine.kernels.quantized import SCHEMES, quantize_linear
+
+
+class Compressor:
+    """The passes of a launch, and what they did so far. `passes` are the resolved ones; empty: `pack` only packs."""
+
+    def __init__(
+        self, asked: Sequence[str], dtype: torch.dtype, device: torch.device, hardware: Hardware | None = None
+    ) -> None:
+        self._hardware = hardware_of(device, dtype) if hardware is None else hardware
+        self._asked = tuple(asked)
+        self.passes = resolve(asked, self._hardware)
+        self._pruning = next((one for one in self.passes if one.startswith("prune")), None)
+        self._scheme = next((scheme for scheme in SCHEMES if scheme in self.passes), None)
+        self._is_smaller = self._scheme is not None or ("prune_2_4" in self.passes and self._hardware.sparse_units)
+        self._weights = self._nonzero = self._packed_bytes = 0
+        self._seconds = 0.0
+
+    def pack(
+        self, parts: Sequence[Tensor], bias: Tensor | None, packing: Packing, first_input: int = 0
+    ) -> PackedLinear:
+        """One layer from weights [out, in] one below the other, as `pack_linear` gives it, compressed.
+
+        first_input: the number of their first input in the whole weight. With passes, nothing is lent.
+
+        Raises ValueError where a share of the inputs cannot be pruned as the whole is.
+        """
+        if not self.passes:
+            return pack_linear(parts, bias, packing=packing)
+        began = time.perf_counter()
+        own: Packing = "quick" if packing == "lent" else packing
+        if self._pruning:
+            parts = [pruned(self._pruning, part.detach(), first_input) for part in parts]
+            self._nonzero += sum(int(part.count_nonzero()) for part in parts)
+        self._weights += sum(part.numel() for part in parts)
+        layer: PackedLinear
+        if self._scheme:
+            layer = quantize_linear(parts, bias, self._scheme, own)
+        elif self._is_smaller:
+            layer = _SparseLinear(parts, bias)
+        else:
+            layer = pack_linear(parts, bias, packing=own)
+        self._packed_bytes += layer.nbytes
+        self._seconds += time.perf_counter() - began
+        return layer
+
+    def figures(self, dense_bytes: int, plain_bytes: int) -> dict[str, Figure]:
+        """What was done; empty where the cell asked for nothing.
+
+        dense_bytes: of this rank's weights as they came. plain_bytes: of those that are not part of a product, and
+        stayed. weights_bytes are what both kinds take now: where the head is tied and quantised, the table of
+        embeddings counts beside it; where weights are in no smaller form, they are dense_bytes. nonzero_share: of the
+        weights of all products, None where nothing was pruned. compression_seconds are part of the load's.
+        """
+        if not self._asked:
+            return {}
+        return {
+            "compression_passes": "+".join(self.passes) or "none",
+            "weights_bytes": plain_bytes + self._packed_bytes if self._is_smaller else dense_bytes,
+            "dense_weights_bytes": dense_bytes,
+            "nonzero_share": self._nonzero / self._weights if self._pruning and self._weights else None,
+            "compression_seconds": self._seconds,
+        }
+
+
+class _SparseLinear(PackedLinear):
+    """2:4 weights on a GPU's sparse units; as they are where torch has no such form for their shape."""
+
+    def __init__(self, parts: Sequence[Tensor], bias: Tensor | None) -> None:
+        whole = torch.cat(list(parts))
+        path, nbytes = "torch", whole.nbytes
+        self._weight = whole
+        with suppress(RuntimeError):
+            self._weight = torch.sparse.to_sparse_semi_structured(whole)
+            path, nbytes = "sparse_2_4", whole.nbytes // 2 + whole.numel() // 8  # two values of four, 2 bits for each
+        self._bias = bias
+        super().__init__(whole.shape, whole.dtype, path, nbytes + (0 if bias is None else bias.nbytes), None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight, self._bias)

@@ -1,0 +1,288 @@
+"""Linear layers whose weights are quantised: int8, int8 with int8 inputs, int4.
+
+    layer = quantize_linear(weight, bias, "int8")       # weight [out_features, in_features], or several, stacked
+    y = layer(x)                                        # [..., in_features] -> [..., out_features], dtype of the weight
+    layer.path                                          # "avx512_vnni", "avx512", "avx2" or "torch"
+
+What they make of a weight is defined here, in torch, for every path (`rounded_to_8_bits`, `rounded_to_4_bits`); how it
+is multiplied is the paths' own affair, and agrees within their rounding. The kernels of `quantized.c` read half the
+bytes of bfloat16 (a quarter and a bit for int4) and give the same bits for a row whatever rows stand beside it. The
+path "torch" (float16, GPUs, no compiler) widens the weights at each call: it saves memory and no time.
+"""
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.build import load_library, parallel_address
+from engine.kernels.linear import PackedLinear, Packing, aligned_bytes, into_huge_pages
+
+Scheme = Literal["int8", "int8_dynamic", "int4"]
+SCHEMES: tuple[Scheme, ...] = ("int8", "int8_dynamic", "int4")
+BLOCK = 32  # inputs that share a scale in int4
+_SOURCE = Path(__file__).with_name("quantized.c")
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+_GROUP = 64  # outputs that lie together in storage
+_MOST_INPUTS = 131_072  # beyond, sums of int8 leave 32 bits
+_ROUNDED_AT_ONCE = 1 << 18  # weights: a part in float32 that stays in the processor's cache
+_LARGEST = (-8.0, -8.5, -9.0, -7.5, -7.0)
+"""What the largest weight of a block may become, in units of the scale, before it is cut off at -8: a finer scale is
+better for the block where the others gain more than the one loses. The error of normally distributed weights is 9.7 %
+of their size with the largest at 7, 8.6 % with it at -8, 8.2 % with the best of these five."""
+
+
+def rounded_to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [out, in] in -127..127 and float32 scales [out, 1]: value x scale is the weight, to the nearest step.
+
+    One scale for each output, its largest weight over 127. A row of zeros has the scale 0; a row with a weight that is
+    no finite number has one that is none either.
+    """
+    wide = weight.float()
+    scales = wide.abs().amax(dim=1, keepdim=True) / 127
+    return (wide * _inverse(scales)).round_().clamp_(-127, 127).to(torch.int8), scales
+
+
+def rounded_to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [out, blocks, 32] in -8..7 and bfloat16 scales [out, blocks, 1]; inputs beyond the last are zero.
+
+    The scale of a block is the one of a few that leaves the least squared error; each maps the block's largest weight
+    to one of `_LARGEST`, so it has the other sign than that weight. It is rounded to bfloat16 before the weights are.
+    """
+    outputs, inputs = weight.shape
+    wide = functional.pad(weight.float(), (0, -inputs % BLOCK)).view(outputs, -1, BLOCK)
+    least, most = wide.aminmax(dim=2, keepdim=True)
+    largest = torch.where(-least > most, least, most)
+    best = scales = torch.empty(0)
+    for steps in _LARGEST:
+        tried = (largest / steps).bfloat16()
+        step = tried.float()
+        error = torch.mul(wide, _inverse(step)).round_().clamp_(-8, 7).mul_(step).sub_(wide)
+        squares = error.square_().sum(dim=2, keepdim=True)
+        if not len(best):
+            best, scales = squares, tried
+            continue
+        scales = torch.where(squares < best, tried, scales)
+        best = torch.minimum(squares, best)
+    return (wide * _inverse(scales.float())).round_().clamp_(-8, 7).to(torch.int8), scales
+
+
+def _inverse(scales: Tensor) -> Tensor:
+    """Zero for scales that are too small to have one in float32."""
+    return torch.where(scales.abs() < 1e-36, 0.0, 1.0 / scales)
+
+
+def quantize_linear(
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None, scheme: Scheme, packing: Packing = "settled"
+) -> PackedLinear:
+    """A quantised copy of `weight` [out_features, in_features]; several stand one below the other, row by row.
+
+    `bias` [out_features] stays as it is. x and y have the dtype of the weight. int8: x keeps 16 bits or more.
+    int8_dynamic: each row of x is rounded to 8 bits, by its largest value, at each call. `packing` "quick" takes common
+    pages first, as in `pack_linear`; nothing is ever lent. Rows are rounded a few at a time, so that no second copy of
+    the weight is made.
+
+    Raises ValueError for more than 131,072 inputs, beyond which sums might leave 32 bits.
+    """
+    parts = [part.detach() for part in ([weight] if isinstance(weight, Tensor) else weight)]
+    some, outputs = parts[0], sum(len(part) for part in parts)
+    assert all(part.dim() == 2 and part.numel() and part.shape[1] == some.shape[1] for part in parts)
+    assert bias is None or bias.shape == (outputs,), bias.shape
+    if some.shape[1] > _MOST_INPUTS:
+        raise ValueError(f"compression: {scheme} is for at most {_MOST_INPUTS} inputs, this weight has {some.shape[1]}")
+    bias = None if bias is None else bias.detach().to(some.dtype)
+    path = own_path() if some.device.type == "cpu" and some.dtype in _DTYPE_CODES else ""
+    if path:
+        return _OwnQuantized(parts, bias, scheme, path, huge_pages=packing != "quick")
+    return _TorchQuantized(parts, bias, scheme)
+
+
+def own_path() -> str:
+    """The instructions that our kernel was compiled for; empty where there is none."""
+    library = _library()
+    return "" if library is None else str(library.quantized_path().decode())
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    library = load_library(_SOURCE)
+    if library is not None:
+        number, address = ctypes.c_int64, ctypes.c_void_p
+        library.quantized_path.argtypes, library.quantized_path.restype = [], ctypes.c_char_p
+        library.quantized_offset.argtypes, library.quantized_offset.restype = [number], number
+        library.quantized_run.argtypes = [address, address, address, number, number, address]
+        library.quantized_run.restype = None
+    return library
+
+
+def _some_rows(parts: Sequence[Tensor], at_once: int) -> Iterator[tuple[int, Tensor]]:
+    """The rows of all parts in order, at most `at_once` together, and the number of the first of them."""
+    sizes = [len(part) for part in parts]
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    for first in range(0, ends[-1], at_once):
+        wanted = range(first, min(first + at_once, ends[-1]))
+        pieces = [
+            part[max(wanted.start - end + len(part), 0) : wanted.stop - end + len(part)]
+            for part, end in zip(parts, ends, strict=True)
+            if end > wanted.start and end - len(part) < wanted.stop
+        ]
+        yield first, (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).contiguous()
+
+
+class _Quantized(ctypes.Structure):
+    """`struct quantized` of quantized.c."""
+
+    _fields_ = [
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+        ("bits", ctypes.c_int64),
+        ("activation_bits", ctypes.c_int64),
+    ]
+
+
+class _OwnQuantized(PackedLinear):
+    """On the kernels of quantized.c."""
+
+    def __init__(
+        self, parts: Sequence[Tensor], bias: Tensor | None, scheme: Scheme, path: str, huge_pages: bool
+    ) -> None:
+        library = _library()
+        assert library is not None
+        self._library = library
+        outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
+        groups = -(-outputs // _GROUP)
+        self._bias = None if bias is None else functional.pad(bias.float(), (0, groups * _GROUP - outputs))
+        self._scales: Tensor | None = None
+        if scheme == "int4":
+            stored = self._packed_4_bits(parts, groups, huge_pages)
+        else:
+            stored = self._packed_8_bits(parts, groups, huge_pages)
+        self._struct = _Quantized(
+            stored.data_ptr(),
+            None if self._scales is None else self._scales.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            outputs,
+            inputs,
+            _DTYPE_CODES[parts[0].dtype],
+            4 if scheme == "int4" else 8,
+            8 if scheme == "int8_dynamic" else 16,
+        )
+        self._address = ctypes.addressof(self._struct)
+        nbytes = stored.nbytes + sum(tensor.nbytes for tensor in (self._scales, self._bias) if tensor is not None)
+        super().__init__((outputs, inputs), parts[0].dtype, path, nbytes, stored)
+
+    def _packed_8_bits(self, parts: Sequence[Tensor], groups: int, huge_pages: bool) -> Tensor:
+        """[groups][units][64] words of 4 inputs each; sets the scales."""
+        inputs = parts[0].shape[1]
+        units = -(-inputs // 4)
+        stored = aligned_bytes(groups * units * _GROUP * 4, huge_pages)
+        words = stored.view(torch.int32).view(groups, units, _GROUP)
+        self._scales = torch.zeros(groups * _GROUP)
+        offset = self._library.quantized_offset(8) * 0x01010101
+        at_once = max(_ROUNDED_AT_ONCE // inputs // _GROUP, 1) * _GROUP
+        for first, rows in _some_rows(parts, at_once):
+            values, scales = rounded_to_8_bits(rows)
+            self._scales[first : first + len(rows)] = scales[:, 0]
+            some = slice(first // _GROUP, -(-(first + len(rows)) // _GROUP))
+            whole = functional.pad(values, (0, -inputs % 4, 0, -len(rows) % _GROUP)).view(torch.int32)
+            words[some] = whole.view(-1, _GROUP, units).transpose(1, 2)
+            words[some].bitwise_xor_(offset - (1 << 32) if offset >> 31 else offset)
+        return stored
+
+    def _packed_4_bits(self, parts: Sequence[Tensor], groups: int, huge_pages: bool) -> Tensor:
+        """[groups][blocks] of 64 scales and 64 x 32 weights, ordered as `struct quantized` says."""
+        inputs = parts[0].shape[1]
+        blocks = -(-inputs // BLOCK)
+        scale_words, weight_words = _GROUP // 2, _GROUP * BLOCK // 8
+        stored = aligned_bytes(groups * blocks * (scale_words + weight_words) * 4, huge_pages)
+        words = stored.view(torch.int32).view(groups, blocks, scale_words + weight_words)
+        all_scales = stored.view(torch.bfloat16).view(groups, blocks, 2 * (scale_words + weight_words))[:, :, :_GROUP]
+        at_once = max(_ROUNDED_AT_ONCE // inputs // _GROUP, 1) * _GROUP
+        for first, rows in _some_rows(parts, at_once):
+            values, scales = rounded_to_4_bits(rows)
+            missing = -len(rows) % _GROUP
+            some = slice(first // _GROUP, -(-(first + len(rows)) // _GROUP))
+            scales = functional.pad(scales[:, :, 0], (0, 0, 0, missing)).view(-1, _GROUP, blocks)
+            all_scales[some] = scales.transpose(1, 2)
+            halves = functional.pad(values, (0, 0, 0, 0, 0, missing)).add_(self._library.quantized_offset(4))
+            halves = halves.view(torch.uint8).view(-1, blocks, BLOCK // 8, 2, 4)
+            both = halves[:, :, :, 0].bitwise_or(halves[:, :, :, 1] << 4)  # [rows, blocks, 4, 4 bytes]
+            eights = both.view(torch.int32).view(-1, _GROUP, blocks, BLOCK // 8)
+            words[some, :, scale_words:] = eights.permute(0, 2, 3, 1).reshape(-1, blocks, weight_words)
+        return stored
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shape, outputs = x.shape, self.out_features
+        if x.dtype is not self.dtype or shape[-1] != self.in_features or not x.is_cpu:
+            wanted = f"[..., {self.in_features}] {self.dtype} on the CPU"
+            raise ValueError(f"wanted {wanted}, got {list(shape)} {x.dtype} on {x.device}")
+        y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        threads = torch.get_num_threads()
+        parallel = parallel_address() if threads > 1 else None
+        self._library.quantized_run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
+        return y
+
+    def settle(self) -> None:
+        assert self.stored is not None
+        into_huge_pages(self.stored)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a weight as the path "torch" keeps them; int4: two values a byte."""
+
+    values: Tensor
+    scales: Tensor
+
+
+class _TorchQuantized(PackedLinear):
+    """Widens the weights at each call; on the CPU in float32, elsewhere in the dtype of x."""
+
+    def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, scheme: Scheme) -> None:
+        self._scheme, self._bias = scheme, bias
+        outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
+        at_once = max(_ROUNDED_AT_ONCE // inputs, 1) if parts[0].is_cpu else outputs
+        rounded = [self._rounded(rows) for _, rows in _some_rows(parts, at_once)]
+        self._values = torch.cat([part.values for part in rounded])
+        self._scales = torch.cat([part.scales for part in rounded])
+        kept = [tensor for tensor in (self._values, self._scales, bias) if tensor is not None]
+        nbytes = sum(tensor.nbytes for tensor in kept)
+        super().__init__((outputs, inputs), parts[0].dtype, "torch", nbytes, self._values)
+
+    def _rounded(self, rows: Tensor) -> _Part:
+        if self._scheme != "int4":
+            return _Part(*rounded_to_8_bits(rows))
+        values, scales = rounded_to_4_bits(rows)
+        halves = (values + 8).view(torch.uint8)
+        return _Part(halves[:, :, ::2] | (halves[:, :, 1::2] << 4), scales)
+
+    def _widened(self, dtype: torch.dtype) -> Tensor:
+        """The weight [out, in] as it was rounded."""
+        if self._scheme != "int4":
+            return (self._values * self._scales).to(dtype)
+        halves = torch.stack((self._values & 15, self._values >> 4), dim=-1).flatten(2).to(torch.int8) - 8
+        return (halves * self._scales.float()).to(dtype).flatten(1)[:, : self.in_features]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype is not self.dtype or x.shape[-1] != self.in_features:
+            wanted = f"[..., {self.in_features}] {self.dtype}"
+            raise ValueError(f"wanted {wanted}, got {list(x.shape)} {x.dtype}")
+        wide = torch.float32 if x.is_cpu else x.dtype
+        inputs = x.to(wide)
+        if self._scheme == "int8_dynamic":
+            steps = x.float().abs().amax(dim=-1, keepdim=True) / 127
+            inputs = (x.float().mul(_inverse(steps)).round_() * steps).to(wide)
+        bias = None if self._bias is None else self._bias.to(wide)
+        return functional.linear(inputs, self._widened(wide), bias).to(x.dtype)
