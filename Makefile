@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-correctness screenshots clean
+.PHONY: study team test test-slow check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -33,6 +33,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code in the one format
 
 report: $(VENV)/.installed  ## render a report again: make report RUN=runs/quickstart
 	$(BIN)/rankwise report $(or $(RUN),$(RUNS)/quickstart)
+
+bench-engines: $(VENV)/.installed-dev  ## engines side by side: four shapes, ranks, batches; ours against transformers, DeepSpeed and ONNX Runtime
+	$(BIN)/python -m flows.bench_engines $(if $(KEEP),--runs $(KEEP))
 
 tiny-lm: $(VENV)/.installed  ## train the quickstart's model again, about half an hour on 2 cores
 	$(BIN)/python -m flows.tiny_lm

@@ -37,7 +37,7 @@ def automatic_start(context: Context) -> Start:
     if shutil.which("ninja") is None:
         raise NotImplementedError("engine: deepspeed compiles its operator with ninja, and there is none; install it")
 
-    from engine.peers.starting import from_folder
+    from engine.peers.starting import load_model
 
     def before() -> None:
         os.environ["LOCAL_SIZE"] = str(context.world_size)
@@ -47,7 +47,7 @@ def automatic_start(context: Context) -> Start:
 
     def load(folder: Path, dtype: torch.dtype) -> Any:
         engine = deepspeed.init_inference(
-            from_folder(folder, dtype, context),
+            load_model(folder, dtype, context),
             tensor_parallel={"tp_size": context.world_size},
             dtype=dtype,
             replace_with_kernel_inject=False,

@@ -22,7 +22,7 @@ def compiled_start(context: Context) -> Start:
     if on_cpu:
         need_compiler("engine_mode: compiled", os.environ.get("CXX", "g++"))
         _prepare(context)
-    from engine.peers.starting import from_folder
+    from engine.peers.starting import load_model
 
     caches: dict[tuple[int, int], Any] = {}
 
@@ -33,7 +33,7 @@ def compiled_start(context: Context) -> Start:
         return {"past_key_values": caches[rows, capacity], "compile_config": _compile_config(on_cpu)}
 
     # Frozen weights are constants of the graph, which tensors of inference mode cannot be.
-    return Start(lambda folder, dtype: from_folder(folder, dtype, context), settings, inference_mode=not on_cpu)
+    return Start(lambda folder, dtype: load_model(folder, dtype, context), settings, inference_mode=not on_cpu)
 
 
 def need_compiler(what: str, compiler: str) -> None:
@@ -80,7 +80,8 @@ def static_cache(model: Any, rows: int, capacity: int) -> Any:
     config = model.config
     cache = StaticCache(config=config, max_cache_len=capacity)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache.early_initialization(rows, config.num_key_value_heads, width, model.dtype, model.device)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    cache.early_initialization(rows, heads, width, model.dtype, model.device)
     if model.device.type == "cpu":
         for layer in cache.layers:
             for tensor in (layer.keys, layer.values, layer.cumulative_length):

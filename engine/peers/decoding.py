@@ -22,6 +22,7 @@ def generate_decoder(
 ) -> Decode:
     """A function that decodes one batch with `generate`; a streamer notes when each token was there.
 
+    A batch holds prompts, or of an encoder-decoder the sources.
     settings: (model, rows, capacity) -> further arguments of `generate`; capacity: positions of the longest sequence.
     """
     from transformers.generation.streamers import BaseStreamer
@@ -29,7 +30,7 @@ def generate_decoder(
     synchronise = synchroniser(device)
 
     class Clock(BaseStreamer):  # type: ignore[misc]
-        """Called with the prompt first, then with every token."""
+        """Called with the decoder's first tokens first, then with every token."""
 
         def __init__(self) -> None:
             self.stamps: list[float] = []
@@ -43,15 +44,12 @@ def generate_decoder(
 
     def decode(batch: Batch) -> list[Decoded]:
         clock = Clock()
-        rows, length = batch.tokens.shape
-        padding = torch.zeros(rows, dtype=torch.int64, device=device) if batch.padding is None else batch.padding
-        seen = (torch.arange(length, device=device)[None] >= padding[:, None]).long()
-        chosen = settings(model, rows, capacity)
+        chosen = settings(model, len(batch.tokens), capacity)
         synchronise()
         began = time.perf_counter()
         tokens = model.generate(
             input_ids=batch.tokens,
-            attention_mask=seen,
+            attention_mask=batch.real.long(),
             do_sample=False,
             min_new_tokens=new_tokens,
             max_new_tokens=new_tokens,
@@ -61,6 +59,6 @@ def generate_decoder(
             **chosen,
         )
         assert len(clock.stamps) == new_tokens + 1
-        return [Decoded(began, np.array(clock.stamps[1:]), tokens[:, length:])]
+        return [Decoded(began, np.array(clock.stamps[1:]), tokens[:, -new_tokens:])]
 
     return decode

@@ -7,7 +7,6 @@ one element of each page is read before the clock is stopped.
     peer = load_peer(context, start)        # once per launch, kept in the context
 """
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -24,12 +23,15 @@ from configs.model import Manifest
 from configs.record import Figure
 from engine.agreement import together
 from engine.context import Context
+from engine.generate import check_kind
 from engine.loading.prepared import prepare_files
 from engine.models.config import ModelConfig
-from engine.weights import DTYPES, build_model, save_model, the_manifest, weight_files
+from engine.peers.folder_model import WorkKind, write_small
+from engine.weights import DTYPES, the_manifest, weight_files, write_folder
 
 _KEPT = "peer"
 _PAGE_BYTES = 4096
+_SHAPES = ("mat1 and mat2 shapes", "is invalid for input of size", "must match the size of tensor")
 
 Load = Callable[[Path, torch.dtype], Any]
 """Loads the folder's model for this rank and returns it."""
@@ -66,8 +68,13 @@ class Peer:
             **loaded,
             "load_bytes": None,
             "weights_bytes": sum(tensor.nbytes for tensor in tensors),
-            "model_parameters": sum(prod(shape) for shape in self.config.tensor_shapes().values()),
+            "model_parameters": model_parameters(self.config),
         }
+
+
+def model_parameters(config: ModelConfig) -> int:
+    """Of the whole model; tied ones count once."""
+    return sum(prod(shape) for shape in config.tensor_shapes().values())
 
 
 def load_peer(context: Context, start: Start) -> Peer:
@@ -75,21 +82,52 @@ def load_peer(context: Context, start: Start) -> Peer:
     if _KEPT not in context.kept:
         manifest = the_manifest(context)
         dtype = DTYPES[context.job.cell.dtype]
-        config = together(lambda: ModelConfig.parse(manifest.config), context)
+        config = together(lambda: check_kind(context, work_kind(context)), context)
         start.before()
-        with _rehearsal_folder(manifest, context) as folder:
+        with _rehearsal_folder(manifest, context) as folder, _able(context):
             start.load(folder, dtype)
-        with _model_folder(manifest, context) as folder:
+        with model_folder(manifest, context) as folder:
             figures = prepare_files(sorted(folder.glob("*.safetensors")), context)
             context.barrier()
             began = time.perf_counter()
             model = start.load(folder, dtype)
             touch(model)
             figures["load_seconds"] = time.perf_counter() - began
+            if context.world_size > 1:
+                with _able(context), torch.no_grad():
+                    _try(model, context)
         context.kept[_KEPT] = Peer(model, start, config, figures)
     peer = context.kept[_KEPT]
     assert isinstance(peer, Peer)
     return peer
+
+
+def work_kind(context: Context) -> WorkKind:
+    """What this launch's model is loaded for."""
+    kind = context.job.cell.workload.kind
+    assert kind in ("generate", "seq2seq", "encode")
+    return kind
+
+
+@contextmanager
+def _able(context: Context) -> Iterator[None]:
+    """Inside, what an engine says of a model that it has no plan for, or the wrong one, is told as such."""
+    try:
+        yield
+    except (AttributeError, AssertionError, ValueError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(text in str(error) for text in _SHAPES):
+            raise
+        cell, family = context.job.cell, the_manifest(context).config.get("model_type")
+        reason = " ".join(str(error).split())[:200]
+        raise NotImplementedError(
+            f"engine: {cell.engine} cannot run a {family} model with {cell.layout} ({reason}); use engine rankwise"
+        ) from error
+
+
+def _try(model: Any, context: Context) -> None:
+    """A few tokens through the model: some engines find out only here that they cannot share it out."""
+    tokens = torch.ones(1, 4, dtype=torch.int64, device=context.device)
+    model(input_ids=tokens, **({"decoder_input_ids": tokens} if work_kind(context) == "seq2seq" else {}))
 
 
 def touch(model: torch.nn.Module) -> None:
@@ -106,32 +144,29 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _model_folder(manifest: Manifest, context: Context) -> Iterator[Path]:
+def model_folder(manifest: Manifest, context: Context) -> Iterator[Path]:
     """The model's own folder; a synthetic model is written for the moment, by one rank of each node."""
     if manifest.synthetic_seed is None:
         together(lambda: weight_files(manifest), context)  # refuses what our engine refuses, in the same words
         yield Path(manifest.folder)
         return
 
-    def write(folder: Path) -> None:
-        model, _ = build_model(manifest, torch.float32, torch.device("cpu"))
-        save_model(model, manifest.config, folder, torch.float32)
-
-    with _shared_folder("peer_model", write, context) as folder:
+    with shared_folder("peer_model", lambda folder: write_folder(manifest, folder, torch.float32), context) as folder:
         yield folder
 
 
 @contextmanager
 def _rehearsal_folder(manifest: Manifest, context: Context) -> Iterator[Path]:
     """A model of the same kind with next to no weights."""
-    with _shared_folder(
-        "peer_rehearsal", lambda folder: _write_small(manifest.config, context.grid.tp, folder), context
+    parts = context.world_size
+    with shared_folder(
+        "peer_rehearsal", lambda folder: write_small(manifest.config, work_kind(context), parts, folder), context
     ) as folder:
         yield folder
 
 
 @contextmanager
-def _shared_folder(name: str, write: Callable[[Path], None], context: Context) -> Iterator[Path]:
+def shared_folder(name: str, write: Callable[[Path], None], context: Context) -> Iterator[Path]:
     """A folder that one rank of each node fills and removes, and all of them read."""
     folder = context.paths.folder / f"{name}_{context.rank // context.job.ranks_per_node}"
     try:
@@ -141,26 +176,3 @@ def _shared_folder(name: str, write: Callable[[Path], None], context: Context) -
     finally:
         if context.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_small(config: dict[str, Any], parts: int, folder: Path) -> None:
-    """A model like `config` with one layer and two heads for each of so many ranks."""
-    from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    heads = 2 * parts
-    sizes = {
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": 16,
-        "hidden_size": 16 * heads,
-        "intermediate_size": 32 * heads,
-        "vocab_size": 64 * heads,
-    }
-    by_layer = ("layer_types", "max_window_layers", "pad_token_id", "bos_token_id", "eos_token_id")
-    folder.mkdir(exist_ok=True)
-    written = {name: value for name, value in config.items() if name not in by_layer} | sizes
-    (folder / "config.json").write_text(json.dumps(written))
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    save_file(dict(model.named_parameters()), folder / "model.safetensors", metadata={"format": "pt"})

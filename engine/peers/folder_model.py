@@ -1,0 +1,107 @@
+"""transformers' model of a folder, by the kind of workload: the reference's, and every peer's that is made from it.
+
+    model = from_folder(folder, "encode", torch.float32)
+    write_small(config, "encode", parts=2, folder)      # a model of the same family with next to no weights
+
+An encoder is loaded without its pooler, which no engine here computes. Only files on this machine are read; no code of
+a model's repository is run.
+"""
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+WorkKind = Literal["generate", "seq2seq", "encode"]
+
+
+def from_folder(folder: Path, work: WorkKind, dtype: torch.dtype, **options: Any) -> Any:
+    """The model in evaluation mode; options: further arguments of `from_pretrained`."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    logging.disable_progress_bar()
+    model = auto_class(work).from_pretrained(
+        folder,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        **_without_pooler(AutoConfig.from_pretrained(folder, local_files_only=True), work),
+        **options,
+    )
+    return plain(model)
+
+
+def auto_class(work: WorkKind) -> Any:
+    """transformers' class for models of this kind of workload."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    return {"generate": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM, "encode": AutoModel}[work]
+
+
+def plain(model: Any) -> Any:
+    """For plain greedy decoding: a repository's sampling and penalty settings are no part of the model."""
+    from transformers import GenerationConfig
+
+    if getattr(model, "generation_config", None) is not None:
+        start = getattr(model.config, "decoder_start_token_id", None)
+        model.generation_config = GenerationConfig(decoder_start_token_id=start)
+    return model.eval()
+
+
+def _without_pooler(config: Any, work: WorkKind) -> dict[str, Any]:
+    from transformers import MODEL_MAPPING
+
+    if work != "encode" or type(config) not in MODEL_MAPPING:
+        return {}
+    taken = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
+    return {"add_pooling_layer": False} if "add_pooling_layer" in taken else {}
+
+
+def write_small(config: dict[str, Any], work: WorkKind, parts: int, folder: Path) -> None:
+    """A model like `config` with a layer and two heads of 16 for each of so many ranks, in files."""
+    from safetensors.torch import save_file
+    from transformers import AutoConfig
+
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(small_config(config, parts)))
+    read = AutoConfig.from_pretrained(folder, local_files_only=True)
+    model = auto_class(work).from_config(read, **_without_pooler(read, work))
+    save_file(dict(model.named_parameters()), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def small_config(config: dict[str, Any], parts: int) -> dict[str, Any]:
+    """The same options with small sizes, under the names that the configuration itself has for them."""
+    from transformers import AutoConfig
+
+    heads = 2 * parts
+    sizes = {
+        "num_hidden_layers": parts,
+        "num_layers": parts,
+        "num_decoder_layers": parts,
+        "num_attention_heads": heads,
+        "num_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": 16,
+        "d_kv": 16,
+        "hidden_size": 16 * heads,
+        "word_embed_proj_dim": 16 * heads,
+        "intermediate_size": 32 * heads,
+        "ffn_dim": 32 * heads,
+        "n_inner": 32 * heads,
+        "d_ff": 32 * heads,
+        "vocab_size": 64 * heads,
+    }
+    family = type(AutoConfig.for_model(config["model_type"]))
+    known = {*family().to_dict(), *config}
+    other = family.attribute_map  # common name -> the family's own
+    named = {other.get(name, name): value for name, value in sizes.items()}
+    by_layer = ("layer_types", "max_window_layers", "pad_token_id", "bos_token_id", "eos_token_id", "dtype")
+    kept = {name: value for name, value in config.items() if name not in by_layer and other.get(name, name) == name}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    return kept | {name: value for name, value in named.items() if name in known} | special

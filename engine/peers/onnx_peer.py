@@ -1,0 +1,152 @@
+"""Engine `onnxruntime`: transformers' model exported to ONNX once, run by ONNX Runtime on the rank's cores.
+
+The export happens in a process of its own (`engine.export`), so that this one never imports transformers, and is kept
+in the cache of the nodes, known by model, precision and versions. Its time is a figure of the launch that made it.
+
+    outcome = run_onnx(visit, context)
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs.base import content_hash
+from configs.job import Visit
+from configs.record import Figure
+from engine.context import Context, Outcome
+from engine.decoded import Decode
+from engine.generate import check_kind
+from engine.loading.prepared import prepare_files
+from engine.models.config import ModelConfig
+from engine.peers.loading import model_parameters, work_kind
+from engine.peers.measuring import measure_work
+from engine.tokens import Batch
+from engine.weights import the_manifest
+
+OPTIMIZATION = "all"
+_KEPT = "onnx"
+_VERSIONS = ("torch", "transformers", "onnx", "onnxscript")
+
+
+@dataclass
+class Loaded:
+    """Sessions of a launch; `figures` of their load are given to the first visit alone."""
+
+    model: Any
+    config: ModelConfig
+    sizes: dict[str, Figure]
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+    def load_figures(self) -> dict[str, Figure]:
+        """Figures of the load, None but in the first call, and sizes."""
+        loaded, self.figures = self.figures, {name: None for name in self.figures}
+        return loaded | self.sizes
+
+
+def run_onnx(visit: Visit, context: Context) -> Outcome:
+    """Measure one visit. Raises NotImplementedError for what ONNX Runtime is not measured with."""
+    if context.device.type != "cpu":
+        raise NotImplementedError("engine: onnxruntime is measured on CPUs by this version; use engine transformers")
+    if visit.cell.dtype == "bfloat16":
+        raise NotImplementedError("engine: onnxruntime has no bfloat16 kernels for CPUs; use dtype float32 or float16")
+    for name in ("onnxruntime", "onnx", "onnxscript"):
+        try:
+            version(name)
+        except ModuleNotFoundError:
+            raise NotImplementedError(f"engine: onnxruntime needs {name}; pip install 'rankwise[onnx]'") from None
+    loaded = _loaded(context)
+    work = OnnxWork(loaded.model)
+    with torch.inference_mode():
+        return measure_work(visit, context, loaded.config, work, loaded.load_figures())
+
+
+class OnnxWork:
+    """`engine.peers.measuring.Work` by ONNX Runtime."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def decoder(self, new_tokens: int, capacity: int) -> Decode:
+        """Our own greedy loop over its graphs."""
+        return lambda batch: self._model.decode(batch, new_tokens)
+
+    def states(self, batch: Batch) -> Tensor:
+        """One run of the encoder's graph."""
+        states: Tensor = self._model.states(batch)
+        return states
+
+    def scorer(self) -> Any:
+        """The graphs themselves."""
+        return self._model
+
+
+def _loaded(context: Context) -> Loaded:
+    if _KEPT not in context.kept:
+        config = check_kind(context, work_kind(context))
+        folder, figures = _exported(context)
+        figures |= prepare_files(sorted(folder.iterdir()), context)
+        sizes: dict[str, Figure] = {
+            "onnx_optimization_level": OPTIMIZATION,
+            "load_bytes": None,
+            "weights_bytes": sum(path.stat().st_size for path in folder.iterdir()),
+            "model_parameters": model_parameters(config),
+        }
+        from engine.peers.onnx_session import OnnxDecoder, OnnxEncoder
+
+        threads = torch.get_num_threads()
+        began = time.perf_counter()
+        if config.kind == "encoder":
+            model: Any = OnnxEncoder(folder, threads)
+        else:
+            start = config.start_token if config.kind == "encoder_decoder" else None
+            model = OnnxDecoder(folder, threads, start_token=start)
+        figures["load_seconds"] = time.perf_counter() - began
+        context.kept[_KEPT] = Loaded(model, config, sizes, figures)
+    loaded = context.kept[_KEPT]
+    assert isinstance(loaded, Loaded)
+    return loaded
+
+
+def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
+    """The folder of the model's graphs, and how long making them took (None: they were there)."""
+    manifest = the_manifest(context)
+    known = {
+        "identity": manifest.identity,
+        "files": {name: file.sha256 for name, file in manifest.files.items()},
+        "config": manifest.config,
+        "work": work_kind(context),
+        "dtype": context.job.cell.dtype,
+        "versions": {name: version(name) for name in _VERSIONS},
+    }
+    folder = Path(context.job.cache) / "onnx" / content_hash(known)
+    if folder.is_dir():
+        return folder, {"export_seconds": None}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".export-"))
+    began = time.perf_counter()
+    try:
+        _export(context, unfinished)
+        if not folder.is_dir():
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder, {"export_seconds": time.perf_counter() - began}
+
+
+def _export(context: Context, folder: Path) -> None:
+    """In a process of its own. Raises NotImplementedError with what it says where it gives up."""
+    options = ["--to", "onnx", "--out", str(folder), "--dtype", context.job.cell.dtype, "--no-check"]
+    command = [sys.executable, "-m", "engine.export", str(context.job.manifest), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise NotImplementedError(f"engine: onnxruntime: the model was not exported: {reason}")
