@@ -14,6 +14,7 @@ from configs.cell import Cell
 from configs.record import MeasuringPass, Status
 
 PROGRESS_BYTES = 4096
+Profiler = Literal["perf", "nsys"]
 
 
 class Measuring(Frozen):
@@ -34,6 +35,9 @@ class Measuring(Frozen):
     memory: bool = Field(True, description="measure peak memory, in a pass of its own")
     profile: bool = Field(
         False, description="split the time into compute, communication and idle, in a pass of its own"
+    )
+    profiler: Profiler | None = Field(
+        None, description="record one pass under this program, in a launch of its own; its files lie beside the record"
     )
     seed: int = Field(0, ge=0)
 

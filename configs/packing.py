@@ -39,8 +39,10 @@ class Launch:
 def pack_launches(visits: Iterable[Visit], measuring_pass: MeasuringPass, seed: int, pack: bool = True) -> list[Launch]:
     """Group visits by block and pack key; `pack=False` gives every visit a launch of its own.
 
+    So does a pass under nsys, which leaves one report for each process that it started.
     The same visits and seed give the same order on every machine.
     """
+    pack = pack and measuring_pass != "nsys"
     groups: dict[tuple[int, str, str], list[Visit]] = {}
     for visit in visits:
         alone = "" if pack else visit.cell.key

@@ -67,6 +67,15 @@ class JobPaths:
     def trace(self, visit: str, rank: int) -> Path:
         return self.parts / f"{visit}.trace_rank_{rank}.json.gz"
 
+    def perf_text(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.perf_rank_{rank}.txt"
+
+    def perf_data(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.perf_rank_{rank}.data"
+
+    def nsys_report(self, visit: str, rank: int) -> Path:
+        return self.parts / f"{visit}.nsys_rank_{rank}.nsys-rep"
+
 
 @dataclass(frozen=True)
 class RunPaths:

@@ -19,7 +19,9 @@ MAX_RECORD_BYTES = 8192
 """Without what is listed by rank, which grows with the job."""
 
 Figure = bool | int | float | str | None
-MeasuringPass = Literal["timed", "memory", "profile"]
+MeasuringPass = Literal["timed", "memory", "profile", "perf", "nsys"]
+PROFILING_PASSES: tuple[MeasuringPass, ...] = ("profile", "perf", "nsys")
+"""Passes that record one pass of the work, after its warm-up, and time nothing."""
 
 
 class Status(StrEnum):

@@ -109,16 +109,6 @@ def storage_bytes() -> StorageBytes | None:
     return StorageBytes(read=int(fields["read_bytes"]), written=int(fields["write_bytes"]))
 
 
-def gpu_utilization(index: int) -> float | None:
-    """Share of the last sampling period in which a kernel ran (NVML); None without pynvml or device."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByIndex(index)).gpu) / 100
-    except Exception:  # pynvml's errors can only be named where pynvml is installed
-        return None
-
-
 def machine_memory_bytes() -> int:
     """RAM of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -189,7 +189,7 @@ def _enough(state: Run, context: Context) -> bool:
     done, rules = len(state.losses), context.job.measuring
     if context.memory_pass:
         return done >= MEMORY_STEPS
-    if context.measuring_pass == "profile":
+    if context.profiling:
         return done > PROFILE_WARMUP_STEPS
     if state.workload.steps is not None:
         return done >= state.workload.steps

@@ -34,6 +34,7 @@ from slurm.turn import machine_turn
 
 STARTUP_LIMIT_SECONDS = 180.0
 FINISH_LIMIT_SECONDS = 20.0  # after every rank has said that it finished
+NSYS_FINISH_LIMIT_SECONDS = 300.0  # nsys writes its report then
 STACKS_SECONDS = 0.5  # for the ranks to put their stacks into their logs before they are ended
 YOUNG_SECONDS = 10.0
 
@@ -170,6 +171,8 @@ class Launch:
     def watch(self) -> Verdict | None:
         """Wait for torchrun to end (None) or for a reason to end it."""
         assert self.agent is not None
+        under_nsys = self.job.measuring_pass == "nsys"
+        finish_limit_seconds = NSYS_FINISH_LIMIT_SECONDS if under_nsys else FINISH_LIMIT_SECONDS
         while True:
             age = time.monotonic() - self.began
             with suppress(subprocess.TimeoutExpired):
@@ -180,7 +183,7 @@ class Launch:
             ranks = self.progress()
             if ranks and all(progress and progress.phase == "finished" for progress in ranks):
                 last = max(progress.since for progress in ranks if progress)
-                if time.time() - last > FINISH_LIMIT_SECONDS:
+                if time.time() - last > finish_limit_seconds:
                     return Verdict(Status.COMPLETED, message="the ranks finished but torchrun did not end")
             elif verdict := self.overdue(ranks, age):
                 self.dump_stacks(ranks)

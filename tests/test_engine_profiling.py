@@ -433,8 +433,10 @@ def sampled(folder: Path, stub: dict[str, str], index: int = 0, uuid: str = "", 
 @needs_pynvml
 def test_a_gpu_is_sampled_while_it_works(driver: Path) -> None:
     figures = sampled(driver, SLOWED, uuid="GPU-stub")
-    assert figures.pop("gpu_samples") >= 5
-    # Of the three samples at work; the temperature of all.
+    samples = figures.pop("gpu_samples")
+    assert samples >= 5
+    assert figures.pop("gpu_busy_share") == pytest.approx(3 / samples)
+    # Of the three samples that are at work; the temperature of all.
     assert figures == {
         "gpu_sm_clock_mhz": 1980, "gpu_memory_clock_mhz": 2619, "gpu_power_watts": 600,
         "gpu_temperature_celsius": 88, "gpu_energy_joules": 2.5, "throttled": True,

@@ -45,7 +45,7 @@ class _Sample:
     watts: float | None
     celsius: int | None
     reasons: int | None
-    busy: bool | None
+    busy_share: float | None
 
 
 class GpuSampler:
@@ -82,14 +82,18 @@ class GpuSampler:
                 return
 
     def figures(self) -> dict[str, Figure]:
-        """After the end: medians of clocks (MHz), mean power (W), largest temperature (°C), energy (J), throttling."""
-        at_work = [sample for sample in self._samples if sample.busy] or self._samples
+        """After the end: medians of clocks (MHz), mean power (W), largest temperature (°C), energy (J), throttling.
+
+        gpu_busy_share: of the time, 0 to 1, in which a kernel ran, by the driver's own sampling.
+        """
+        at_work = [sample for sample in self._samples if sample.busy_share] or self._samples
         reasons = [sample.reasons for sample in at_work if sample.reasons is not None]
         seen = 0
         for reason in reasons:
             seen |= reason
         return {
             "gpu_samples": len(self._samples),
+            "gpu_busy_share": _of(statistics.fmean, [sample.busy_share for sample in self._samples]),
             "gpu_sm_clock_mhz": _of(statistics.median, [sample.sm_mhz for sample in at_work]),
             "gpu_memory_clock_mhz": _of(statistics.median, [sample.memory_mhz for sample in at_work]),
             "gpu_power_watts": _of(statistics.fmean, [sample.watts for sample in at_work]),
@@ -160,7 +164,7 @@ class _Device:
             watts=None if milliwatts is None else milliwatts / 1000,
             celsius=self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
             reasons=self._reasons(),
-            busy=None if utilization is None else utilization.gpu > 0,
+            busy_share=None if utilization is None else utilization.gpu / 100,
         )
 
     def _reasons(self) -> int | None:

@@ -47,6 +47,7 @@ def diagnose(master: str | None = None, runs: Path = Path("runs"), cache: Path |
             machine.check_slurm_tool, "sacct", ("--noheader", "--allocations", "--starttime=now-1hour")
         ),
         "tools": machine.check_tools,
+        "profilers": machine.check_profilers,
         "credentials": machine.check_credentials,
         "prefect api": machine.check_prefect_api,
     }

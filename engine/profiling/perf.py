@@ -1,0 +1,231 @@
+"""One visit of the perf pass: Linux's `perf` counts and samples this rank while one pass of the work is made.
+
+    outcome = perf_visit(visit, context, workload)
+
+`perf stat` and `perf record` attach to the running rank (-p), stand still until the region that the workload marks
+begins, and are let go when it ends: their control pipe, perf-stat(1) `--control`, makes that exact. So loading,
+warm-up and Python's start are in neither. What they leave lies beside the rank's part: `perf_rank_<r>.data`, which
+`perf report -i` opens, and `perf_rank_<r>.txt` with the counters and the hottest functions. Events that the kernel
+or the machine does not give (hardware counters in most virtual machines) are None, and the text says which.
+"""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from configs.job import Visit
+from configs.record import Figure
+from engine.context import Context, Outcome, Workload
+from engine.decoded import synchroniser
+
+SAMPLES_HZ = 999
+_EVENTS = {
+    "task-clock": "perf_task_clock_seconds",
+    "context-switches": "perf_context_switches",
+    "cpu-migrations": "perf_cpu_migrations",
+    "page-faults": "perf_page_faults",
+    "cycles": "perf_cycles",
+    "instructions": "perf_instructions",
+    "cache-references": "perf_cache_references",
+    "cache-misses": "perf_cache_misses",
+}
+_ANSWER_SECONDS = 30.0
+_REPORT_SECONDS = 60.0
+_HOTTEST = 25
+_MILLISECOND = 1e-3
+_BUILD = re.compile(r"-[0-9a-f]{32}\.so$")
+"""What `engine.kernels.build` adds to a library's name."""
+
+
+def perf_visit(visit: Visit, context: Context, workload: Workload) -> Outcome:
+    """Run the workload under perf in the region that it marks. Figures are perf's beside the workload's own.
+
+    Raises NotImplementedError where perf may not look at a process here, and where nothing is marked.
+    """
+    recorder = _Recorder(visit, context)
+    context.region = recorder.region
+    try:
+        outcome = workload(visit, context)
+    finally:
+        context.region = nullcontext
+    if recorder.figures is None:
+        raise NotImplementedError(
+            f"measuring.profiler: a {visit.cell.workload.kind} workload by engine {visit.cell.engine} marks nothing "
+            "to record"
+        )
+    return Outcome(outcome.figures | recorder.figures)
+
+
+class _Recorder:
+    """Runs both forms of perf over one region of a visit."""
+
+    def __init__(self, visit: Visit, context: Context) -> None:
+        self.figures: dict[str, Figure] | None = None
+        self._visit = visit
+        self._context = context
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """The first region of a visit is recorded, others are not."""
+        if self.figures is not None:
+            yield
+            return
+        context, synchronise = self._context, synchroniser(self._context.device)
+        data = context.paths.perf_data(self._visit.name, context.rank)
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            counted = Path(folder) / "stat.csv"
+            count = ["stat", "-x", ";", "-e", ",".join(_EVENTS), "-o", str(counted)]
+            sample = ["record", "-F", str(SAMPLES_HZ), "-g", "-o", str(data)]
+            programs = [stack.enter_context(_Perf(arguments)) for arguments in (count, sample)]
+            synchronise()
+            context.barrier()
+            for program in programs:
+                program.say("enable")
+            began = time.perf_counter()
+            yield
+            synchronise()
+            seconds = time.perf_counter() - began
+            for program in programs:
+                program.say("disable")
+            for program in programs:
+                program.end()
+            counters = read_counters(counted.read_text())
+        hottest = hottest_functions(data)
+        samples = sum(each.samples for each in hottest)
+        self.figures = {"perf_wall_seconds": seconds, **counters, "perf_samples": samples}
+        if hottest:
+            self.figures["perf_hottest"] = f"{hottest[0].name} ({hottest[0].library})"[:200]
+            self.figures["perf_hottest_share"] = hottest[0].samples / samples
+        text = perf_text(self._visit, context, self.figures, hottest)
+        context.paths.perf_text(self._visit.name, context.rank).write_text(text)
+
+
+class _Perf:
+    """One perf attached to this process, events off until it is told; ended when the block is left."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        orders, self._orders = os.pipe()
+        self._answers, answers = os.pipe()
+        control = ["-p", str(os.getpid()), "-D", "-1", "--control", f"fd:{orders},{answers}"]
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
+        self._process = subprocess.Popen(
+            ["perf", arguments[0], *control, *arguments[1:]],
+            pass_fds=(orders, answers),
+            stdin=subprocess.DEVNULL,
+            stdout=self._messages,
+            stderr=self._messages,
+        )
+        os.close(orders)
+        os.close(answers)
+
+    def __enter__(self) -> "_Perf":
+        self.say("disable")  # changes nothing; the answer tells that perf has attached
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._orders)
+        os.close(self._answers)
+        self._messages.close()
+
+    def say(self, order: str) -> None:
+        """Give an order and wait until it is carried out."""
+        with suppress(BrokenPipeError):
+            os.write(self._orders, f"{order}\n".encode())
+        ready, _, _ = select.select([self._answers], [], [], _ANSWER_SECONDS)
+        if not ready or not os.read(self._answers, 64):
+            raise NotImplementedError(f"measuring.profiler: perf cannot record a rank here: {self._said()}")
+
+    def end(self) -> None:
+        """Let it write what it has."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(_ANSWER_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"perf did not end within {_ANSWER_SECONDS:g} s") from error
+
+    def _said(self) -> str:
+        self._messages.seek(0)
+        lines = [line.strip() for line in self._messages.read().decode(errors="replace").splitlines()]
+        said = " ".join(line for line in lines if line)
+        return said[:300] or f"it did not answer within {_ANSWER_SECONDS:g} s"
+
+
+def read_counters(csv: str) -> dict[str, Figure]:
+    """Figures from `perf stat -x ;`: value;unit;event;... a line (perf-stat(1), CSV FORMAT). Not counted: None."""
+    figures: dict[str, Figure] = dict.fromkeys(_EVENTS.values())
+    for line in csv.splitlines():
+        fields = line.split(";")
+        name = _EVENTS.get(fields[2].partition(":")[0]) if len(fields) > 2 else None
+        if name is None:
+            continue
+        with suppress(ValueError):  # "<not supported>", "<not counted>"
+            value = float(fields[0])
+            figures[name] = value * _MILLISECOND if fields[1] == "msec" else int(value)
+    return figures
+
+
+class Function(NamedTuple):
+    """A function and how often it was seen running."""
+
+    samples: int
+    library: str
+    name: str
+
+
+def hottest_functions(data: Path) -> list[Function]:
+    """Every function seen in a `perf.data`, the hottest first; empty if there are no samples."""
+    command = ["perf", "report", "--stdio", "-q", "--no-children", "-g", "none", "-F", "overhead,sample,dso,symbol"]
+    try:
+        done = subprocess.run(
+            [*command, "-t", ";", "-i", str(data)],
+            capture_output=True,
+            text=True,
+            timeout=_REPORT_SECONDS,
+            # Symbols of system libraries would otherwise be asked for over the network.
+            env=os.environ | {"DEBUGINFOD_URLS": ""},
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    return read_functions(done.stdout)
+
+
+def read_functions(report: str) -> list[Function]:
+    """Lines `overhead;samples;library;[.] function`. A kernel of ours is called as its source is, without the hash."""
+    found = []
+    for line in report.splitlines():
+        fields = [field.strip() for field in line.split(";", 3)]
+        if len(fields) == 4 and fields[1].isdigit():
+            symbol = fields[3].removeprefix("[.] ").removeprefix("[k] ")
+            found.append(Function(int(fields[1]), _BUILD.sub("", fields[2]), symbol))
+    return sorted(found, key=lambda each: -each.samples)
+
+
+def perf_text(visit: Visit, context: Context, figures: dict[str, Figure], hottest: list[Function]) -> str:
+    """For people: counters by the names that perf gives them, then the hottest functions."""
+    seconds = figures["perf_wall_seconds"]
+    lines = [
+        f"{visit.cell.label}, rank {context.rank} of {context.world_size}: one pass after warm-up, {seconds:.4f} s",
+        "",
+    ]
+    for event, name in _EVENTS.items():
+        value = figures[name]
+        if value is not None:
+            lines.append(f"{value:>20,.4f} s  {event}" if isinstance(value, float) else f"{value:>20,}    {event}")
+    missing = [event for event, name in _EVENTS.items() if figures[name] is None]
+    if missing:
+        lines.append(f"not given by this kernel or machine: {', '.join(missing)}")
+    samples = sum(each.samples for each in hottest)
+    lines += ["", f"hottest functions, of {samples} samples at {SAMPLES_HZ} a second of CPU time"]
+    lines += [f"{each.samples / samples:>8.1%}  {each.library}  {each.name}" for each in hottest[:_HOTTEST]]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,119 @@
+"""The OpenLLaMA studies that are shipped: what they ask, what is planned for them, and the Slurm job around one."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from configs.architectures import ARCHITECTURES
+from configs.plan import Plan
+from configs.study import StudySpec, load_study
+from engine.inference.stages import stage_layers
+from engine.models.config import ModelConfig
+from engine.planner.catalog import find_model
+from flows.cli.plan_study import planned
+from flows.long_prompts import VARIANTS, long_prompts
+from flows.precheck import check_study
+
+STUDIES = Path(__file__).parents[1] / "configs" / "studies"
+EXPERIMENTS = {
+    "strong": "strong",
+    "weak": "weak",
+    "batch": "sweep",
+    "delta": "optimization",
+    "quantization": "compression",
+    "correctness": "correctness",
+}
+
+
+def read(size: str) -> StudySpec:
+    return load_study(STUDIES / f"openllama_{size}.yaml")
+
+
+def checked(size: str, tmp_path: Path) -> Plan:
+    return check_study(read(size), STUDIES, tmp_path / "cache", tmp_path / "run")
+
+
+def layouts(plan: Plan, name: str) -> set[int]:
+    (experiment,) = (each for each in plan.experiments if each.name == name)
+    return {plan.cells[point.cell].layout.pp for point in experiment.points}
+
+
+@pytest.mark.parametrize("size", ["cluster", "small"])
+def test_both_studies_ask_the_same_of_one_and_two_stages(size: str, tmp_path: Path) -> None:
+    study, plan = read(size), checked(size, tmp_path)
+    assert {name: experiment.kind for name, experiment in study.experiments.items()} == EXPERIMENTS
+    assert {experiment.name for experiment in plan.experiments if experiment.points} == set(EXPERIMENTS)
+    assert layouts(plan, "strong") == layouts(plan, "weak") == layouts(plan, "correctness") == {1, 2}
+    assert layouts(plan, "batch") == layouts(plan, "delta") == {2} and layouts(plan, "quantization") == {1}
+    assert all(cell.layout.ranks == cell.layout.pp for cell in plan.cells.values()), "stages alone grow"
+    assert plan.measuring.profile
+    asked = [cell.workload for cell in plan.cells.values() if getattr(cell.workload, "noise_dtypes", ())]
+    assert [work.num_prompts for work in asked] == [20]
+
+
+def test_the_full_study_is_priced_without_the_model(tmp_path: Path) -> None:
+    study = planned(read("cluster"), STUDIES, tmp_path)
+    said = study.plan.predictions
+    levels = {key for key, cell in study.plan.cells.items() if set(cell.compression) & {"balanced", "aggressive"}}
+    assert all(said[key].fits and said[key].usd_per_million_tokens for key in said.keys() - levels)
+    assert study.cost.usd and study.cost.usd > 0
+    one, two = (
+        said[point.cell] for point in next(each for each in study.plan.experiments if each.name == "strong").points
+    )
+    assert one.peak_memory_bytes and two.peak_memory_bytes and two.peak_memory_bytes < 0.6 * one.peak_memory_bytes
+
+
+def test_the_scaled_model_is_cut_where_the_full_one_is() -> None:
+    full, small = find_model("openlm-research/open_llama_3b_v2"), ModelConfig.parse(ARCHITECTURES["openllama-76m"])
+    assert small.layers == full.layers == 26
+    assert full.hidden == 8 * small.hidden and full.feed_forward == 8 * small.feed_forward
+    assert small.head_dim == full.head_dim == 100
+    assert stage_layers(small, 2) == [range(13), range(13, 26)]
+
+
+def test_the_prompts_are_twenty_of_each_length() -> None:
+    for text in (long_prompts(), (STUDIES / "prompts_2k_4k.jsonl").read_text()):
+        prompts = [json.loads(line) for line in text.splitlines()]
+        assert [len(prompt["prompt"]) for prompt in prompts] == [2000] * 20 + [4000] * 20
+        assert [prompt["variant"] for prompt in prompts] == [name for name in VARIANTS for _ in range(20)]
+        assert len({prompt["prompt"] for prompt in prompts}) == 40
+
+
+def stand_in(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text("#!/bin/bash\n" + text)
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_job_runs_the_study_in_the_container_and_keeps_the_account(tmp_path: Path, code: int) -> None:
+    """Stand-ins take the place of apptainer and sacct: their command lines are what counts."""
+    stand_in(tmp_path, "apptainer", f'printf "%s\\n" "$@"\nexit {code}\n')
+    stand_in(tmp_path, "sacct", 'echo "$@"\n')
+    environment = {
+        "PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin",
+        "SLURM_JOB_ID": "77",
+        "RANKWISE_IMAGE": "/images/rankwise.sif",
+        "RANKWISE_CODE": "/code",
+        "RANKWISE_SCRATCH": str(tmp_path / "scratch"),
+    }
+    job = [STUDIES / "openllama_cluster.sbatch", "--set", "models.0.id=/models/openllama"]
+    done = subprocess.run(["bash", *job], env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    said = done.stdout.split()
+    assert said[:2] == ["exec", "--nv"] and said[said.index("/images/rankwise.sif") + 1 :] == [
+        "rankwise",
+        "run",
+        "/code/configs/studies/openllama_cluster.yaml",
+        "--runs",
+        str(tmp_path / "scratch" / "runs"),
+        "--set",
+        "models.0.id=/models/openllama",
+    ]
+    account = tmp_path / "scratch" / "runs" / "openllama-cluster" / "sacct_77.txt"
+    assert account.read_text().startswith("--jobs 77 --parsable2 --format JobID,")
+    unset = {name: value for name, value in environment.items() if name != "RANKWISE_IMAGE"}
+    refused = subprocess.run(["bash", *job], env=unset, capture_output=True, text=True)
+    assert refused.returncode != 0 and "RANKWISE_IMAGE: name the container image" in refused.stderr
