@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from configs.base import Frozen, canonical_json, write_atomically
-from configs.cell import Cell, GenerateWorkload
+from configs.cell import PROMPTED, Cell, PromptedWorkload
 from configs.model import Manifest
 from configs.paths import RunPaths
 from configs.plan import Plan
@@ -56,10 +56,10 @@ class SavedReference:
     completions: bytes | None
 
     @property
-    def workload(self) -> GenerateWorkload:
+    def workload(self) -> PromptedWorkload:
         """What the reference was asked."""
         workload = self.about.record.cell.workload
-        assert isinstance(workload, GenerateWorkload)
+        assert isinstance(workload, PromptedWorkload)
         return workload
 
 
@@ -74,7 +74,7 @@ def save_reference(path: Path, run: RunPaths, plan: Plan, own_tokenizer: bool) -
     if record is None or record.status is not Status.COMPLETED:
         raise ValueError(f"{path}: not written, for the reference has no answers")
     workload = plan.cells[key].workload
-    assert isinstance(workload, GenerateWorkload)
+    assert isinstance(workload, PromptedWorkload)
     [model] = plan.models
     manifest = Manifest.model_validate_json(Path(model.manifest).read_bytes())
     environment = run.environment(record.environment) if record.environment else None
@@ -112,7 +112,7 @@ def load_reference(path: Path) -> SavedReference:
             names = archive.namelist()
             content = {name: archive.read(name) for name in (_SAMPLES, _PROMPTS)}
             extra = {name: archive.read(name) for name in (_TOKENIZER, _COMPLETIONS) if name in names}
-            assert isinstance(about.record.cell.workload, GenerateWorkload)
+            assert about.record.cell.workload.kind in PROMPTED
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from error
     except NewerSchemaError as error:

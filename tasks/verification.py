@@ -17,7 +17,7 @@ from pathlib import Path
 
 import configs
 from configs.base import write_atomically
-from configs.cell import Dtype, Engine, GenerateWorkload, Layout
+from configs.cell import Dtype, EncodeWorkload, Engine, GenerateWorkload, Layout, Seq2SeqWorkload
 from configs.experiments import Correctness
 from configs.job import Measuring
 from configs.model import Manifest
@@ -108,7 +108,8 @@ def prepare(asked: Asked, run: RunPaths, cache: Path, base: Path, saved: SavedRe
     notes: list[str] = []
     if saved is not None:
         tokenizer, prompts = _saved_inputs(asked, saved, manifest, run, notes)
-        num_prompts, new_tokens = saved.workload.num_prompts or NUM_PROMPTS, saved.workload.new_tokens
+        num_prompts = saved.workload.num_prompts or NUM_PROMPTS
+        new_tokens = getattr(saved.workload, "new_tokens", NEW_TOKENS)
         orders, own_tokenizer = saved.workload.noise_orders, saved.about.own_tokenizer
     else:
         num_prompts, new_tokens = asked.num_prompts or NUM_PROMPTS, asked.new_tokens or NEW_TOKENS
@@ -124,7 +125,7 @@ def prepare(asked: Asked, run: RunPaths, cache: Path, base: Path, saved: SavedRe
         noise_orders=orders,
         dtypes=[asked.dtype],
     )
-    plan = _plan(spec, experiment, model, prompts, run)
+    plan = _plan(spec, experiment, model, manifest, prompts, run)
     plan, left_out = _without_what_does_not_fit(plan, asked, run, cache)
     notes += left_out
     return _placed(asked, run, plan, own_tokenizer, saved, notes)
@@ -222,8 +223,8 @@ def _check_layout(asked: Asked, manifest: Manifest, name: str) -> None:
     if kind not in READERS:
         raise ValueError(f"{name}: config.json has model_type {kind!r}, which is not an architecture known here")
     architecture = read_architecture(manifest.config, name)
-    if architecture.kind != "decoder":
-        raise ValueError(f"{name}: {kind} does not generate text; verify compares generated text")
+    if architecture.kind == "vision":
+        raise ValueError(f"{name}: {kind} reads images; verify compares what is made of text")
     shared = architecture.kv_heads  # the width of the feed-forward may be shared out unevenly
     degrees = [degree for degree in divisors(architecture.heads) if shared % degree == 0 or degree % shared == 0]
     if layout.tp not in degrees:
@@ -232,10 +233,10 @@ def _check_layout(asked: Asked, manifest: Manifest, name: str) -> None:
             f"--tp {layout.tp}: {name} has {heads}, which cannot be shared equally by {layout.tp} ranks; "
             f"use one of: {', '.join(map(str, degrees))}"
         )
-    if layout.pp > architecture.layers:
-        raise ValueError(
-            f"--pp {layout.pp}: {name} has {architecture.layers} layers; use at most {architecture.layers}"
-        )
+    # Each stage of an encoder-decoder holds layers of both.
+    layers = min(architecture.layers, architecture.decoder_layers or architecture.layers)
+    if layout.pp > layers:
+        raise ValueError(f"--pp {layout.pp}: {name} has {layers} layers; use at most {layers}")
 
 
 def _inputs(asked: Asked, manifest: Manifest, run: RunPaths, count: int, new_tokens: int) -> tuple[str | None, Path]:
@@ -251,7 +252,8 @@ def _inputs(asked: Asked, manifest: Manifest, run: RunPaths, count: int, new_tok
         return None, asked.prompts
     if vocabulary is None:
         raise ValueError(f"{manifest.identity}: config.json has no vocab_size")
-    positions = manifest.config.get("max_position_embeddings") or _DEFAULT_POSITIONS
+    known = (manifest.config.get(key) for key in ("max_position_embeddings", "n_positions"))
+    positions = next((found for found in known if found), _DEFAULT_POSITIONS)
     texts = read_prompts(_shipped_prompts()) if brings_tokenizer else None
     lines = own_prompts(texts, vocabulary, count, int(positions) - new_tokens)
     path = run.inputs / "own.jsonl"
@@ -273,7 +275,7 @@ def _saved_inputs(
         raise ValueError(f"--prompts: {file} holds its own; leave --prompts out, or save a reference of these prompts")
     for option, given, held in (
         ("--num-prompts", asked.num_prompts, work.num_prompts),
-        ("--new-tokens", asked.new_tokens, work.new_tokens),
+        ("--new-tokens", asked.new_tokens, getattr(work, "new_tokens", asked.new_tokens)),
     ):
         if given not in (None, held):
             raise ValueError(f"{option} {given}: {file} was saved with {held}; leave it out, or save it again")
@@ -306,11 +308,13 @@ def _with_tokenizer(model: PlannedModel, manifest: Manifest, folder: Path, token
     return model.model_copy(update={"manifest": str(path.resolve())})
 
 
-def _plan(spec: ModelSpec, experiment: Correctness, model: PlannedModel, prompts: Path, run: RunPaths) -> Plan:
+def _plan(
+    spec: ModelSpec, experiment: Correctness, model: PlannedModel, manifest: Manifest, prompts: Path, run: RunPaths
+) -> Plan:
     study = StudySpec(
         study=NAME,
         models=[spec],
-        workload=GenerateWorkload(prompts=str(prompts.absolute()), batch_size=BATCH_SIZE),
+        workload=_workload_of(manifest)(prompts=str(prompts.absolute()), batch_size=BATCH_SIZE),
         experiments={NAME: experiment},
         measuring=Measuring(
             repeats=1,
@@ -328,6 +332,21 @@ def _plan(spec: ModelSpec, experiment: Correctness, model: PlannedModel, prompts
         raise ValueError("\n".join(_plain(problem) for problem in error.problems)) from error
     write_atomically(run.study, study_yaml(study))
     return plan
+
+
+def kind_of(manifest: Manifest) -> str:
+    """Whether a model is a decoder, an encoder or an encoder-decoder; an unknown one is taken for a decoder."""
+    known = manifest.config.get("model_type") in READERS
+    return read_architecture(manifest.config, manifest.identity).kind if known else "decoder"
+
+
+def _workload_of(manifest: Manifest) -> type[GenerateWorkload | EncodeWorkload | Seq2SeqWorkload]:
+    """The workload whose answers a model is verified by."""
+    kinds: dict[str, type[GenerateWorkload | EncodeWorkload | Seq2SeqWorkload]] = {
+        "encoder": EncodeWorkload,
+        "encoder_decoder": Seq2SeqWorkload,
+    }
+    return kinds.get(kind_of(manifest), GenerateWorkload)
 
 
 def _plain(problem: str) -> str:

@@ -58,11 +58,11 @@ class Said:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama without a tokenizer, as transformers saves it."""
-    from transformers import LlamaForCausalLM, ModelConfig
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("verify") / "tiny"
     torch.manual_seed(0)
-    LlamaForCausalLM(ModelConfig(**SIZES)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder)
     return folder
 
 
@@ -158,7 +158,7 @@ def test_layouts_agree_with_the_saved_reference(
         ({"layout": Layout(pp=4)}, ["--pp 4", "3 layers"]),
         ({"layout": Layout(dp=4), "num_prompts": 3}, ["num_prompts", "at least 4"]),
         ({"engine": "deepspeed"}, ["deepspeed", "tp of 2 or more"]),
-        ({"engine": "transformers", "layout": Layout(pp=2)}, ["transformers", "with tp"]),
+        ({"engine": "transformers", "layout": Layout(tp=2, pp=2)}, ["transformers", "with tp"]),
         ({"prompts": ROOT / "configs/studies/prompts.jsonl"}, ["no tokenizer.json", "leave --prompts out"]),
         ({"new_tokens": 127}, ["fewer --new-tokens"]),
         ({"model": "no/such/folder"}, ["no/such/folder", "a model is"]),
@@ -182,7 +182,7 @@ def test_an_unknown_architecture_and_one_that_the_engine_finds_out(
     unknown = changed(model, tmp_path / "unknown", model_type="nothing-known", architectures=["Nothing"])
     said = verified(capsys, Asked(str(unknown)))
     assert said.code == 2 and "'nothing-known'" in said.data["reason"]
-    activation = changed(model, tmp_path / "activation", hidden_act="relu")
+    activation = changed(model, tmp_path / "activation", hidden_act="tanh")
     said = verified(capsys, Asked(str(activation)))
     assert said.code == 2 and "hidden_act" in said.data["reason"] and said.data["kept"] is None
     assert "running rankwise" in said.err and "running transformers" not in said.err

@@ -18,11 +18,14 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import psutil
 from packaging.requirements import Requirement
+
+from configs.job import Profiler
+from slurm.profilers import why_not
 
 State = Literal["ok", "warning", "missing"]
 
@@ -239,6 +242,15 @@ def check_tools() -> list[Check]:
         text, problem = _command([command, "--version"])
         first = text.splitlines()[0] if text else ""
         found.append(Check(name, "warning" if problem else "ok", problem or first))
+    return found
+
+
+def check_profilers() -> list[Check]:
+    """What `measuring.profiler` can name here."""
+    found = []
+    for name in get_args(Profiler):
+        detail, _, remedy = (why_not(name) or "").partition("; ")
+        found.append(Check(name, "missing", detail, remedy) if detail else Check(name, "ok", "may be used"))
     return found
 
 

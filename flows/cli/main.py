@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.catalog import app as catalog_commands
+from flows.cli.export import export as export_command
 from flows.cli.history import HistoryFile
 from flows.cli.history import app as history_commands
 from flows.cli.plan_command import plan as plan_command
@@ -30,6 +31,7 @@ app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
 app.command("plan")(plan_command)
 app.command("verify")(verify_command)
+app.command("export")(export_command)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="the study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")]

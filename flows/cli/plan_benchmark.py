@@ -111,7 +111,8 @@ def _measurable(name: str, architecture: "Architecture", folder: Path) -> tuple[
     if Path(name).is_dir() and architecture.model_type == "llama":
         here = Path(name).absolute()
         return (f"./{here.relative_to(folder)}" if here.is_relative_to(folder) else str(here)), None
-    sizes = {size: find_model(size).parameters for size in ARCHITECTURES}
+    llamas = [size for size, config in ARCHITECTURES.items() if config["model_type"] == "llama"]
+    sizes = {size: find_model(size).parameters for size in llamas}
     nearest = min(sizes, key=lambda size: abs(sizes[size] - architecture.parameters))
     millions = f"{architecture.parameters / 1e6:,.0f} million parameters"
     if architecture.model_type != "llama":

@@ -11,10 +11,12 @@ from collections import Counter
 from dataclasses import dataclass
 from math import ceil
 
-from configs.cell import Cell, GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.cell import Cell, EncodeWorkload, NoopWorkload, PromptedWorkload, TrainWorkload
 from configs.job import Measuring
 from configs.plan import Plan
 from configs.prediction import Prediction
+from engine.planner.cells import new_tokens_of
+from tasks.ledger import is_profiled
 
 LAUNCH_SECONDS = 3.8
 """Of a launch beside its visits: docs/measurements/pipeline.md, 2026-11, two cores."""
@@ -84,9 +86,8 @@ def _untimed_seconds(cell: Cell, visit: float, rules: Measuring) -> dict[str, fl
     if getattr(cell.workload, "answers", False):
         return {}
     found = {"memory": MEMORY_VISIT_SECONDS} if rules.memory else {}
-    if rules.profile and cell.workload.kind in ("generate", "train"):
-        found["profile"] = visit
-    return found
+    profiles = (["profile"] if rules.profile else []) + ([rules.profiler] if rules.profiler else [])
+    return found | dict.fromkeys(profiles if is_profiled(cell) else [], visit)
 
 
 def visit_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | None:
@@ -98,9 +99,10 @@ def visit_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | Non
         if said.step_seconds is None:
             return None
         return said.step_seconds * (work.steps or rules.warmup + _passes(said.step_seconds, rules))
-    if said.tokens_per_second is None or not isinstance(work, GenerateWorkload):
+    if said.throughput is None or not isinstance(work, PromptedWorkload):
         return None
-    one = (work.num_prompts or work.batch_size * cell.layout.dp) * work.new_tokens / said.tokens_per_second
+    units = 1 if isinstance(work, EncodeWorkload) else new_tokens_of(work)
+    one = (work.num_prompts or work.batch_size * cell.layout.dp) * units / said.throughput
     return one * (rules.warmup + _passes(one, rules))
 
 

@@ -124,7 +124,8 @@ def _print_header(console: Console, plan: Plan, api: Lease) -> None:
     from tasks.machine import fingerprint
 
     count, here = Counter(measuring_pass for _, measuring_pass, _ in places(plan)), fingerprint()
-    extra = "".join(f" + {count[name]} for {name}" for name in ("memory", "profile") if count[name])
+    untimed = [name for name in get_args(MeasuringPass) if name != "timed" and count[name]]
+    extra = "".join(f" + {count[name]} for {name}" for name in untimed)
     console.print(
         f"Rankwise {version('rankwise')}  study {plan.study}  {len(plan.cells)} cells, {count['timed']} visits{extra}, "
         f"{len(_launches(plan))} launches"

@@ -3,6 +3,7 @@
     rankwise verify --model DIR --tp 2 --dtype bfloat16
     rankwise verify --model DIR --save-reference good.zip          # then, of another checkpoint:
     rankwise verify --model OTHER --reference good.zip
+    rankwise verify --all-architectures --layout tp=2 --layout pp=2         # one table
 
 Exit codes: 0 agrees, 4 a defect, 2 not supported (or a wrong argument), 3 no verdict because a run failed, 1 anything
 else. Neither Prefect nor a server takes part.
@@ -19,13 +20,22 @@ _SAVED = "write the reference's answers here, to verify by them later without tr
 def verify(
     context: typer.Context,
     model: Annotated[
-        str, typer.Option(metavar="DIR|ID", help="a folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED")
-    ],
+        list[str] | None,
+        typer.Option(
+            metavar="DIR|ID", help="a folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED; several: a table"
+        ),
+    ] = None,
+    all_architectures: Annotated[
+        bool, typer.Option("--all-architectures", help="a small synthetic model of every family")
+    ] = False,
+    layout: Annotated[
+        list[str] | None, typer.Option(metavar="tp=2,pp=2", help="instead of --tp, --pp and --dp; several: a table")
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="tensor-parallel degree")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="pipeline stages")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="replicas")] = 1,
     engine: Annotated[
-        Literal["rankwise", "transformers", "deepspeed"], typer.Option(help="what is verified")
+        Literal["rankwise", "transformers", "deepspeed", "onnxruntime"], typer.Option(help="what is verified")
     ] = "rankwise",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="16 bits: the layout is checked in float32 too")
@@ -45,11 +55,29 @@ def verify(
     ] = None,
 ) -> None:
     """Hold a model's answers in a layout against unmodified transformers; exit code 4 on a defect."""
+    from configs.architectures import one_of_each_family
     from configs.cell import Layout
     from flows.cli.run import guarded
     from flows.cli.verify_run import Request, run_verify
+    from flows.cli.verify_table import LAYOUTS, layout_of, run_table
     from tasks.verification import Asked
 
-    asked = Asked(model, Layout(dp=dp, tp=tp, pp=pp), engine, dtype, prompts, num_prompts, new_tokens)
-    request = Request(asked, save_reference, reference, as_json, keep)
-    raise typer.Exit(guarded(lambda: run_verify(request), Path(model), context.obj["debug"]))
+    models = [*(model or []), *(f"synthetic:{name}@0" for name in one_of_each_family() if all_architectures)]
+    if not models:
+        raise typer.BadParameter("name a model, or give --all-architectures", param_hint="--model")
+    if layout and (dp, tp, pp) != (1, 1, 1):
+        raise typer.BadParameter("give either it or --tp, --pp and --dp", param_hint="--layout")
+    try:
+        layouts = [layout_of(written) for written in layout or ()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--layout") from error
+    if not layouts:
+        layouts = list(LAYOUTS) if all_architectures and (dp, tp, pp) == (1, 1, 1) else [Layout(dp=dp, tp=tp, pp=pp)]
+    asked = Asked(models[0], layouts[0], engine, dtype, prompts, num_prompts, new_tokens)
+    debug = context.obj["debug"]
+    if len(models) == len(layouts) == 1:
+        request = Request(asked, save_reference, reference, as_json, keep)
+        raise typer.Exit(guarded(lambda: run_verify(request), Path(models[0]), debug))
+    if save_reference is not None or reference is not None:
+        raise typer.BadParameter("is of one model in one layout", param_hint="--save-reference, --reference")
+    raise typer.Exit(guarded(lambda: run_table(models, layouts, asked, keep, as_json), Path(models[0]), debug))

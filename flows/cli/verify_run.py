@@ -44,8 +44,8 @@ def run_verify(request: Request) -> int:
         return _say(request, Outcome(NOT_SUPPORTED, str(error)))
     kept = False
     try:
-        with _sigterm_as_interrupt():
-            outcome, verification, saved = _verified(request, RunPaths(folder))
+        with sigterm_as_interrupt():
+            outcome, verification, saved = verified(request, RunPaths(folder))
         kept = outcome.verdict == FAILED or (request.keep is not None and outcome.measured)
         return _say(request, outcome, verification, saved, folder if kept else None)
     except KeyboardInterrupt:
@@ -79,8 +79,8 @@ def _run_folder(request: Request) -> Path:
     return request.keep.absolute()
 
 
-def _verified(request: Request, run: RunPaths) -> tuple[Outcome, Verification | None, SavedReference | None]:
-    """Prepare, measure, judge."""
+def verified(request: Request, run: RunPaths) -> tuple[Outcome, Verification | None, SavedReference | None]:
+    """Prepare, measure, judge, in an empty run folder."""
     cache, asked = cache_folder(), request.asked
     try:
         saved = load_reference(request.reference) if request.reference is not None else None
@@ -144,7 +144,7 @@ def _say(
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Whoever ends the command with SIGTERM must leave no launch behind, as with Ctrl-C."""
 
     def interrupt(*_: object) -> None:

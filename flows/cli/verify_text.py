@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.cell import GenerateWorkload
+from configs.cell import PromptedWorkload
 from reports.experiments.correctness import Judged, ladder_lines
 from tasks.machine import fingerprint
 from tasks.saved_reference import SavedReference
@@ -74,7 +74,7 @@ def outcome_json(
         "layout": {axis: getattr(asked.layout, axis) for axis in ("dp", "tp", "pp")},
         "dtype": asked.dtype,
         "prompts": work.num_prompts if work else None,
-        "new_tokens": work.new_tokens if work else None,
+        "new_tokens": getattr(work, "new_tokens", None),
         "batch_size": work.batch_size if work else None,
         "reference": _reference_json(verification, saved) if verification is not None else None,
         "checks": [_check_json(item) for item in outcome.judged],
@@ -85,10 +85,10 @@ def outcome_json(
     return json.dumps(data, indent=1, allow_nan=False)
 
 
-def _workload(verification: Verification, reference: bool = False) -> GenerateWorkload:
+def _workload(verification: Verification, reference: bool = False) -> PromptedWorkload:
     key = verification.reference_cell if reference else verification.asked_cell
     workload = verification.plan.cells[key].workload
-    assert isinstance(workload, GenerateWorkload)
+    assert isinstance(workload, PromptedWorkload)
     return workload
 
 
@@ -101,7 +101,7 @@ def _compared(verification: Verification, saved: SavedReference | None) -> list[
     lines = [
         f"{model.name} ({model.identity})",
         f"{asked.engine}, {asked.layout}, {asked.dtype}, against {by}",
-        f"{work.num_prompts} prompts in batches of {work.batch_size}, {work.new_tokens} new tokens each; "
+        f"{work.num_prompts} prompts in batches of {work.batch_size}{_made(work)}; "
         f"noise of {orders} orders of reduction",
     ]
     if saved is not None:
@@ -109,10 +109,16 @@ def _compared(verification: Verification, saved: SavedReference | None) -> list[
     return lines
 
 
+def _made(work: PromptedWorkload) -> str:
+    new_tokens = getattr(work, "new_tokens", None)
+    return ", an embedding each" if new_tokens is None else f", {new_tokens} new tokens each"
+
+
 def _figures(item: Judged) -> list[str]:
     """A cell's word, what else exceeds the noise, and the ladder."""
     verdict = item.verdict
-    lines = [f"{item.label}: {verdict.word} (in brackets: the noise)" if verdict.ladder else _worded(item)]
+    figures = verdict.ladder is not None or verdict.encoded is not None
+    lines = [f"{item.label}: {verdict.word} (in brackets: the noise)" if figures else _worded(item)]
     lines += [f"  exceeds the noise: {finding}" for finding in verdict.findings[:_FINDINGS]]
     return lines + [f"  {line}" for line in ladder_lines(verdict)]
 
