@@ -249,8 +249,10 @@ class Cell(Frozen):
                 raise ValueError("layout: a communication workload runs among the ranks of tp; use tp of 2 or more")
         elif (layout.tp > 1 or layout.pp > 1) and kind not in PROMPTED:
             raise ValueError(f"layout: a {kind} workload is measured without tp and pp by this version; use dp")
-        elif self.engine == "transformers" and (layout.dp > 1 or layout.pp > 1):
-            raise ValueError("layout: engine transformers is measured on one rank or with tp; use engine rankwise here")
+        elif self.engine == "transformers" and (layout.dp > 1 or min(layout.tp, layout.pp) > 1):
+            raise ValueError(
+                "layout: engine transformers is measured on one rank, with tp or with pp; use engine rankwise here"
+            )
         elif self.engine == "deepspeed" and (layout.dp > 1 or layout.pp > 1 or layout.tp < 2):
             raise ValueError("layout: engine deepspeed is measured with tp of 2 or more; use engine rankwise here")
         elif self.engine == "onnxruntime" and layout.ranks > 1:

@@ -2,6 +2,7 @@
 
     rows = row_differences(baseline, other)      # both [rows, vocabulary]
     rows.rms / rows.scale                        # relative, by row
+    vector_differences(baseline, other).cosine   # of hidden states and embeddings
 
 A constant added to all logits of a row changes no probability, so rows are centred before they are compared.
 """
@@ -66,3 +67,42 @@ def _kl(one: Floats, change: Floats) -> float:
         return float(peak + np.log(weights @ np.exp(moved - peak)))
     # Small changes: sum p expm1(x) with sum p x = 0 keeps the digits that 1 + x would lose.
     return float(np.log1p(weights @ (np.expm1(moved) - moved)))
+
+
+@dataclass(frozen=True)
+class VectorDifferences:
+    """By row, of vectors that mean themselves (hidden states, embeddings): nothing is centred. NaN as above.
+
+    scale: root mean square of the baseline. rms, largest: root mean square and largest magnitude of the difference.
+    cosine: 1 less the cosine of the angle between the two. columns: mean over rows of the squared difference.
+    """
+
+    scale: Floats
+    rms: Floats
+    largest: Floats
+    cosine: Floats
+    columns: Floats
+
+
+def vector_differences(baseline: NDArray[np.floating], other: NDArray[np.floating]) -> VectorDifferences:
+    """Compare rows [rows, size] of equal shape."""
+    assert baseline.shape == other.shape and baseline.ndim == 2
+    with np.errstate(invalid="ignore", over="ignore"):
+        one, two = baseline.astype(np.float64), other.astype(np.float64)
+        change = two - one
+        squares = change * change
+        return VectorDifferences(
+            scale=np.sqrt(np.mean(one * one, axis=1)),
+            rms=np.sqrt(np.mean(squares, axis=1)),
+            largest=np.abs(change).max(axis=1, initial=0.0),
+            cosine=_cosine_distance(one, two),
+            columns=squares.sum(axis=0) / max(len(one), 1),
+        )
+
+
+def _cosine_distance(one: Floats, two: Floats) -> Floats:
+    """Half the squared distance of the two on the unit sphere, which keeps the digits that 1 - cosine would lose."""
+    least = np.finfo(np.float64).tiny
+    lengths = [np.maximum(np.sqrt(np.sum(each * each, axis=1, keepdims=True)), least) for each in (one, two)]
+    found: Floats = np.sum((two / lengths[1] - one / lengths[0]) ** 2, axis=1) / 2
+    return found

@@ -7,11 +7,22 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.cell import (
+    Cell,
+    CommunicationWorkload,
+    EncodeWorkload,
+    GenerateWorkload,
+    Layout,
+    NoopWorkload,
+    Seq2SeqWorkload,
+    TrainWorkload,
+)
 
 Draft = dict[str, Any]
 WORKLOADS: dict[str, type[BaseModel]] = {
     "generate": GenerateWorkload,
+    "seq2seq": Seq2SeqWorkload,
+    "encode": EncodeWorkload,
     "train": TrainWorkload,
     "noop": NoopWorkload,
     "communication": CommunicationWorkload,
@@ -48,5 +59,5 @@ def _workload_fields(draft: Draft) -> list[str]:
 
 def field_names(draft: Draft) -> list[str]:
     """What an override may name."""
-    top = ["dtype", "engine", "engine_mode", "page_cache", "cores_per_rank"]
+    top = ["dtype", "engine", "engine_mode", "page_cache", "compression", "cores_per_rank"]
     return top + _workload_fields(draft) + list(Layout.model_fields)

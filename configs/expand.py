@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.cell import Cell, GenerateWorkload, Layout
+from configs.cell import PROMPTED, Cell, Layout, PromptedWorkload
 from configs.drafts import WORKLOADS, Draft, copied, field_names, field_path
 from configs.experiments import (
     Communication,
+    CompressionPasses,
     Correctness,
     Experiment,
     Layouts,
@@ -25,14 +26,19 @@ from configs.experiments import (
     Sweep,
     WeakScaling,
 )
-from configs.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
+from configs.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point, Refused
 from configs.prediction import Prediction
+from configs.refusals import CHOICES, refusal, unmeasured, why_none
 from configs.study import StudyError, StudySpec, suggestion
 from configs.target import LocalTarget
 
 _INPUT_FIELDS = ("prompts", "data", "tokenizer")
 
-CountPrompts = Callable[[GenerateWorkload], int]
+CountPrompts = Callable[[PromptedWorkload], int]
+
+_GROWS = {"train": "global_batch_size", "noop": "items"}
+_ANSWERED = 20
+"""Random prompts that are answered where the study names no number."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ def expand(
         for target in study.targets:
             for model in builder.subjects(name, experiment, chosen):
                 points, candidates = builder.points(name, experiment, model, target)
+                refused = builder.refused_points(f"experiments.{name}", points)
                 suffix = f" on {target.name}" if len(study.targets) > 1 else ""
                 planned.append(
                     PlannedExperiment(
@@ -76,6 +83,7 @@ def expand(
                         grow=getattr(experiment, "grow", None),
                         points=tuple(points),
                         candidates=tuple(candidates),
+                        refused=refused,
                     )
                 )
     if builder.problems:
@@ -96,7 +104,7 @@ def expand(
 
 def _answers(cell: Cell) -> bool:
     """Answers are deterministic: asking again adds nothing."""
-    return isinstance(cell.workload, GenerateWorkload) and cell.workload.answers
+    return isinstance(cell.workload, PromptedWorkload) and cell.workload.answers
 
 
 class _Builder:
@@ -115,6 +123,15 @@ class _Builder:
         self.layout_choice = layout_choice
         self.cells: dict[str, Cell] = {}
         self.problems: list[str] = []
+        self.refused: list[Refused] = []
+
+    def refused_points(self, where: str, points: list[Point]) -> tuple[Refused, ...]:
+        """What the last experiment's grid could not have; a grid of nothing else is a problem of the study."""
+        refused, self.refused = tuple(self.refused), []
+        if refused and not points:
+            for reason in dict.fromkeys(item.reason for item in refused):
+                self._problem(f"{where}: no point of it can be measured: {reason}")
+        return refused
 
     def subjects(self, name: str, experiment: Experiment, models: list[PlannedModel]) -> list[PlannedModel | None]:
         workload = experiment.base.get("workload")
@@ -143,6 +160,8 @@ class _Builder:
             return self._optimization(where, experiment, draft), []
         if isinstance(experiment, Communication):
             return self._communication(where, experiment, draft), []
+        if isinstance(experiment, CompressionPasses):
+            return self._compression(where, experiment, draft), []
         return self._correctness(where, experiment, draft), []
 
     def _draft(self, model: PlannedModel | None, target: LocalTarget) -> Draft:
@@ -167,12 +186,12 @@ class _Builder:
             cell_draft = copied(draft)
             cell_draft["layout"][experiment.grow] = degree
             work = cell_draft["workload"]
-            if work["kind"] == "generate" and work.get("num_prompts") is None:
+            if work["kind"] in PROMPTED and work.get("num_prompts") is None:
                 per_rank = self._prompts_in_file(cell_draft) or work.get("batch_size") or 1
                 from_file = work.get("prompts") is not None
                 work["num_prompts"] = per_rank * (1 if from_file or experiment.kind == "weak" else max(degrees))
             if experiment.kind == "weak":
-                field = {"generate": "num_prompts", "train": "global_batch_size"}.get(work["kind"], "items")
+                field = _GROWS.get(work["kind"], "num_prompts")
                 default = WORKLOADS[work["kind"]].model_fields[field].default
                 work[field] = (work.get(field) or default) * degree
             ranks = Layout.model_validate(cell_draft["layout"]).ranks
@@ -182,14 +201,15 @@ class _Builder:
         return points
 
     def _sweep(self, where: str, experiment: Sweep, draft: Draft) -> list[Point]:
-        points = []
-        for position, values in enumerate(itertools.product(*experiment.over.values())):
+        points: list[Point] = []
+        for values in itertools.product(*experiment.over.values()):
             chosen = dict(zip(experiment.over, values, strict=True))
             cell_draft = copied(draft)
             if not self._override(cell_draft, chosen, f"{where}.over"):
                 return []
             label = ", ".join(f"{name.removeprefix('workload.')} {value}" for name, value in chosen.items())
-            points.extend(self._point(f"{where} at {label}", cell_draft, chosen, label, baseline=position == 0))
+            spot, refusable = f"{where} at {label}", not CHOICES.isdisjoint(chosen)
+            points.extend(self._point(spot, cell_draft, chosen, label, not points, refusable))
         return points
 
     def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[Point]:
@@ -202,20 +222,23 @@ class _Builder:
                 continue
             cell_draft = copied(draft)
             if self._override(cell_draft, overrides, f"{where}.variants.{variant}"):
-                points.extend(self._point(f"{where}.variants.{variant}", cell_draft, {"variant": variant}, variant))
+                spot, refusable = f"{where}.variants.{variant}", not CHOICES.isdisjoint(overrides)
+                points.extend(self._point(spot, cell_draft, {"variant": variant}, variant, False, refusable))
         return points
 
     def _correctness(self, where: str, experiment: Correctness, draft: Draft) -> list[Point]:
         work = draft["workload"]
-        if work["kind"] != "generate":
-            self._problem(f"{where}: correctness compares answers; its workload must be of kind generate")
+        if work["kind"] not in PROMPTED:
+            self._problem(
+                f"{where}: correctness compares answers; its workload must be of kind {' or '.join(PROMPTED)}"
+            )
             return []
-        available = self._prompts_in_file(draft)
-        count = min(experiment.prompts, available) if available else experiment.prompts
-        work.update(answers=True, new_tokens=experiment.new_tokens, num_prompts=count)
-        work["batch_size"] = min(work.get("batch_size") or 1, count)
+        self._keep_answers(draft, experiment.prompts)
+        if work["kind"] != "encode":
+            work["new_tokens"] = experiment.new_tokens
         dtypes = list(dict.fromkeys([*experiment.dtypes, "float32"]))
         reference = copied(draft) | {"engine": "transformers", "dtype": "float32", "layout": Layout().model_dump()}
+        reference |= {"engine_mode": "eager", "compression": ()}
         reference["workload"].update(
             batch_size=1, micro_batch_size=None, noise_dtypes=tuple(dtypes), noise_orders=experiment.noise_orders
         )
@@ -225,7 +248,40 @@ class _Builder:
             candidate = copied(draft) | {"engine": engine, "dtype": dtype, "layout": layout.model_dump()}
             values = {"engine": engine, "dtype": dtype, "layout": str(layout)}
             label = f"{engine}, {layout}, {dtype}"
-            points.extend(self._point(f"{where} {label}", candidate, values, label))
+            several = len(experiment.engines) > 1 or bool(draft.get("compression"))
+            points.extend(self._point(f"{where} {label}", candidate, values, label, False, several))
+        return points
+
+    def _keep_answers(self, draft: Draft, most: int | None) -> None:
+        """So many of the prompts are answered, and what is answered is kept."""
+        work = draft["workload"]
+        available = self._prompts_in_file(draft) or work.get("num_prompts")
+        count = min(most or available or _ANSWERED, available or most or _ANSWERED)
+        work.update(answers=True, num_prompts=count, batch_size=min(work.get("batch_size") or 1, count))
+
+    def _compression(self, where: str, experiment: CompressionPasses, draft: Draft) -> list[Point]:
+        """For the uncompressed model and each pass, in each precision: a cell for its speed, one for its answers."""
+        if not self._override(draft, experiment.baseline, f"{where}.baseline"):
+            return []
+        if draft["workload"]["kind"] not in PROMPTED:
+            self._problem(f"{where}: compression is of {' or '.join(PROMPTED)} workloads; choose one of these")
+            return []
+        points: list[Point] = []
+        dtypes = experiment.dtypes or [draft["dtype"]]
+        for dtype, one in itertools.product(dict.fromkeys(dtypes), ["none", *experiment.passes]):
+            label = f"{'uncompressed' if one == 'none' else one}, {dtype}"
+            found: list[Point] = []
+            for answers in (False, True):
+                cell_draft = copied(draft) | {"dtype": dtype, "compression": one}
+                if answers:
+                    self._keep_answers(cell_draft, experiment.prompts)
+                values = {"compression": one, "dtype": dtype, "answers": answers}
+                base = dtype == dtypes[0] and one == "none"
+                named = f"{label}, answers" if answers else label
+                found += self._point(f"{where} {named}", cell_draft, values, named, base, one != "none")
+                if not found:
+                    break  # what is refused once needs no second word
+            points += found
         return points
 
     def _communication(self, where: str, experiment: Communication, draft: Draft) -> list[Point]:
@@ -255,7 +311,7 @@ class _Builder:
             return [], []
         assert self.layout_choice is not None, "a study of layouts needs the planner"
         ranks = experiment.ranks or self.layout_choice.ranks(target)
-        if work["kind"] == "generate" and work.get("num_prompts") is None:
+        if work["kind"] in PROMPTED and work.get("num_prompts") is None:
             work["num_prompts"] = self._prompts_in_file(draft) or (work.get("batch_size") or 1) * ranks
         draft["layout"] = Layout().model_dump()
         base = self._cell(where, draft)
@@ -265,7 +321,7 @@ class _Builder:
         candidates = []
         for layout, prediction in self.layout_choice.ranked(base, ranks):
             label = str(layout) if layout.strategy == "none" else f"{layout} ({layout.strategy})"
-            key, reason = None, _unmeasured(draft, layout, prediction)
+            key, reason = None, unmeasured(draft, layout, prediction)
             if reason is None and len(points) == experiment.best:
                 reason = f"not among the {experiment.best} predicted best"
             if reason is None:
@@ -275,13 +331,23 @@ class _Builder:
                 points += found
             candidates.append(Candidate(label=label, layout=layout, prediction=prediction, cell=key, reason=reason))
         if not points:
-            self._problem(f"{where}: {_why_none(candidates, ranks)}")
+            self._problem(f"{where}: {why_none(candidates, ranks)}")
         return points, candidates
 
     def _point(
-        self, where: str, draft: Draft, values: dict[str, Any], label: str, baseline: bool = False
+        self,
+        where: str,
+        draft: Draft,
+        values: dict[str, Any],
+        label: str,
+        baseline: bool = False,
+        refusable: bool = False,
     ) -> list[Point]:
-        """One point, or none and a problem noted."""
+        """One point, or none and a problem noted; of a grid that may be refused points, none and the reason kept."""
+        reason = refusal(draft) if refusable else None
+        if reason is not None:
+            self.refused.append(Refused(label=label, values=values, reason=reason))
+            return []
         cell = self._cell(where, draft)
         if cell is None:
             return []
@@ -296,7 +362,7 @@ class _Builder:
                 work[field] = self.inputs.get(work[field], work[field])
         try:
             cell = Cell.model_validate(draft)
-            if isinstance(cell.workload, GenerateWorkload) and cell.workload.num_prompts is None:
+            if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
                 count = self.count_prompts(cell.workload) if cell.workload.prompts else None
                 work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
                 cell = Cell.model_validate(draft)
@@ -314,7 +380,7 @@ class _Builder:
         if work.get("prompts") is None:
             return None
         fields = {name: work.get(name) for name in ("variant", "limit")}
-        return self.count_prompts(GenerateWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
+        return self.count_prompts(PromptedWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
 
     def _override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
         """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
@@ -338,25 +404,3 @@ class _Builder:
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
-
-
-def _unmeasured(draft: Draft, layout: Layout, prediction: Prediction) -> str | None:
-    """Why a layout is not to be measured: it does not fit, or the engine has no such layout; None: it can be."""
-    if prediction.fits is False:
-        return "does not fit" + (f": {prediction.reason}" if prediction.reason else "")
-    try:
-        Cell.model_validate(copied(draft) | {"layout": layout.model_dump()})
-    except ValidationError as error:
-        reasons = [str(detail.get("ctx", {}).get("error", detail["msg"])) for detail in error.errors()]
-        # What would work instead is for whoever writes a cell; here the planner did.
-        return "; ".join(reason.partition(": ")[2].partition("; use ")[0] or reason for reason in reasons)
-    return None
-
-
-def _why_none(candidates: Sequence[Candidate], ranks: int) -> str:
-    """Why nothing is left to measure."""
-    limit = f"{ranks} rank{'s' if ranks > 1 else ''}"
-    if not candidates:
-        return f"no layout of up to {limit} is valid for this model and workload"
-    reasons = "; ".join(dict.fromkeys(candidate.reason or "" for candidate in candidates))
-    return f"none of {len(candidates)} layouts of up to {limit} can be measured: {reasons}"

@@ -5,10 +5,10 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError, field_validator, model_validator
 
 from configs.base import Frozen
-from configs.cell import Collective, CommunicationWorkload, Dtype, Engine, Layout, Transport
+from configs.cell import Collective, CommunicationWorkload, Compression, Dtype, Engine, Layout, Transport
 
 Grow = Literal["dp", "tp", "pp", "nodes"]
 Overrides = dict[str, Any]
@@ -88,6 +88,35 @@ class Correctness(_Experiment):
     dtypes: list[Dtype] = Field(["float32"], min_length=1, description="precisions to check")
 
 
+PASSES = ("int8", "int8_dynamic", "int4", "prune_50", "prune_2_4", "prune_2_4+int8", "balanced", "aggressive")
+_PASS: TypeAdapter[str] = TypeAdapter(Compression)
+
+
+class CompressionPasses(_Experiment):
+    """What each way to compress the weights does to size, speed, memory and answers.
+
+    Every pass is measured in every precision; all are compared with the uncompressed model in the first precision, in
+    the same engine and layout. Speed is measured in every repeat; answers, which are deterministic, are kept once.
+    """
+
+    kind: Literal["compression"] = "compression"
+    baseline: Overrides = Field({}, description="dotted field of the cell -> value, for all passes and the base")
+    passes: list[str] = Field(list(PASSES), min_length=1, description="passes to measure; several in order: `a+b`")
+    dtypes: list[Dtype] | None = Field(None, min_length=1, description="precisions; the first is the base's")
+    prompts: PositiveInt | None = Field(None, description="so many prompts are answered to be compared; none: all")
+
+    @field_validator("passes")
+    @classmethod
+    def _known(cls, passes: list[str]) -> list[str]:
+        for one in passes:
+            for part in one.split("+"):
+                try:
+                    _PASS.validate_python(part)
+                except ValidationError as error:
+                    raise ValueError(f"{part!r} is no pass; use one of: {', '.join(PASSES)}") from error
+        return list(dict.fromkeys(passes))
+
+
 class Communication(_Experiment):
     """Latency and bandwidth of collectives and of point-to-point transfers, over sizes."""
 
@@ -107,6 +136,6 @@ class Layouts(_Experiment):
 
 
 Experiment = Annotated[
-    StrongScaling | WeakScaling | Sweep | Optimization | Correctness | Communication | Layouts,
+    StrongScaling | WeakScaling | Sweep | Optimization | Correctness | CompressionPasses | Communication | Layouts,
     Field(discriminator="kind"),
 ]

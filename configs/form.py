@@ -13,8 +13,25 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, WithJsonSchema, field_serializer
 
 from configs.base import Frozen
-from configs.cell import Dtype, Engine, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
-from configs.experiments import Communication, Correctness, Optimization, StrongScaling, Sweep, WeakScaling
+from configs.cell import (
+    Dtype,
+    EncodeWorkload,
+    Engine,
+    GenerateWorkload,
+    Layout,
+    NoopWorkload,
+    Seq2SeqWorkload,
+    TrainWorkload,
+)
+from configs.experiments import (
+    Communication,
+    CompressionPasses,
+    Correctness,
+    Optimization,
+    StrongScaling,
+    Sweep,
+    WeakScaling,
+)
 from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
 from configs.study import NAME_PATTERN, ModelSpec, StudyError, StudySpec, parse_study
@@ -66,6 +83,14 @@ class NamedExperiment(Frozen):
             ),
         ]
         | Annotated[Correctness, _drawn(Correctness, "Correctness")]
+        | Annotated[
+            CompressionPasses,
+            _drawn(
+                CompressionPasses,
+                "Compression",
+                baseline='changes to the cell that hold for all passes: `{"layout.tp": 2}`',
+            ),
+        ]
         | Annotated[Communication, _drawn(Communication, "Communication")]
     ) = StrongScaling(grow="dp", to=2)
 
@@ -85,6 +110,8 @@ class StudyForm(Frozen):
     )
     workload: (
         Annotated[GenerateWorkload, _drawn(GenerateWorkload, "Generate")]
+        | Annotated[Seq2SeqWorkload, _drawn(Seq2SeqWorkload, "Sequence to sequence")]
+        | Annotated[EncodeWorkload, _drawn(EncodeWorkload, "Encode")]
         | Annotated[TrainWorkload, _drawn(TrainWorkload, "Train")]
         | Annotated[NoopWorkload, _drawn(NoopWorkload, "Noop")]
     ) = Field(

@@ -17,6 +17,8 @@ class Objectives(Frozen):
     p99_ttft_seconds: PositiveFloat | None = Field(None, description="until the first token")
     p99_token_seconds: PositiveFloat | None = Field(None, description="between two tokens")
     tokens_per_second: PositiveFloat | None = Field(None, description="over all ranks")
+    embeddings_per_second: PositiveFloat | None = Field(None, description="over all ranks, where it encodes")
     speedup: PositiveFloat | None = Field(None, description="of the largest point of a scaling experiment")
     exposed_communication_share: float | None = Field(None, gt=0, lt=1, description="of the time of a pass or step")
     usd_per_million_tokens: PositiveFloat | None = None
+    usd_per_million_embeddings: PositiveFloat | None = None

@@ -17,7 +17,9 @@ from configs.prices import TargetPrices
 from configs.target import LocalTarget
 
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
-ExperimentKind = Literal["strong", "weak", "sweep", "optimization", "correctness", "communication", "layouts"]
+ExperimentKind = Literal[
+    "strong", "weak", "sweep", "optimization", "correctness", "compression", "communication", "layouts"
+]
 
 
 class PlannedModel(Frozen):
@@ -42,6 +44,14 @@ class Point(Frozen):
     baseline: bool = False
 
 
+class Refused(Frozen):
+    """A point of a grid that this version cannot measure, such as an engine in a layout that it does not have."""
+
+    label: str
+    values: dict[str, Any]
+    reason: str
+
+
 class Candidate(Frozen):
     """A layout that was considered, with what the planner said of it."""
 
@@ -64,9 +74,11 @@ class PlannedExperiment(Frozen):
 
     `values` of the points: `{"ranks": n}` for strong and weak scaling, `{dotted field: value}` for a
     sweep, `{"variant": name}` for an optimization (its baseline is named `baseline`), for correctness
-    `{"engine": ..., "dtype": ..., "layout": ...}` with the reference as baseline, for communication
+    `{"engine": ..., "dtype": ..., "layout": ...}` with the reference as baseline, for compression
+    `{"compression": passes, "dtype": ..., "answers": bool}` with the uncompressed cells as baselines, for communication
     `{"ranks": n, "transport": name}`, and `{"layout": label}`
-    for layouts. `candidates` of layouts: all that there are, the one predicted best first.
+    for layouts. `candidates` of layouts: all that there are, the one predicted best first. `refused`: what would have
+    been points, had the engine or the pass been able to.
     """
 
     name: str
@@ -75,6 +87,7 @@ class PlannedExperiment(Frozen):
     grow: str | None = None
     points: tuple[Point, ...]
     candidates: tuple[Candidate, ...] = ()
+    refused: tuple[Refused, ...] = ()
 
 
 class Plan(Frozen):

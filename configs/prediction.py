@@ -12,6 +12,7 @@ class Prediction(Frozen):
     """
 
     tokens_per_second: PositiveFloat | None = None
+    embeddings_per_second: PositiveFloat | None = None
     items_per_second: PositiveFloat | None = None
     step_seconds: PositiveFloat | None = None
     ttft_seconds: PositiveFloat | None = None
@@ -27,5 +28,6 @@ class Prediction(Frozen):
 
     @property
     def throughput(self) -> float | None:
-        """As `Rates.throughput`: tokens a second, or items for noop."""
-        return self.tokens_per_second if self.tokens_per_second is not None else self.items_per_second
+        """As `Rates.throughput`: embeddings a second where it encodes, items of noop, else tokens."""
+        rates = (self.embeddings_per_second, self.tokens_per_second, self.items_per_second)
+        return next((rate for rate in rates if rate is not None), None)

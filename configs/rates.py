@@ -8,27 +8,38 @@ ranks. A visit's rate is all its work over the sum of those times. The visit is 
 statistics (`reports.numbers.statistics`).
 
 The wall time of a pass is split, as the mean over ranks, into what each rank did and how long it then had
-to wait for the slowest: prefill + decode + other + waiting for `generate`, busy + waiting for the others and for
-micro-batches, which overlap.
+to wait for the slowest: prefill + decode + other + waiting for `generate` and `seq2seq`, busy + waiting for the others
+and for micro-batches, which overlap. Of `encode` tokens are those of the prompts.
 Communication inside a step is part of the busy time: the engine does not time it, so it is unknown.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, NoopWorkload
+from configs.cell import (
+    Cell,
+    CommunicationWorkload,
+    EncodeWorkload,
+    GenerateWorkload,
+    NoopWorkload,
+    PromptedWorkload,
+    Seq2SeqWorkload,
+)
 from configs.record import Figure
 
 Column = NDArray[np.generic]
 Floats = NDArray[np.float64]
 
+_DECODED = ("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences")
 RATE_COLUMNS: dict[str, tuple[str, ...]] = {
-    "generate": ("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences"),
+    "generate": _DECODED,
+    "seq2seq": _DECODED,
+    "encode": ("pass_seconds", "request_seconds", "batch_sequences"),
     "train": ("step_seconds",),
     "noop": ("pass_seconds",),
     "communication": ("pass_seconds",),
@@ -57,6 +68,7 @@ class Rates:
     passes: int
     tokens_per_second: float | None = None
     prompts_per_second: float | None = None
+    embeddings_per_second: float | None = None
     items_per_second: float | None = None
     ttft_seconds: float | None = None
     time_per_output_token_seconds: float | None = None
@@ -70,8 +82,9 @@ class Rates:
 
     @property
     def throughput(self) -> float | None:
-        """The rate that the workload is judged by: tokens a second, or items for noop."""
-        return self.tokens_per_second if self.tokens_per_second is not None else self.items_per_second
+        """The rate that the workload is judged by: embeddings a second where it encodes, items of noop, else tokens."""
+        rates = (self.embeddings_per_second, self.tokens_per_second, self.items_per_second)
+        return next((rate for rate in rates if rate is not None), None)
 
 
 def by_rank(samples: Mapping[str, Column], column: str) -> list[Column]:
@@ -171,11 +184,13 @@ def visit_rates(cell: Cell, figures: Mapping[str, Figure], samples: Mapping[str,
 def rates_of(visit: VisitSamples, figures: Mapping[str, Figure]) -> Rates:
     """Rates of the passes that are left in a visit. Raises as `visit_rates`."""
     work, walls, ranks = visit.cell.workload, visit.walls, visit.ranks(visit.series)
-    if isinstance(work, GenerateWorkload):
+    if isinstance(work, GenerateWorkload | Seq2SeqWorkload):
         return _generate(work, visit)
     total, count = float(walls.sum()), len(walls)
     busy = sum(float(_floats(rank).sum()) for rank in ranks) / len(ranks)
     parts = {"busy_seconds": _rate(busy, count), "waiting_seconds": _rate(total - busy, count)}
+    if isinstance(work, EncodeWorkload):
+        return _encode(visit, figures, parts)
     median = _median(walls)
     if isinstance(work, NoopWorkload):
         items = _rate(work.items * count, total)
@@ -189,7 +204,39 @@ def rates_of(visit: VisitSamples, figures: Mapping[str, Figure]) -> Rates:
     return Rates(total, count, tokens_per_second=rate, step_seconds=median, latency_seconds=median, **parts)
 
 
-def _generate(work: GenerateWorkload, visit: VisitSamples) -> Rates:
+def _encode(visit: VisitSamples, figures: Mapping[str, Figure], parts: dict[str, float | None]) -> Rates:
+    """Embeddings a second, and the tokens that went into them; these are unknown where a figure is missing."""
+    walls, requests = visit.walls, visit.ranks("request_seconds")
+    total, count = float(walls.sum()), len(walls)
+    sequences = _sequences(visit.ranks("batch_sequences"), requests, count)
+    prompts, tokens = figures.get("num_prompts"), figures.get("prompt_tokens")
+    known = isinstance(prompts, int) and isinstance(tokens, int) and prompts > 0
+    return Rates(
+        total,
+        count,
+        tokens_per_second=_rate(sequences * tokens / prompts, total) if known else None,  # type: ignore[operator]
+        prompts_per_second=_rate(sequences, total),
+        embeddings_per_second=_rate(sequences, total),
+        latency_seconds=_median(_joined(requests)),
+        **parts,
+    )
+
+
+def whole_figures(
+    cell: Cell, figures: Mapping[str, Figure], rank_figures: Mapping[str, Sequence[Figure]]
+) -> dict[str, Figure]:
+    """A record's figures, with prompts and their tokens counted over all replicas; ranks of one count the same."""
+    whole = dict(figures)
+    if isinstance(cell.workload, PromptedWorkload):
+        copies = cell.layout.tp * cell.layout.pp
+        for name in ("num_prompts", "prompt_tokens"):
+            values = [value for value in rank_figures.get(name, ()) if isinstance(value, int)]
+            if len(values) == cell.layout.ranks:
+                whole[name] = sum(values) // copies
+    return whole
+
+
+def _generate(work: GenerateWorkload | Seq2SeqWorkload, visit: VisitSamples) -> Rates:
     walls, ranks, requests = visit.walls, visit.ranks("pass_seconds"), visit.ranks("request_seconds")
     total, count = float(walls.sum()), len(walls)
     ttft, request = _joined(visit.ranks("ttft_seconds")), _joined(requests)

@@ -16,15 +16,18 @@ from configs.base import Frozen
 from configs.cell import (
     CommunicationWorkload,
     Dtype,
+    EncodeWorkload,
     Engine,
     GenerateWorkload,
     Layout,
     NoopWorkload,
+    Seq2SeqWorkload,
     TrainWorkload,
     Workload,
 )
 from configs.experiments import (
     Communication,
+    CompressionPasses,
     Correctness,
     Experiment,
     Layouts,
@@ -222,6 +225,8 @@ def _index(place: list[Any], name: str, dotted: str) -> int:
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
     "workload": {
         "generate": GenerateWorkload,
+        "seq2seq": Seq2SeqWorkload,
+        "encode": EncodeWorkload,
         "train": TrainWorkload,
         "noop": NoopWorkload,
         "communication": CommunicationWorkload,
@@ -233,6 +238,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "optimization": Optimization,
         "correctness": Correctness,
         "communication": Communication,
+        "compression": CompressionPasses,
         "layouts": Layouts,
     },
 }

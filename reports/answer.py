@@ -9,9 +9,11 @@ the report makes the lead bold, a terminal prints both.
 from dataclasses import dataclass
 
 from reports.decisions.cost import cell_cost, price_of
+from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.correctness import Judged
+from reports.experiments.engines import engines, engines_sentence
 from reports.numbers.statistics import Estimate, paired_ratio
-from reports.reading.load import CellResult, StudyResult
+from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult, unaltered
 from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
 
 
@@ -30,10 +32,25 @@ class Sentence:
 def answer(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
     sentences = [best for group in _groups(study) if (best := _best(study, group)) is not None]
+    sentences += _experiments(study, judged)
     if judged:
         sentences.append(_correctness(judged))
     sentences.append(_lost(study))
     return sentences
+
+
+def _experiments(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentence]:
+    """Which engine, and which compression, of the experiments that ask so."""
+    found = []
+    for experiment in study.plan.experiments:
+        model = experiment.model or "the model"
+        if experiment.kind == "compression" and experiment.points:
+            told = compression_sentence(compression(study, experiment))
+            found.append(Sentence(f"Compression of {model}:", told))
+        elif experiment.kind in ("sweep", "optimization") and experiment.points:
+            sides = engines(study, experiment, judged)
+            found += [] if sides is None else [Sentence(f"Engine for {model}:", engines_sentence(sides))]
+    return found
 
 
 def _groups(study: StudyResult) -> list[list[CellResult]]:
@@ -42,7 +59,7 @@ def _groups(study: StudyResult) -> list[list[CellResult]]:
     for result in study.cells.values():
         if result.compared:
             groups.setdefault((result.model, result.cell.workload.kind), []).append(result)
-    return list(groups.values())
+    return [unaltered(group) for group in groups.values()]
 
 
 def _best(study: StudyResult, group: list[CellResult]) -> Sentence | None:
@@ -52,12 +69,14 @@ def _best(study: StudyResult, group: list[CellResult]) -> Sentence | None:
         return None
     values.sort(key=lambda pair: -pair[0].median)
     value, best = values[0]
-    cost = cell_cost(best, price_of(study, best)).usd_per_million_tokens
-    paid = f" at ${number(cost.median)} per million tokens" if cost else ""
+    cost = cell_cost(best, price_of(study, best)).usd_per_million
+    paid = f" at ${number(cost.median)} per million {best.work_unit}s" if cost else ""
     parts = [f"It gives {estimate_text(value, best.unit)}{paid}{_advantage(best, values)}."]
     latency = _least(group, "time_per_output_token_seconds") or _least(group, "step_seconds")
+    if latency is None and best.cell.workload.kind == "encode":
+        latency = _least(group, "latency_seconds")
     if latency is not None:
-        unit = "ms a step" if latency[1].cell.workload.kind == "train" else "ms a token"
+        unit = LATENCY_UNITS.get(latency[1].cell.workload.kind, "ms a token")
         where = "the same cell" if latency[1] is best else latency[1].name
         parts.append(f"Lowest latency: {where}, {estimate_text(latency[0], unit, 1000)}.")
     peaks = [(peak, result) for result in group if (peak := result.peak_bytes) is not None]
@@ -151,8 +170,14 @@ def _cells(pairs: list[tuple[str, Judged]]) -> str:
 
 
 def _tokens(pairs: list[tuple[str, Judged]]) -> str:
-    """How many prompts have every token equal, and the largest difference of a logit."""
+    """Prompts with every token equal, and the largest difference of a logit; of embeddings how far they turn."""
     ladders = [item.verdict.ladder for _, item in pairs if item.verdict.ladder is not None]
+    encoded = [item.verdict.encoded for _, item in pairs if item.verdict.encoded is not None]
+    if encoded and not ladders:
+        worst = number(max(each.cosine_worst for each in encoded), 2)
+        count = plural(sum(each.prompts for each in encoded), "embedding")
+        largest = number(max(each.state_difference for each in encoded), 2)
+        return f" (cosine distance of the worst of {count} {worst}; largest state difference {largest})"
     if not ladders:
         return ""
     equal, prompts = sum(each.prompts_equal or 0 for each in ladders), sum(each.prompts or 0 for each in ladders)
@@ -164,18 +189,25 @@ def _lost(study: StudyResult) -> Sentence:
     """How many cells have no figure, and why; else how many repeats were lost on the way."""
     lost = [result for result in study.cells.values() if not result.completed]
     total = len(study.cells)
+    refused = sum(len(experiment.refused) for experiment in study.plan.experiments)
+    verb = "is" if refused == 1 else "are"
+    told = f"; {plural(refused, 'point')} of the grids {verb} unsupported, listed under failures"
+    unsupported = told if refused else ""
     if not lost:
         failed = sum(len(result.visits) - len(result.completed) for result in study.cells.values())
         missing = sum(result.planned - len(result.visits) for result in study.cells.values())
         if not failed and not missing:
-            return Sentence("Nothing is missing.", f"Each of {plural(total, 'cell')} was measured as often as planned.")
+            done = f"Each of {plural(total, 'cell')} was measured as often as planned"
+            return Sentence("Nothing is missing.", f"{done}{unsupported}.")
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
-        return Sentence("Every cell has a figure,", f"but {joined(parts)}.")
+        return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.")
     reasons = [f"{result.title}: {_why(result)}" for result in lost[:3]]
     more = f"; and {len(lost) - 3:,} more, listed under failures" if len(lost) > 3 else ""
     verb = "has" if len(lost) == 1 else "have"
-    return Sentence(f"{len(lost):,} of {plural(total, 'cell')} {verb} no figure:", f"{'; '.join(reasons)}{more}.")
+    return Sentence(
+        f"{len(lost):,} of {plural(total, 'cell')} {verb} no figure:", f"{'; '.join(reasons)}{more}{unsupported}."
+    )
 
 
 def _why(result: CellResult) -> str:

@@ -8,7 +8,14 @@ import io
 import json
 from typing import Any
 
-from configs.cell import CommunicationWorkload, GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.cell import (
+    CommunicationWorkload,
+    EncodeWorkload,
+    GenerateWorkload,
+    NoopWorkload,
+    Seq2SeqWorkload,
+    TrainWorkload,
+)
 from configs.rates import LATENCY_COLUMNS
 from configs.record import Figure
 from reports.decisions.cost import cell_cost, price_of
@@ -24,8 +31,10 @@ RATES = (
     "ttft_seconds",
     "step_seconds",
     "prompts_per_second",
+    "embeddings_per_second",
     "items_per_second",
 )
+_USD = ("usd_per_million_tokens", "usd_per_million_embeddings")
 PARTS = ("prefill_seconds", "decode_seconds", "busy_seconds", "other_seconds", "waiting_seconds")
 
 
@@ -46,7 +55,15 @@ def cells_csv(study: StudyResult) -> str:
 
 def _workload_fields() -> list[str]:
     fields: dict[str, None] = {}
-    for workload in (GenerateWorkload, TrainWorkload, NoopWorkload, CommunicationWorkload):
+    kinds = (
+        GenerateWorkload,
+        Seq2SeqWorkload,
+        EncodeWorkload,
+        TrainWorkload,
+        NoopWorkload,
+        CommunicationWorkload,
+    )
+    for workload in kinds:
         fields |= dict.fromkeys(workload.model_fields)
     return list(fields)
 
@@ -54,7 +71,7 @@ def _workload_fields() -> list[str]:
 def _cell_columns() -> list[str]:
     """What a person looks for first, then the other figures, then what the cell is."""
     columns = ["key", "experiments", "model", "name", "status", "repeats_planned", "repeats_completed"]
-    columns += [f"{rate}_{what}" for rate in (*RATES, "usd_per_million_tokens") for what in _WHAT]
+    columns += [f"{rate}_{what}" for rate in (*RATES, *_USD) for what in _WHAT]
     columns += [f"{kind}_{what}" for kind in LATENCY_COLUMNS for what in _PERCENTILES]
     columns += ["visits_steady", "visits_not_steady", "visits_too_short_to_tell"]
     columns += ["peak_memory_bytes_all_ranks", "peak_memory_bytes_largest_rank", "cpu_share_of_own_cores"]
@@ -65,6 +82,7 @@ def _cell_columns() -> list[str]:
         "strategy",
         "dtype",
         "engine",
+        "compression",
         "target",
         "nodes",
         "cores_per_rank",
@@ -89,6 +107,7 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
         "strategy": cell.layout.strategy,
         "dtype": cell.dtype,
         "engine": cell.engine,
+        "compression": "+".join(cell.compression) or None,
         "target": cell.target,
         "nodes": cell.nodes,
         "cores_per_rank": cell.cores_per_rank,
@@ -110,7 +129,8 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
     price = price_of(study, result)
     cost = cell_cost(result, price if result.compared else None)
     line["usd_per_hour"] = price.usd_per_hour if price else None
-    line |= _estimate("usd_per_million_tokens", cost.usd_per_million_tokens)
+    for usd in _USD:
+        line |= _estimate(usd, getattr(cost, usd))
     for kind in LATENCY_COLUMNS:
         line |= _percentiles(result, kind)
     return line | _steady(result)

@@ -3,7 +3,7 @@
 Each function takes the study as read and gives a `Table`, sentences, or None where there is nothing to show.
 """
 
-from configs.cell import GenerateWorkload
+from configs.cell import GenerateWorkload, Seq2SeqWorkload
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
@@ -136,13 +136,10 @@ def measuring_lines(study: StudyResult) -> list[str]:
     """How it was measured, in sentences, from the plan's rules and the records."""
     rules, used = study.plan.measuring, [reading for reading in study.readings if reading.used]
     timed = {reading.record.job for reading in used if reading.record.measuring_pass == "timed"}
-    memory = {reading.record.job for reading in used if reading.record.measuring_pass == "memory"}
-    profile = {reading.record.job for reading in used if reading.record.measuring_pass == "profile"}
-    untimed = [
-        f"{_launches(len(jobs))} {what}"
-        for jobs, what in ((memory, "that looked for peak memory only"), (profile, "that recorded a profile only"))
-        if jobs
-    ]
+    whats = {"memory": "that looked for peak memory only", "profile": "that recorded a profile only"}
+    whats |= {name: f"under {name}" for name in ("perf", "nsys")}
+    jobs = {name: {read.record.job for read in used if read.record.measuring_pass == name} for name in whats}
+    untimed = [f"{_launches(len(jobs[name]))} {what}" for name, what in whats.items() if jobs[name]]
     lines = [
         f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'visit')} planned; "
         f"the records come from {_launches(len(timed))}" + "".join(f" and {text}" for text in untimed) + ".",
@@ -158,7 +155,7 @@ def measuring_lines(study: StudyResult) -> list[str]:
         "A cell's figure is the median over its repeats. Its interval, in parentheses, comes from the order of the "
         f"repeats alone; below {LEAST_REPEATS} there is none, and the range (least to greatest) stands in brackets.",
     ]
-    if any(isinstance(cell.workload, GenerateWorkload) for cell in study.plan.cells.values()):
+    if any(isinstance(cell.workload, GenerateWorkload | Seq2SeqWorkload) for cell in study.plan.cells.values()):
         lines.append(
             "Time per output token is (end-to-end − time to first token) / (new tokens − 1) of a batch; "
             "a visit gives the median over its batches."

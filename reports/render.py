@@ -19,7 +19,13 @@ from reports import provenance, tables
 from reports.answer import answer
 from reports.decisions.context import decision_context
 from reports.experiments.correctness import Judged, judge_experiment
-from reports.experiments.sections import correctness_section, experiment_sections, experiments_of, profile_section
+from reports.experiments.sections import (
+    correctness_section,
+    experiment_sections,
+    experiments_of,
+    perf_section,
+    profile_section,
+)
 from reports.export import cells_csv, records_parquet
 from reports.planning.text import planning_context
 from reports.plots.album import Album
@@ -61,11 +67,11 @@ def render_report(run: RunPaths) -> ReportSummary:
     verdicts = [
         (experiment, *judge_experiment(study, experiment)) for experiment in experiments_of(study, "correctness")
     ]
+    judged = [(base.model, item) for _, base, items in verdicts for item in items]
     sections = {
-        **experiment_sections(study, album),
+        **experiment_sections(study, album, judged),
         "correctness": [correctness_section(study, *verdict) for verdict in verdicts],
     }
-    judged = [(base.model, item) for _, base, items in verdicts for item in items]
     sentences = answer(study, judged)
     text = report_text({**sections, **_study_wide(study, album, judged), "sentences": sentences})
     album.write(run)
@@ -115,6 +121,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         **decision_context(study, album, judged),
         **planning_context(study, album),
         "profiled": profile_section(study, album),
+        "recorded": perf_section(study),
         "study": study,
         "statuses": tables.status_counts(study),
         "visits": sum(study.plan.repeats.values()),

@@ -4,7 +4,7 @@ Each function takes the study as read and gives a `Table`, or None where there i
 `reports.provenance` has those that say where the figures come from.
 """
 
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -62,9 +62,13 @@ def resources_table(study: StudyResult) -> Table | None:
         "growth over imports, all ranks",
         "peak while loading, largest rank",
         "weights, MiB a rank",
+        "visit, s",
         "own cores in use",
+        "GPU in use",
         "CPU taken by others, most",
         "preprocessing, ms",
+        "read from storage, MiB",
+        "written, MiB",
         "threads a rank",
     )
     total = sum(1 for result in study.cells.values() if result.completed or result.memory)
@@ -89,9 +93,13 @@ def _resources(result: CellResult) -> tuple[str, ...]:
         mebibytes(sum(growth) if growth else None),
         mebibytes(max(loading) if loading else None),
         mebibytes(weights),
+        number(largest_over_ranks(visits, "visit_seconds")),
         percent(cpu_use(result)),
+        percent(gpu_use(visits)),
         percent(others_share(result)),
         number(None if preprocessing is None else preprocessing * 1000),
+        mebibytes(sum_over_ranks(visits, "io_read_bytes")),
+        mebibytes(sum_over_ranks(visits, "io_write_bytes")),
         count(largest_over_ranks(visits, "threads")),
     )
 
@@ -100,6 +108,18 @@ def largest_over_ranks(visits: list[Reading], figure: str) -> float | None:
     """Median over repeats of a figure's largest value over ranks."""
     largest = [max(values) for visit in visits if (values := visit.numbers_by_rank(figure))]
     return median(largest) if largest else None
+
+
+def sum_over_ranks(visits: list[Reading], figure: str) -> float | None:
+    """Median over repeats of a figure summed over the ranks; of repeats in which every rank has it."""
+    sums = [sum(values) for visit in visits if len(values := visit.numbers_by_rank(figure)) == len(visit.record.hosts)]
+    return median(sums) if sums else None
+
+
+def gpu_use(visits: list[Reading]) -> float | None:
+    """Share of a visit in which a kernel ran (NVML): mean over ranks, median over repeats."""
+    means = [fmean(values) for visit in visits if (values := visit.numbers_by_rank("gpu_busy_share"))]
+    return median(means) if means else None
 
 
 def cpu_use(result: CellResult) -> float | None:
@@ -175,17 +195,22 @@ def loss_curve(study: StudyResult, visit: Reading) -> Floats | None:
 
 
 def failures_table(study: StudyResult) -> Table | None:
-    """Every repeat without a figure: how it ended, why, and where to read more."""
+    """Every repeat without a figure: how it ended, why, and where to read more; then what this version has not."""
     rows = [row for result in study.cells.values() for row in _failures(result)]
+    for experiment in study.plan.experiments:
+        for item in experiment.refused:
+            name = (escaped(experiment.model or UNKNOWN), escaped(f"{experiment.name}: {item.label}"))
+            rows.append((*name, "all", "unsupported", "0", escaped(item.reason), UNKNOWN, UNKNOWN))
     columns = ("model", "cell", "repeat", "state", "attempts", "why", "log", "record")
     return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where="records.parquet") if rows else None
 
 
 def _failures(result: CellResult) -> list[tuple[str, ...]]:
     failed = [(str(repeat), visit) for repeat, visit in result.visits.items() if not visit.completed]
-    for place, untimed in (("memory pass", result.memory), ("profile pass", result.profile)):
+    untimed_visits = {"memory": result.memory, "profile": result.profile, "perf": result.perf, "nsys": result.nsys}
+    for measuring_pass, untimed in untimed_visits.items():
         if untimed is not None and not untimed.completed:
-            failed.append((place, untimed))
+            failed.append((f"{measuring_pass} pass", untimed))
     rows: list[tuple[str, ...]] = []
     for repeat, visit in failed:
         failure = visit.record.failure

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.base import sha256_of_file
-from configs.cell import GenerateWorkload
+from configs.cell import PromptedWorkload
 from configs.expand import expand
-from configs.experiments import Optimization, Sweep
+from configs.experiments import CompressionPasses, Optimization, Sweep
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
 from configs.price_file import read_price_file
@@ -58,7 +58,7 @@ def make_plan(
     an earlier run in the same folder, whose ranking of layouts stays. machine_of: where cells would run, if not here.
     """
 
-    def count_prompts(workload: GenerateWorkload) -> int:
+    def count_prompts(workload: PromptedWorkload) -> int:
         return len(read_prompts(folder / f"{workload.prompts}.jsonl", workload.variant, workload.limit))
 
     from tasks.planning import layout_choice, with_forecast  # the planner takes time to import
@@ -102,8 +102,9 @@ def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
     for name, experiment in study.experiments.items():
         where = f"experiments.{name}"
         yield from _inputs_of(experiment.base, f"{where}.base")
-        if isinstance(experiment, Optimization):
+        if isinstance(experiment, Optimization | CompressionPasses):
             yield from _inputs_of(experiment.baseline, f"{where}.baseline")
+        if isinstance(experiment, Optimization):
             for variant, overrides in experiment.variants.items():
                 yield from _inputs_of(overrides, f"{where}.variants.{variant}")
         if isinstance(experiment, Sweep):

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
+from configs.cell import PROMPTED, Cell
 from configs.job import Visit
 from configs.paths import RunPaths
 from configs.plan import Plan
@@ -94,9 +95,8 @@ def set_aside(run: RunPaths, path: Path, reason: str) -> str:
     return f"{path.relative_to(run.folder)} could not be read and was set aside: {reason}"
 
 
-_RECORD_NAME = re.compile(r"^([0-9a-f]{16})--(?:(memory|profile)-)?r(\d+)-a(\d+)\.json")
-_PROFILED = ("generate", "train")
-"""Kinds of workload that mark the region which a profile pass records."""
+_UNTIMED = "|".join(name for name in get_args(MeasuringPass) if name != "timed")
+_RECORD_NAME = re.compile(rf"^([0-9a-f]{{16}})--(?:({_UNTIMED})-)?r(\d+)-a(\d+)\.json")
 
 
 def _attempts_set_aside(run: RunPaths) -> Iterator[tuple[Place, int]]:
@@ -111,8 +111,10 @@ def places(plan: Plan) -> list[Place]:
     """Everything that the plan asks for."""
     timed: list[Place] = [(key, "timed", repeat) for key in plan.cells for repeat in range(plan.repeats[key])]
     memory: list[Place] = [(key, "memory", 0) for key in plan.cells if _has_memory_pass(plan, key)]
-    profile: list[Place] = [(key, "profile", 0) for key in plan.cells if _has_profile_pass(plan, key)]
-    return timed + memory + profile
+    profiled = [key for key, cell in plan.cells.items() if is_profiled(cell)]
+    profiles = ("profile",) if plan.measuring.profile else ()
+    passes = (*profiles, plan.measuring.profiler) if plan.measuring.profiler else profiles
+    return timed + memory + [(key, name, 0) for name in passes for key in profiled]
 
 
 def _has_memory_pass(plan: Plan, key: str) -> bool:
@@ -120,9 +122,9 @@ def _has_memory_pass(plan: Plan, key: str) -> bool:
     return plan.measuring.memory and not getattr(workload, "answers", False)
 
 
-def _has_profile_pass(plan: Plan, key: str) -> bool:
-    workload = plan.cells[key].workload
-    return plan.measuring.profile and workload.kind in _PROFILED and not getattr(workload, "answers", False)
+def is_profiled(cell: Cell) -> bool:
+    """Whether a profiling pass visits the cell: its workload marks what is to be recorded, and is no comparison."""
+    return cell.workload.kind in (*PROMPTED, "train") and not getattr(cell.workload, "answers", False)
 
 
 def missing_visits(plan: Plan, ledger: Ledger, measuring_pass: MeasuringPass, only_failed: bool) -> list[Visit]:

@@ -16,6 +16,7 @@ from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.study import StudyError
 from engine.planner.local import cpu_model
+from slurm.profilers import why_not
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -28,7 +29,7 @@ class EnvironmentChanged(ValueError):
 
 def check_plan(plan: Plan, folder: Path) -> None:
     """Raise StudyError naming each resource that the plan lacks here."""
-    problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan)
+    problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan) + _profiler_problems(plan)
     free = shutil.disk_usage(_existing(folder)).free
     if free < _LEAST_FREE_DISK_BYTES:
         problems.append(
@@ -64,6 +65,12 @@ def _price_problems(plan: Plan) -> list[str]:
         "measuring.budget_usd: the price of a target is unknown, so money cannot be counted; "
         "give targets[].price_usd_per_hour, or a file in `prices`"
     ]
+
+
+def _profiler_problems(plan: Plan) -> list[str]:
+    profiler = plan.measuring.profiler
+    problem = why_not(profiler) if profiler else None
+    return [f"measuring.profiler: {problem}"] if problem else []
 
 
 def _memory_problems(plan: Plan) -> list[str]:

@@ -137,6 +137,8 @@ def _samples(
 def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: JobEnd, damaged: list[str]) -> Record:
     visit, paths = job.visits[position], run.job(job.name)
     status, failure = _verdict(parts, end, _ranks(job), damaged)
+    if status is Status.COMPLETED and job.measuring_pass == "nsys":
+        status, failure = _nsys_verdict(paths, visit, _ranks(job))
     return Record(
         key=visit.cell.key,
         cell=visit.cell,
@@ -169,6 +171,15 @@ def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str])
         return Status.LOST, Failure(message="the ranks ended without an error and left no part")
     message = end.message or f"the launch ended: {end.status}"
     return end.status, Failure(message=message[:600], rank=end.rank, kind=end.kind)
+
+
+def _nsys_verdict(paths: JobPaths, visit: Visit, ranks: int) -> tuple[Status, Failure | None]:
+    """A visit whose ranks are content still failed where nsys left no report: there is nothing to look at."""
+    for rank in range(ranks):
+        if not paths.nsys_report(visit.name, rank).exists():
+            message = f"nsys left no report of rank {rank}; the rank's log holds what it said"
+            return Status.FAILED, Failure(message=message, rank=rank)
+    return Status.COMPLETED, None
 
 
 def _environment(parts: list[RankPart]) -> dict[str, Any]:
@@ -251,6 +262,9 @@ def _keep_files(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -> No
         found = (
             paths.completions(visit.name, rank),
             paths.trace(visit.name, rank),
+            paths.perf_text(visit.name, rank),
+            paths.perf_data(visit.name, rank),
+            paths.nsys_report(visit.name, rank),
             paths.flight_recorder(visit.name, rank),
         )
         for path in found:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from configs.calibration import QUIET_SHARE, Fingerprint
-from configs.cell import Cell, GenerateWorkload
+from configs.cell import Cell, PromptedWorkload
 from configs.hardware import Machine
 from configs.hardware_catalog import accelerator
 from configs.model import Manifest
@@ -132,7 +132,7 @@ class Predictor:
     def prompt_lengths(self, cell: Cell) -> list[int] | None:
         """Tokens of each prompt of a file, by the rule of thumb of characters; None where lengths are given."""
         work = cell.workload
-        if not isinstance(work, GenerateWorkload) or work.prompts is None or work.prompt_tokens is not None:
+        if not isinstance(work, PromptedWorkload) or work.prompts is None or work.prompt_tokens is not None:
             return None
         chosen = (work.prompts, work.variant, work.limit)
         if chosen not in self._lengths:
@@ -218,7 +218,7 @@ def experiences_of(study: StudyResult, fingerprint: Fingerprint) -> Known:
 def _prompt_tokens(result: CellResult) -> int | None:
     """Mean length of the prompts as the ranks counted it; None where the cell gives it, or for other work."""
     work = result.cell.workload
-    if not isinstance(work, GenerateWorkload) or work.prompts is None:
+    if not isinstance(work, PromptedWorkload) or work.prompts is None:
         return None
     visit = next(iter(result.completed.values()))
     tokens, prompts = visit.figure("prompt_tokens"), visit.figure("num_prompts")

@@ -42,6 +42,7 @@ _FIGURES = {
     "tokens/s": ("tokens_per_second_median", 1.0),
     "ms a token": ("time_per_output_token_seconds_median", 1e3),
     "ms a step": ("step_seconds_median", 1e3),
+    "embeddings/s": ("embeddings_per_second_median", 1.0),
     "items/s": ("items_per_second_median", 1.0),
     "peak MiB": ("peak_memory_bytes_all_ranks", 1 / MIB),
 }

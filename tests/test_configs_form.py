@@ -60,6 +60,6 @@ def test_what_is_wrong_is_named(form: object, problem: str) -> None:
 def test_unions_are_alternatives_that_a_form_can_draw() -> None:
     """Prefect's UI draws `anyOf` as a choice, and `oneOf` as a box of JSON."""
     schema = StudyForm.model_json_schema()
-    assert len(schema["properties"]["workload"]["anyOf"]) == 3
-    assert len(schema["$defs"]["NamedExperiment"]["properties"]["question"]["anyOf"]) == 6
+    assert len(schema["properties"]["workload"]["anyOf"]) == 5
+    assert len(schema["$defs"]["NamedExperiment"]["properties"]["question"]["anyOf"]) == 7
     assert "oneOf" not in str(schema)

@@ -44,7 +44,7 @@ BAD = {
     "no experiments": (study(experiments={}), "experiments: "),
     "kind missing": (
         study(workload={"new_tokens": 1}),
-        "workload: kind is missing\n  use one of: generate, train, noop, communication",
+        "workload: kind is missing\n  use one of: generate, seq2seq, encode, train, noop, communication",
     ),
     "unknown kind": (study(workload={"kind": "sing"}), "workload: kind: 'sing' is not known here\n  use one of: gen"),
     "axis": (
@@ -127,6 +127,8 @@ def test_strong_scaling_holds_the_total_work(tmp_path: Path) -> None:
 def test_weak_scaling_holds_the_work_of_a_rank(tmp_path: Path) -> None:
     for workload, field, totals in [
         ({"kind": "generate", "num_prompts": 3}, "num_prompts", [3, 6]),
+        ({"kind": "seq2seq", "num_prompts": 3}, "num_prompts", [3, 6]),
+        ({"kind": "encode", "num_prompts": 2}, "num_prompts", [2, 4]),
         ({"kind": "train", "global_batch_size": 4}, "global_batch_size", [4, 8]),
         ({"kind": "noop", "items": 2}, "items", [2, 4]),
     ]:
@@ -171,6 +173,17 @@ def test_correctness_names_transformers_as_its_reference_and_is_visited_once(tmp
         ("bfloat16", 2),
         ("float32", 2),
     ]
+    assert set(plan.repeats.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "encode"])
+def test_answers_of_every_prompted_workload_are_judged(tmp_path: Path, kind: str) -> None:
+    experiments = {"c": {"kind": "correctness", "prompts": 5, "new_tokens": 3, "base": {"compression": "int8"}}}
+    plan = plan_of(tmp_path, study(workload={"kind": kind}, experiments=experiments))
+    reference, candidate = [plan.cells[point.cell] for point in plan.experiments[0].points]
+    assert (reference.engine, reference.compression, candidate.compression) == ("transformers", (), ("int8",))
+    assert reference.workload.answers and candidate.workload.answers  # type: ignore[union-attr]
+    assert getattr(candidate.workload, "new_tokens", 3) == 3
     assert set(plan.repeats.values()) == {1}
 
 

@@ -49,9 +49,9 @@ def test_a_decode_step_by_hand() -> None:
     setup = InferenceSetup(LARGE, HERE, batch=1, prompt_tokens=16, new_tokens=8, weights="float32", compute="float32")
     weights = sum(weight.size * weight.products for weight in LARGE.weights)
     expected = weights * rates.linear["float32"][1]  # far more than the caches hold
-    expected += LARGE.layers * (rates.layer_seconds + LARGE.hidden * rates.element_seconds["float32"])
+    expected += LARGE.layers * (rates.recorded_layer_seconds + LARGE.hidden * rates.element_seconds["float32"])
     cached = 2 * LARGE.layers * LARGE.kv_heads * LARGE.head_dim * 4 * (16 + 4)
-    expected += rates.step_seconds + cached / rates.context_bytes_per_second["float32"]
+    expected += rates.recorded_step_seconds + cached / rates.context_bytes_per_second["float32"]
     assert measured_generation_time(setup).token_seconds == pytest.approx(expected)
 
 
@@ -210,3 +210,78 @@ def test_predicting_imports_no_torch() -> None:
 def test_a_calibration_among_busy_neighbours_is_trusted_less(share: float | None, expected: float) -> None:
     calibration = made_up_calibration().model_copy(update={"others_cpu_share": share})
     assert predict_cell(generate(), SMALL, calibration.to_machine(1)).factor == pytest.approx(expected)
+
+
+def prompted(kind: str, **fields: Any) -> Cell:
+    work = {"kind": kind, "prompt_tokens": 16, "batch_size": 2, "num_prompts": 4}
+    compression = fields.pop("compression", ())
+    return Cell.model_validate({"model": "m", "workload": work | fields, "compression": compression})
+
+
+BERT = read_architecture(
+    {
+        "model_type": "bert",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "vocab_size": 1000,
+        "max_position_embeddings": 128,
+        "type_vocab_size": 2,
+    },
+    "bert",
+)
+T5 = read_architecture(
+    {
+        "model_type": "t5",
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 256,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 1000,
+    },
+    "t5",
+)
+
+
+def test_an_encoder_has_embeddings_and_no_decode() -> None:
+    said = predict_cell(prompted("encode"), BERT, HERE)
+    assert said.reason is None and said.embeddings_per_second is not None and said.fits
+    assert said.throughput == said.embeddings_per_second
+    assert said.tokens_per_second is None and said.ttft_seconds is None and said.usd_per_million_tokens is None
+    longer = predict_cell(prompted("encode", prompt_tokens=64), BERT, HERE)
+    assert longer.embeddings_per_second is not None and longer.embeddings_per_second < said.embeddings_per_second
+
+
+def test_an_encoder_decoder_reads_its_source_first() -> None:
+    short, long = (predict_cell(prompted("seq2seq", prompt_tokens=n, new_tokens=8), T5, HERE) for n in (8, 128))
+    assert short.ttft_seconds is not None and long.ttft_seconds is not None and short.tokens_per_second is not None
+    assert long.ttft_seconds > short.ttft_seconds
+    assert short.time_per_output_token_seconds is not None and short.peak_memory_bytes is not None
+    assert long.peak_memory_bytes is not None and long.peak_memory_bytes > short.peak_memory_bytes
+
+
+@pytest.mark.parametrize(("kind", "architecture"), [("encode", SMALL), ("seq2seq", BERT), ("generate", T5)])
+def test_work_of_another_kind_of_model_is_not_predicted(kind: str, architecture: Any) -> None:
+    said = predict_cell(prompted(kind), architecture, HERE)
+    assert said.throughput is None and f"{kind} is for a model of kind" in (said.reason or "")
+
+
+def test_compressed_weights_are_fewer_bytes_to_hold_and_to_read() -> None:
+    gpu = instance("aws/g5.xlarge")
+    names = ("none", "int8", "int4", "prune_50")
+    cells = {name: prompted("generate", new_tokens=32, compression=name) for name in names}
+    said = {name: predict_cell(cell, LARGE, gpu) for name, cell in cells.items()}
+    peaks = [said[name].peak_memory_bytes or 0 for name in ("int4", "int8", "none")]
+    assert 0 < peaks[0] < peaks[1] < peaks[2] == said["prune_50"].peak_memory_bytes
+    rates = [said[name].tokens_per_second or 0 for name in ("none", "int8")]
+    assert 0 < rates[0] <= rates[1]
+    calibrated = predict_cell(cells["int8"], LARGE, HERE)  # its operators were measured with whole weights
+    assert calibrated.tokens_per_second is not None
+
+
+def test_a_level_of_compression_is_not_guessed() -> None:
+    said = predict_cell(prompted("generate", compression="balanced"), SMALL, HERE)
+    assert said.throughput is None and said.reason == "what balanced becomes is known on the machine alone"

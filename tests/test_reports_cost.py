@@ -135,6 +135,8 @@ def test_where_the_time_of_a_study_goes(spent: StudyResult) -> None:
         "measuring": 60,
         "memory pass": 15,
         "profile pass": 0,
+        "perf pass": 0,
+        "nsys pass": 0,
         "failed attempts": 50 + 10,
         "between and after visits": 5 + 10 + 30,
         "idle": 30,

@@ -16,14 +16,24 @@ from math import ceil
 from statistics import fmean
 
 from configs.calibration import QUIET_SHARE
-from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.cell import (
+    LEVELS,
+    Cell,
+    CommunicationWorkload,
+    EncodeWorkload,
+    NoopWorkload,
+    PromptedWorkload,
+    Seq2SeqWorkload,
+    TrainWorkload,
+)
 from configs.hardware import Accelerator, Machine
 from configs.prediction import Prediction
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
+from engine.planner.memory.stored import QUANTISED
 from engine.planner.memory.training import training_memory
 from engine.planner.results import GenerationTime, Memory
-from engine.planner.setup import InferenceSetup, TrainingSetup
+from engine.planner.setup import InferenceSetup, TrainingSetup, WeightFormat
 from engine.planner.timing.cpu import can_measure, measured_generation_time, measured_step_time
 from engine.planner.timing.inference import generation_time
 from engine.planner.timing.training import step_time
@@ -78,12 +88,10 @@ def predict_cell(
             return Prediction(basis=basis, reason="single operations are what predictions are made from")
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
-        if isinstance(work, GenerateWorkload):
-            found = _generate(cell, work, architecture, machine, prompt_lengths)
-        elif isinstance(work, TrainWorkload):
-            found = _train(cell, work, architecture, machine)
+        if isinstance(work, PromptedWorkload):
+            found = _prompted(cell, work, architecture, machine, prompt_lengths)
         else:
-            return Prediction(basis=basis, reason=f"a {work.kind} workload is not predicted by this version")
+            found = _train(cell, work, architecture, machine)
     except ValueError as error:  # a link or number format that is not known
         return Prediction(basis=basis, reason=str(error))
     learned = learner(cell, architecture) if learner else None
@@ -109,7 +117,7 @@ def corrected(prediction: Prediction, learned: Learned | None) -> Prediction:
         "learnt_from": learned.records,
         "factor": learned.factor,
     }
-    for name in (*times, "tokens_per_second"):
+    for name in (*times, "tokens_per_second", "embeddings_per_second"):
         value = getattr(prediction, name)
         if value is not None:
             changed[name] = value * learned.times if name in times else value / learned.times
@@ -129,14 +137,14 @@ def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
     """The interval's half-width as a factor where nothing was learnt: how far such figures are usually off.
 
     Measured operators on this machine: 1.4 (quiet to busy neighbours alone make 1.2), more if others were at work
-    meanwhile; a data sheet: DATA_SHEET_FACTOR; an estimate of a CPU from its name or flags: 3. transformers has
-    overheads of its own that nobody measured: twice that. More cores a rank than were measured with: 1.5 times.
+    meanwhile; a data sheet: DATA_SHEET_FACTOR; an estimate of a CPU from its name or flags: 3. Other engines have
+    overheads of their own that nobody measured: twice that. More cores a rank than were measured with: 1.5 times.
     """
     if accelerator.operators:
         factor = _calibration_factor(accelerator.others_cpu_share or 0.0)
     else:
         factor = ESTIMATE_FACTOR if accelerator.kind == "cpu" else DATA_SHEET_FACTOR
-    if cell.engine == "transformers":
+    if cell.engine != "rankwise":
         factor *= 2
     if accelerator.kind == "cpu" and cell.cores_per_rank > 1:
         factor *= 1.5
@@ -157,20 +165,35 @@ def _calibration_factor(others_cpu_share: float) -> float:
 def inference_setup(
     cell: Cell, architecture: Architecture, machine: Machine, prompt: int, batch: int
 ) -> InferenceSetup:
-    """One batch of a `generate` cell."""
+    """One batch of a cell that works through prompts; of an encoder-decoder the prompt is the source."""
     work = cell.workload
-    assert isinstance(work, GenerateWorkload)
+    assert isinstance(work, PromptedWorkload)
     return InferenceSetup(
         architecture=architecture,
         machine=machine,
         layout=cell.layout,
         batch=batch,
         prompt_tokens=max(1, prompt),
-        new_tokens=work.new_tokens,
+        new_tokens=new_tokens_of(work),
         micro_batch=work.in_micro_batches(cell.layout.pp),
-        weights=cell.dtype,
+        weights=stored_format(cell),
         compute=cell.dtype,
     )
+
+
+def new_tokens_of(work: PromptedWorkload) -> int:
+    """Tokens that are decoded for each prompt; 0 of an encoder."""
+    return int(getattr(work, "new_tokens", 0))
+
+
+def stored_format(cell: Cell) -> WeightFormat:
+    """What the weights are kept and read in. Pruned weights stay where they were, zeros among them."""
+    for one in cell.compression:
+        if one in ("int8", "int8_dynamic"):
+            return "int8"
+        if one == "int4":
+            return "int4"
+    return cell.dtype
 
 
 def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> TrainingSetup:
@@ -199,14 +222,30 @@ def _noop(cell: Cell, work: NoopWorkload, machine: Machine) -> Prediction:
     return Prediction(items_per_second=work.items / seconds, factor=1.1, fits=fits, basis="the cell's own seconds")
 
 
-def _generate(
+KINDS = {"generate": "decoder", "seq2seq": "encoder_decoder", "encode": "encoder"}
+
+
+def _unpredicted(cell: Cell, work: PromptedWorkload, architecture: Architecture) -> str | None:
+    """Why nothing is said of a cell; None: something is."""
+    wanted = KINDS[cell.workload.kind]
+    if architecture.kind != wanted:
+        return f"{cell.workload.kind} is for a model of kind {wanted}, and this is one of kind {architecture.kind}"
+    if set(cell.compression) & set(LEVELS):
+        return f"what {cell.compression[0]} becomes is known on the machine alone"
+    return None
+
+
+def _prompted(
     cell: Cell,
-    work: GenerateWorkload,
+    work: PromptedWorkload,
     architecture: Architecture,
     machine: Machine,
     prompt_lengths: Sequence[int] | None,
 ) -> Prediction:
-    dp, notes = cell.layout.dp, []
+    dp, notes, new_tokens = cell.layout.dp, [], new_tokens_of(work)
+    reason = _unpredicted(cell, work, architecture)
+    if reason is not None:
+        return Prediction(reason=reason)
     prompts = work.num_prompts or work.batch_size * dp
     share = ceil(prompts / dp)
     size = min(work.batch_size, share)
@@ -216,9 +255,10 @@ def _generate(
         if work.prompts is not None and work.prompt_tokens is None:
             notes.append(f"prompts taken for {RANDOM_PROMPT_TOKENS} tokens each")
     known = work.prompt_tokens is not None or work.prompts is None  # what is estimated must not refuse a cell
-    if known and architecture.max_positions and max(lengths) + work.new_tokens > architecture.max_positions:
+    asked = max(new_tokens, max(lengths)) if isinstance(work, Seq2SeqWorkload) else max(lengths) + new_tokens
+    if known and architecture.max_positions and asked > architecture.max_positions:
         limit = f"{architecture.max_positions} positions"
-        return Prediction(reason=f"{max(lengths)} + {work.new_tokens} tokens are more than the model's {limit}")
+        return Prediction(reason=f"{max(lengths)} + {new_tokens} tokens are more than the model's {limit}")
     full, rest = divmod(share, size)
     # A batch is filled up to its longest prompt.
     prompt = round(fmean(_longest(lengths, size)))
@@ -228,12 +268,17 @@ def _generate(
         seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
     widest = inference_setup(cell, architecture, machine, max(lengths), size)
     memory = inference_memory(widest, all_logits=False)
-    if cell.engine == "transformers":
-        notes.append("transformers taken for as fast as our engine")
+    if cell.engine != "rankwise":
+        notes.append(f"{cell.engine} taken for as fast as our engine")
+    rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
+    if not isinstance(work, EncodeWorkload):
+        rates = {
+            "tokens_per_second": prompts * new_tokens / seconds,
+            "ttft_seconds": timed.prefill_seconds,
+            "time_per_output_token_seconds": timed.token_seconds if new_tokens > 1 else None,
+        }
     return Prediction(
-        tokens_per_second=prompts * work.new_tokens / seconds,
-        ttft_seconds=timed.prefill_seconds,
-        time_per_output_token_seconds=timed.token_seconds if work.new_tokens > 1 else None,
+        **rates,
         factor=prior_factor(cell, machine.accelerator),
         basis="; ".join(notes),
         **_memory(memory, cell, machine),
@@ -262,7 +307,7 @@ def _train(cell: Cell, work: TrainWorkload, architecture: Architecture, machine:
 
 
 def _generation(setup: InferenceSetup) -> GenerationTime:
-    if can_measure(setup.architecture, setup.machine.accelerator):
+    if setup.weights not in QUANTISED and can_measure(setup.architecture, setup.machine.accelerator):
         return measured_generation_time(setup)
     time = generation_time(setup)
     if setup.machine.accelerator.kind == "cpu":

@@ -21,10 +21,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from configs.base import Frozen, content_hash
 from configs.calibration import Fingerprint
-from configs.cell import Cell, GenerateWorkload, TrainWorkload
+from configs.cell import Cell, PromptedWorkload, TrainWorkload
 from configs.hardware import Machine
 from engine.planner.architecture import Architecture
-from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, Learner, predict_cell
+from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, Learner, new_tokens_of, predict_cell
 from engine.planner.correction import Correction
 from engine.planner.families import read_architecture
 
@@ -175,8 +175,8 @@ def features(cell: Cell, architecture: Architecture) -> list[float]:
     """Where a cell stands among others: sizes as log2 (halved where they matter less), choices 0 or 1 far apart."""
     work = cell.workload
     shape: tuple[float, ...] = (0.0, 0.0, 0.0)
-    if isinstance(work, GenerateWorkload):
-        shape = (work.batch_size, work.prompt_tokens or RANDOM_PROMPT_TOKENS, work.new_tokens)
+    if isinstance(work, PromptedWorkload):
+        shape = (work.batch_size, work.prompt_tokens or RANDOM_PROMPT_TOKENS, max(1, new_tokens_of(work)))
     elif isinstance(work, TrainWorkload):
         shape = (max(1, work.global_batch_size // cell.layout.dp), work.sequence_length, 1)
     return [
@@ -185,6 +185,7 @@ def features(cell: Cell, architecture: Architecture) -> list[float]:
         math.log2(cell.layout.ranks),
         math.log2(cell.cores_per_rank),
         3.0 * (cell.dtype != "float32"),
+        3.0 * bool(cell.compression),
         6.0 * (cell.engine != "rankwise"),
     ]
 

@@ -62,6 +62,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
         "cost_phases": phase_table(targets),
         "unit_costs": unit_cost_table(costs),
         "cost_plots": _cost_plots(costs, album),
+        "cost_units": {cost.result.cell.workload.kind: f"{cost.result.work_unit}s" for cost in costs},
         "most_bars": MOST_BARS,
         "fronts": _fronts([*user_fronts(study), *cost_fronts(costs)], album),
         "nodes": node_table(cells),

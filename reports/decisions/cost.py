@@ -1,4 +1,4 @@
-"""What work costs: dollars per million tokens, per thousand steps or prompts, and for the whole study.
+"""What work costs: dollars per million tokens or embeddings, per thousand steps or prompts, and for the whole study.
 
     costs = cell_costs(study)                        # by cell, with the throughput's interval carried over
     table = unit_cost_table(study, costs)            # and the other tables and sentences of this section
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from configs.prices import STALE_DAYS, Price
-from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, TargetCost
+from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, percent, plural
@@ -39,9 +39,20 @@ class CellCost:
     result: CellResult
     price: Price | None
     usd_per_million_tokens: Estimate | None = None
+    usd_per_million_embeddings: Estimate | None = None
     usd_per_thousand_steps: Estimate | None = None
     usd_per_thousand_items: Estimate | None = None
     joules_per_token: Estimate | None = None
+
+    @property
+    def usd_per_million(self) -> Estimate | None:
+        """Of what its throughput counts: embeddings where it encodes, else tokens; None for items of noop."""
+        return self.usd_per_million_embeddings or self.usd_per_million_tokens
+
+
+def one_unit(result: CellResult) -> str:
+    """`a token`, `an embedding`: one of what a cell's throughput counts."""
+    return f"{'an' if result.work_unit[0] in 'aeiou' else 'a'} {result.work_unit}"
 
 
 def inverse(value: Estimate | None, numerator: float) -> Estimate | None:
@@ -75,6 +86,7 @@ def cell_cost(result: CellResult, price: Price | None) -> CellCost:
         result,
         price,
         usd_per_million_tokens=inverse(result.estimate("tokens_per_second"), per_second * 1e6),
+        usd_per_million_embeddings=inverse(result.estimate("embeddings_per_second"), per_second * 1e6),
         usd_per_thousand_steps=None if steps is None else steps.scaled(per_second * 1e3),
         usd_per_thousand_items=inverse(items, per_second * 1e3),
         joules_per_token=joules,
@@ -106,6 +118,7 @@ def unit_cost_table(costs: Sequence[CellCost]) -> Table | None:
         "ranks",
         "USD an hour",
         "USD per million tokens, median (interval)",
+        "USD per million embeddings, median (interval)",
         "USD per thousand steps",
         "USD per thousand prompts or items",
         "energy, J a token",
@@ -118,6 +131,7 @@ def unit_cost_table(costs: Sequence[CellCost]) -> Table | None:
             count(cost.result.cell.layout.ranks),
             number(cost.price.usd_per_hour if cost.price else None),
             estimate_cell(cost.usd_per_million_tokens),
+            estimate_cell(cost.usd_per_million_embeddings),
             estimate_cell(cost.usd_per_thousand_steps),
             estimate_cell(cost.usd_per_thousand_items),
             estimate_cell(cost.joules_per_token),
@@ -138,7 +152,7 @@ def _ordered(costs: Sequence[CellCost]) -> list[CellCost]:
     groups = list(dict.fromkeys((cost.result.model, cost.result.cell.workload.kind) for cost in costs))
 
     def place(cost: CellCost) -> tuple[int, float]:
-        value = cost.usd_per_million_tokens or cost.usd_per_thousand_items
+        value = cost.usd_per_million or cost.usd_per_thousand_items
         group = groups.index((cost.result.model, cost.result.cell.workload.kind))
         return group, value.median if value else float("inf")
 
@@ -271,7 +285,7 @@ def phase_table(targets: Sequence[TargetCost]) -> Table | None:
         columns += ["USD"] if target in priced else []
     rows = []
     for phase in PHASES:
-        if phase == "profile pass" and not any(target.seconds[phase] for target in targets):
+        if phase in PROFILING and not any(target.seconds[phase] for target in targets):
             continue  # most studies ask for none
         row = [phase]
         for target in targets:
@@ -287,7 +301,7 @@ def study_cost_sentence(targets: Sequence[TargetCost]) -> str | None:
     if not targets:
         return None
     total = sum(target.total_seconds for target in targets)
-    passes = ("measuring", "memory pass", "profile pass")
+    passes = ("measuring", "memory pass", *PROFILING)
     measuring = sum(target.seconds[phase] for target in targets for phase in passes)
     failed = sum(target.seconds["failed attempts"] for target in targets)
     known = [usd for target in targets if (usd := target.usd) is not None]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.base import canonical_json
-from configs.cell import Cell, GenerateWorkload, NoopWorkload, TrainWorkload
+from configs.cell import Cell, NoopWorkload, PromptedWorkload, TrainWorkload
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.tables import cpu_use
 from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent, shortened
@@ -43,9 +43,9 @@ def node_cells(study: StudyResult) -> list[NodeCell]:
 
 
 def batch_of(cell: Cell) -> int:
-    """Sequences of a rank's batch (generate), of a step over all ranks (train), or items (noop)."""
+    """Sequences of a rank's batch (generate, seq2seq, encode), of a step over all ranks (train), or items (noop)."""
     work = cell.workload
-    if isinstance(work, GenerateWorkload):
+    if isinstance(work, PromptedWorkload):
         return work.batch_size
     if isinstance(work, TrainWorkload):
         return work.global_batch_size
@@ -78,12 +78,12 @@ def work_title(cell: Cell) -> str:
 
 
 def latency_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
-    """Milliseconds a token, a step or a pass: a table for each model, workload, precision and layout."""
+    """Milliseconds a token, a step, a request or a pass: a table for each model, workload, precision and layout."""
     return _tables(cells, _latency, "latency")
 
 
 def throughput_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
-    """Tokens or items a second, the same way."""
+    """Tokens, embeddings or items a second, the same way."""
     return _tables(cells, lambda result: estimate_cell(result.estimate("throughput")), "throughput")
 
 
@@ -95,15 +95,18 @@ def memory_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
 
 
 def _latency(result: CellResult) -> str:
-    per_token = result.cell.workload.kind == "generate"
+    per_token = result.cell.workload.kind in ("generate", "seq2seq")
     return estimate_cell(result.estimate("time_per_output_token_seconds" if per_token else "latency_seconds"), 1000)
 
 
 _UNITS = {
     ("latency", "generate"): "ms a token, median (interval)",
+    ("latency", "seq2seq"): "ms a token, median (interval)",
+    ("latency", "encode"): "ms a request, median (interval)",
     ("latency", "train"): "ms a step, median (interval)",
     ("latency", "noop"): "ms a pass, median (interval)",
     ("throughput", "noop"): "items/s, median (interval)",
+    ("throughput", "encode"): "embeddings/s, median (interval)",
 }
 
 
@@ -145,7 +148,8 @@ def _or_state(result: CellResult, written: Callable[[CellResult], str]) -> str:
 def _group(result: CellResult) -> tuple[str, ...]:
     """Model, kind of workload, and the rest of what a row must have in common."""
     cell = result.cell
-    engine = [cell.engine] if cell.engine != "rankwise" else []
+    engine: list[str] = [cell.engine] if cell.engine != "rankwise" else []
+    engine += ["+".join(cell.compression)] if cell.compression else []
     return (result.model, cell.workload.kind, str(cell.layout), cell.dtype, *engine, work_title(cell))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from configs.cell import PROMPTED
 from configs.plan import PlannedExperiment
 from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
@@ -38,22 +39,27 @@ class Objective:
     kinds: tuple[str, ...]
 
 
+DECODED = ("generate", "seq2seq")
+"""Kinds of workloads that give one token after another."""
+
 OBJECTIVES = {
     objective.field: objective
     for objective in (
-        Objective("p99_latency_seconds", "P99 latency", "ms", 1000, True, ("generate", "train", "noop")),
-        Objective("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True, ("generate",)),
-        Objective("p99_token_seconds", "P99 time between tokens", "ms", 1000, True, ("generate",)),
-        Objective("tokens_per_second", "throughput", "tokens/s", 1, False, ("generate", "train")),
+        Objective("p99_latency_seconds", "P99 latency", "ms", 1000, True, (*PROMPTED, "train", "noop")),
+        Objective("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True, DECODED),
+        Objective("p99_token_seconds", "P99 time between tokens", "ms", 1000, True, DECODED),
+        Objective("tokens_per_second", "throughput", "tokens/s", 1, False, (*DECODED, "train")),
+        Objective("embeddings_per_second", "throughput", "embeddings/s", 1, False, ("encode",)),
         Objective("speedup", "speed-up", "times", 1, False, ()),
-        Objective("exposed_communication_share", "exposed communication", "%", 100, True, ("generate", "train")),
-        Objective("usd_per_million_tokens", "cost per million tokens", "USD", 1, True, ("generate", "train")),
+        Objective("exposed_communication_share", "exposed communication", "%", 100, True, (*PROMPTED, "train")),
+        Objective("usd_per_million_tokens", "cost per million tokens", "USD", 1, True, (*DECODED, "train")),
+        Objective("usd_per_million_embeddings", "cost per million embeddings", "USD", 1, True, ("encode",)),
     )
 }
 _PERCENTILES: dict[str, dict[str, str]] = {
-    "p99_latency_seconds": {"generate": "request", "train": "step", "noop": "pass"},
-    "p99_ttft_seconds": {"generate": "ttft"},
-    "p99_token_seconds": {"generate": "token"},
+    "p99_latency_seconds": {**dict.fromkeys(PROMPTED, "request"), "train": "step", "noop": "pass"},
+    "p99_ttft_seconds": dict.fromkeys(DECODED, "ttft"),
+    "p99_token_seconds": dict.fromkeys(DECODED, "token"),
 }
 
 
@@ -114,13 +120,9 @@ def _figure(study: StudyResult, result: CellResult, field: str) -> _Known:
         return _Known(None, None, f"not measured: {result.status.replace('_', ' ')}")
     if field in _PERCENTILES:
         return _percentile(result, _PERCENTILES[field][result.cell.workload.kind])
-    if field == "usd_per_million_tokens":
+    if field.startswith("usd_per_million"):
         price = price_of(study, result)
-        return (
-            _Known(None, None, "price unknown")
-            if price is None
-            else _of(cell_cost(result, price).usd_per_million_tokens)
-        )
+        return _Known(None, None, "price unknown") if price is None else _of(getattr(cell_cost(result, price), field))
     return _of(result.estimate(field))
 
 

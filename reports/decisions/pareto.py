@@ -10,7 +10,7 @@ exact for the medians; whether neighbours on it differ is for their intervals to
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from reports.decisions.cost import CellCost, inverse
+from reports.decisions.cost import CellCost, inverse, one_unit
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.text import Table, escaped, estimate_cell, number, plural
@@ -80,21 +80,27 @@ def user_fronts(study: StudyResult) -> list[Pareto]:
 
 
 def cost_fronts(costs: Iterable[CellCost]) -> list[Pareto]:
-    """Throughput against dollars per million tokens, by model and kind of workload; needs prices."""
+    """Throughput against dollars per million tokens (or embeddings), by model and kind of workload; needs prices."""
     groups: dict[tuple[str, str], list[tuple[CellResult, Estimate, Estimate]]] = {}
     prices: dict[tuple[str, str], set[float]] = {}
     for cost in costs:
-        total = cost.result.estimate("tokens_per_second")
-        if cost.price is not None and cost.usd_per_million_tokens is not None and total is not None:
+        total = cost.result.estimate("throughput")
+        if cost.price is not None and cost.usd_per_million is not None and total is not None:
             group = (cost.result.model, cost.result.cell.workload.kind)
-            groups.setdefault(group, []).append((cost.result, cost.usd_per_million_tokens, total))
+            groups.setdefault(group, []).append((cost.result, cost.usd_per_million, total))
             prices.setdefault(group, set()).add(cost.price.usd_per_hour)
-    labels = ("USD per million tokens", "tokens/s over all ranks")
     return [
-        replace(_pareto(f"Throughput against cost: {model}, {kind}", model, labels, False, members), prices=different)
+        replace(
+            _pareto(f"Throughput against cost: {model}, {kind}", model, _cost_labels(members[0][0]), False, members),
+            prices=different,
+        )
         for (model, kind), members in groups.items()
         if (different := len(prices[model, kind]))
     ]
+
+
+def _cost_labels(result: CellResult) -> tuple[str, str]:
+    return f"USD per million {result.work_unit}s", f"{result.unit} over all ranks"
 
 
 def _pareto(
@@ -150,4 +156,5 @@ def pareto_sentence(pareto: Pareto) -> str:
     if pareto.more_x:
         speed = f"{number(x_gain)} times the speed"
         return f"{text} a user gets {speed}, and a rank gives {number(y_gain)} times fewer tokens."
-    return f"{text} throughput grows {number(y_gain)} times, and a token costs {number(x_gain)} times as much."
+    growth = f"throughput grows {number(y_gain)} times"
+    return f"{text} {growth}, and {one_unit(first.result)} costs {number(x_gain)} times as much."

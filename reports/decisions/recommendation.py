@@ -11,12 +11,13 @@ interval reaches 1 the two cannot be told apart, and that is said.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from configs.cell import Cell
 from reports.decisions.cost import CellCost
 from reports.decisions.nodes import batch_of, work_key, work_title
 from reports.decisions.objectives import Judgement
 from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import Estimate, Ratio, least_repeats, paired_ratio
-from reports.reading.load import CellResult, StudyResult
+from reports.reading.load import CellResult, StudyResult, unaltered
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, plural, ratio_cell, ratio_text
 
 MOST_WORKS = 8
@@ -73,7 +74,7 @@ def recommend(
     holds = _holding(judgements)
     found: list[Recommendation] = []
     for members in groups.values():
-        found += _of_group(members, priced, holds if judgements else None)
+        found += _of_group(unaltered(members), priced, holds if judgements else None)
     return found
 
 
@@ -84,10 +85,12 @@ def _of_group(
     kind = members[0].cell.workload.kind
     latency_field, latency_unit = {
         "generate": ("time_per_output_token_seconds", "ms a token"),
+        "seq2seq": ("time_per_output_token_seconds", "ms a token"),
+        "encode": ("latency_seconds", "ms a request"),
         "train": ("step_seconds", "ms a step"),
     }.get(kind, ("latency_seconds", "ms a pass"))
-    item = "items" if kind == "noop" else "tokens"
-    usd_unit, usd_scale = ("USD per thousand items", 1e3) if kind == "noop" else ("USD per million tokens", 1e6)
+    item = f"{members[0].work_unit}s"
+    usd_unit, usd_scale = (f"USD per thousand {item}", 1e3) if kind == "noop" else (f"USD per million {item}", 1e6)
 
     def usd(result: CellResult) -> Mapping[int, float]:
         cost = priced.get(result.key)
@@ -98,7 +101,7 @@ def _of_group(
 
     def usd_estimate(result: CellResult) -> Estimate | None:
         cost = priced.get(result.key)
-        return None if cost is None else cost.usd_per_million_tokens or cost.usd_per_thousand_items
+        return None if cost is None else cost.usd_per_million or cost.usd_per_thousand_items
 
     goals: list[tuple[Goal, Sequence[CellResult], Values, Callable[[CellResult], Estimate | None]]] = [
         (Goal("latency", latency_unit, 1000, True), members, *_field(latency_field)),
@@ -163,7 +166,7 @@ def recommendation_table(found: Sequence[Recommendation]) -> Table | None:
             item.goal.name,
             escaped(item.best.cell.target),
             f"{batch_of(item.best.cell):,}",
-            escaped(f"{item.best.cell.layout}, {item.best.cell.dtype}"),
+            escaped(_how(item.best.cell)),
             f"{estimate_cell(item.value, item.goal.scale)} {item.goal.unit}",
             escaped(_short(item.second)) if item.second is not None else UNKNOWN,
             ratio_cell(item.ratio),
@@ -197,9 +200,15 @@ def shown(found: Sequence[Recommendation]) -> list[Recommendation]:
 
 
 def _short(result: CellResult) -> str:
-    """`gpu-a, batch 8, dp=2, bfloat16`."""
+    """`gpu-a, batch 8, dp=2, bfloat16`, and what else than the usual engine and weights there is."""
     cell = result.cell
-    return f"{cell.target}, batch {batch_of(cell):,}, {cell.layout}, {cell.dtype}"
+    return f"{cell.target}, batch {batch_of(cell):,}, {_how(cell)}"
+
+
+def _how(cell: Cell) -> str:
+    """`dp=2, bfloat16, int8, transformers`."""
+    engine = [cell.engine] if cell.engine != "rankwise" else []
+    return ", ".join([str(cell.layout), cell.dtype, *cell.compression, *engine])
 
 
 def recommendation_sentences(

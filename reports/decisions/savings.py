@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from configs.cell import GenerateWorkload
+from configs.cell import PromptedWorkload
 from configs.objectives import Purpose
 from configs.paths import RunPaths
 from configs.prices import Market, Price, TargetPrices
 from configs.prompts import read_prompts
 from configs.target import LocalTarget
-from reports.decisions.cost import CellCost, market_name
+from reports.decisions.cost import CellCost, market_name, one_unit
 from reports.decisions.nodes import batch_of, without_batch, work_key
 from reports.decisions.spending import TargetCost
 from reports.experiments.correctness import Judged
@@ -190,12 +190,11 @@ def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
         cell = best.result.cell
         basis = f"batch {batch_of(cell):,} against {batch_of(small.result.cell):,} ({cell.layout}, {cell.dtype}, "
         basis += f"{escaped(cell.target)}), same price an hour"
-        if small.usd_per_million_tokens and best.usd_per_million_tokens:
-            low, high = (cost.usd_per_million_tokens.median for cost in (best, small) if cost.usd_per_million_tokens)
-            basis += f": ${number(low)} instead of ${number(high)} per million tokens"
-        yield Saving(
-            f"batch size ({escaped(model)})", EVERY, _less(ratio), f"{basis}{_slower(small.result, best.result)}"
-        )
+        if small.usd_per_million and best.usd_per_million:
+            low, high = (cost.usd_per_million.median for cost in (best, small) if cost.usd_per_million)
+            basis += f": ${number(low)} instead of ${number(high)} per million {best.result.work_unit}s"
+        effect = _less(ratio, best.result)
+        yield Saving(f"batch size ({escaped(model)})", EVERY, effect, f"{basis}{_slower(small.result, best.result)}")
     if not gains:
         missing = "no two batch sizes of one layout were measured; sweep over `batch_size`"
         yield Saving("batch size", EVERY, UNKNOWN_EFFECT, missing)
@@ -228,9 +227,9 @@ def _ratio(first: CellResult, second: CellResult, comparisons: int) -> Ratio | N
     return paired_ratio(*values, comparisons=comparisons, confidence=first.confidence)
 
 
-def _less(ratio: Ratio) -> str:
+def _less(ratio: Ratio, of: CellResult) -> str:
     """A ratio of throughputs as the share of machine time, so of money, that is saved."""
-    text = f"**{percent(1 - 1 / ratio.value)}** less a token" if ratio.value > 1 else "nothing"
+    text = f"**{percent(1 - 1 / ratio.value)}** less {one_unit(of)}" if ratio.value > 1 else "nothing"
     if ratio.value <= 1 or ratio.count == 1:
         return text
     low, high = (percent(1 - 1 / bound) for bound in ratio.bounds)
@@ -243,11 +242,11 @@ def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, Ju
     name = "a smaller or distilled model"
     best: dict[tuple[str, str], dict[str, CellResult]] = {}
     for result in results:
-        value = result.estimate("tokens_per_second")
+        value = result.estimate("throughput")
         if value is not None and result.cell.model is not None:
             group = best.setdefault((result.cell.target, work_key(result.cell)), {})
             kept = group.get(result.model)
-            kept_value = kept.estimate("tokens_per_second") if kept else None
+            kept_value = kept.estimate("throughput") if kept else None
             if kept_value is None or value.median > kept_value.median:
                 group[result.model] = result
     count = 0
@@ -261,7 +260,7 @@ def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, Ju
                     f"{escaped(item.model)} ({number(_parameters(item), 3)} parameters)" for item in (small, large)
                 ]
                 basis = f"{' against '.join(sizes)}, best cell of each on {code(small.cell.target)}; "
-                yield Saving(name, SERVING, _less(ratio), basis + _quality(small, large, judged))
+                yield Saving(name, SERVING, _less(ratio, small), basis + _quality(small, large, judged))
     if not count:
         missing = "no two models did the same work in this study; measure the smaller one beside the larger"
         yield Saving(name, SERVING, UNKNOWN_EFFECT, missing)
@@ -289,7 +288,7 @@ def _caching(study: StudyResult) -> Iterator[Saving]:
     files: dict[tuple[str, str | None, int | None], None] = {}
     for result in study.cells.values():
         work = result.cell.workload
-        if result.compared and isinstance(work, GenerateWorkload) and work.prompts is not None:
+        if result.compared and isinstance(work, PromptedWorkload) and work.prompts is not None:
             files[work.prompts, work.variant, work.limit] = None
     whole = [key for key in files if (key[0], None, None) not in files or key[1:] == (None, None)]
     count = 0
@@ -353,7 +352,7 @@ def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
     name = "the cheaper place for each work (own machines for the baseline, cloud for peaks)"
     groups: dict[tuple[str, str], list[tuple[float, CellCost]]] = {}
     for cost in costs:
-        value, cell = cost.usd_per_million_tokens, cost.result.cell
+        value, cell = cost.usd_per_million, cost.result.cell
         if value is not None:
             rest = without_batch(cell, "target", "cores_per_rank", "env")
             groups.setdefault((rest, str(batch_of(cell))), []).append((value.median, cost))

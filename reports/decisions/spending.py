@@ -16,7 +16,7 @@ from configs.base import Frozen
 from configs.job import Job, JobEnd, Launcher
 from configs.paths import JobPaths, RunPaths
 from configs.prices import Price
-from configs.record import Record, Status
+from configs.record import PROFILING_PASSES, Record, Status
 from reports.reading.load import StudyResult
 
 _Model = TypeVar("_Model", bound=Frozen)
@@ -25,11 +25,12 @@ HOUR_SECONDS = 3600.0
 PAUSE_SECONDS = 600.0
 """A longer gap between launches is a pause: who pays by the hour gives the machine back, so it has no price."""
 
+PROFILING = tuple(f"{name} pass" for name in PROFILING_PASSES)
 PHASES = (
     "start-up",
     "measuring",
     "memory pass",
-    "profile pass",
+    *PROFILING,
     "failed attempts",
     "between and after visits",
     "idle",

@@ -14,7 +14,7 @@ from typing import Any
 
 from configs.plan import PlannedExperiment
 from reports.numbers.statistics import Ratio, estimate, pair_ratios, paired_ratio
-from reports.reading.load import CellResult, StudyResult
+from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import (
     UNKNOWN,
@@ -69,6 +69,7 @@ def sweep_table(points: list[SweepPoint]) -> Table:
                 estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
                 estimate_cell(result.estimate("ttft_seconds"), 1000),
                 estimate_cell(result.estimate("step_seconds"), 1000),
+                estimate_cell(result.request_seconds, 1000),
                 mebibytes(result.peak_bytes),
                 result.status.replace("_", " "),
             )
@@ -80,6 +81,7 @@ def sweep_table(points: list[SweepPoint]) -> Table:
         "ms a token, median (interval)",
         "ms to first token, median (interval)",
         "ms a step, median (interval)",
+        "ms a request, median (interval)",
         "peak memory, MiB, all ranks",
         "state",
     )
@@ -136,7 +138,9 @@ def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[Cel
 
 
 def _seconds(result: CellResult) -> dict[int, float]:
-    """Latency by repeat: time per output token, or of a step where that is what there is."""
+    """Latency by repeat: time per output token, or of a step or a request where that is what there is."""
+    if result.cell.workload.kind == "encode":
+        return result.values("latency_seconds")
     return result.values("time_per_output_token_seconds") or result.values("step_seconds")
 
 
@@ -146,7 +150,7 @@ def _memory_ratio(result: CellResult, base: CellResult) -> float | None:
 
 def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
     """The baseline's row, then one for each variant."""
-    latency = "ms a step" if base.cell.workload.kind == "train" else "ms a token"
+    latency = LATENCY_UNITS.get(base.cell.workload.kind, "ms a token")
     columns = (
         "variant",
         "pairs",

@@ -12,12 +12,21 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.cell import Cell, Dtype, GenerateWorkload
+from configs.cell import Cell, Dtype, EncodeWorkload
 from configs.plan import PlannedExperiment
 from configs.rates import Column
 from reports.experiments.correctness_data import ANSWER_COLUMNS, Answers, Noise, answers_of, noise_columns, noise_of
+from reports.experiments.correctness_embeddings import (
+    EMBEDDING_COLUMNS,
+    EmbeddingNoise,
+    Embeddings,
+    embedding_noise_columns,
+    embedding_noise_of,
+    embeddings_of,
+)
+from reports.experiments.correctness_embeddings_judge import judge_embeddings
 from reports.experiments.correctness_judge import Verdict, judge
-from reports.experiments.correctness_ladder import Ladder
+from reports.experiments.correctness_ladder import EmbeddingLadder, Ladder
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.reading.samples import read_samples
@@ -35,6 +44,15 @@ FIGURES = (
     "perplexity of the reference",
     "perplexity difference",
 )
+EMBEDDING_FIGURES = (
+    "prompts",
+    "largest state difference",
+    "over the size of the state",
+    "largest embedding difference",
+    "cosine distance, mean",
+    "cosine distance of the worst embedding",
+    "same nearest prompt",
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,23 @@ class Judged:
     label: str
     result: CellResult
     verdict: Verdict
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The reference's answers, and its noise by dtype: of logits, or of an encoder."""
+
+    answers: Answers | Embeddings
+    logits: dict[Dtype, Noise | None]
+    states: dict[Dtype, EmbeddingNoise | None]
+
+    def verdict(self, answers: Answers | Embeddings, dtype: Dtype) -> Verdict:
+        """Of a cell of this dtype."""
+        if isinstance(self.answers, Embeddings):
+            assert isinstance(answers, Embeddings)
+            return judge_embeddings(self.answers, answers, self.states[dtype])
+        assert isinstance(answers, Answers)
+        return judge(self.answers, answers, self.logits[dtype])
 
 
 def judge_experiment(study: StudyResult, experiment: PlannedExperiment) -> tuple[CellResult, list[Judged]]:
@@ -59,15 +94,13 @@ def judge_experiment(study: StudyResult, experiment: PlannedExperiment) -> tuple
     return base, [replace(item, verdict=_with_twin(item, words.get(_twin(item.result).key))) for item in judged]
 
 
-def _verdict(
-    study: StudyResult, base: CellResult, reference: tuple[Answers, dict[Dtype, Noise | None]] | None, of: CellResult
-) -> Verdict:
+def _verdict(study: StudyResult, base: CellResult, reference: _Reference | None, of: CellResult) -> Verdict:
     if reference is None:
         return Verdict("not judged", f"the reference has no answers ({_state(base)})")
-    samples = _read(study, of, ANSWER_COLUMNS)
-    if samples is None:
+    answers = _answers(study, of)
+    if answers is None:
         return Verdict("not judged", f"the cell has no answers ({_state(of)})")
-    return judge(reference[0], _answers(study, of, samples), reference[1][of.cell.dtype])
+    return reference.verdict(answers, of.cell.dtype)
 
 
 def _twin(result: CellResult) -> Cell:
@@ -104,38 +137,41 @@ def _samples_path(study: StudyResult, reading: Reading) -> Path:
     return (study.folder / reading.path).with_suffix(".npz")
 
 
-def _answers(study: StudyResult, result: CellResult, samples: dict[str, Column]) -> Answers:
+def _answers(study: StudyResult, result: CellResult) -> Answers | Embeddings | None:
+    encodes = isinstance(result.cell.workload, EncodeWorkload)
+    samples = _read(study, result, EMBEDDING_COLUMNS if encodes else ANSWER_COLUMNS)
+    if samples is None:
+        return None
     reading = _first_completed(result)
     assert reading is not None
     vocabulary = reading.figure("answer_vocabulary")
     try:
-        return answers_of(samples, None if vocabulary is None else int(vocabulary))
+        return (
+            embeddings_of(samples) if encodes else answers_of(samples, None if vocabulary is None else int(vocabulary))
+        )
     except ValueError as error:
         raise ValueError(f"{_samples_path(study, reading)}: {error}") from error
 
 
-def _read_reference(
-    study: StudyResult, base: CellResult, dtypes: list[Dtype]
-) -> tuple[Answers, dict[Dtype, Noise | None]] | None:
-    wanted = tuple(name for dtype in dtypes for name in noise_columns(dtype))
-    samples = _read(study, base, (*ANSWER_COLUMNS, *wanted))
-    if samples is None:
+def _read_reference(study: StudyResult, base: CellResult, dtypes: list[Dtype]) -> _Reference | None:
+    answers = _answers(study, base)
+    if answers is None:
         return None
-    answers = _answers(study, base, samples)
-    return answers, {dtype: noise_of(samples, answers, dtype) for dtype in dtypes}
+    if isinstance(answers, Embeddings):
+        wanted = tuple(name for dtype in dtypes for name in embedding_noise_columns(dtype))
+        samples = _read(study, base, wanted) or {}
+        return _Reference(answers, {}, {dtype: embedding_noise_of(samples, answers, dtype) for dtype in dtypes})
+    wanted = tuple(name for dtype in dtypes for name in noise_columns(dtype))
+    samples = _read(study, base, wanted) or {}
+    return _Reference(answers, {dtype: noise_of(samples, answers, dtype) for dtype in dtypes}, {})
 
 
 def correctness_table(judged: list[Judged]) -> Table:
     """One row for each candidate, the noise in brackets beside each figure."""
-    return Table(
-        (
-            "answers of",
-            "verdict",
-            *FIGURES,
-        ),
-        tuple(_row(item) for item in judged),
-        text_columns=2,
-    ).without_empty_columns()
+    encodes = any(isinstance(item.result.cell.workload, EncodeWorkload) for item in judged)
+    figures = EMBEDDING_FIGURES if encodes else FIGURES
+    rows = tuple(_row(item, len(figures)) for item in judged)
+    return Table(("answers of", "verdict", *figures), rows, text_columns=2).without_empty_columns()
 
 
 def verdict_text(verdict: Verdict) -> str:
@@ -146,13 +182,33 @@ def verdict_text(verdict: Verdict) -> str:
     return f"**{verdict.word}**" + (f": {escaped('; '.join(parts))}" if parts else "")
 
 
-def _row(item: Judged) -> tuple[str, ...]:
-    return (escaped(item.label), verdict_text(item.verdict), *_figures(item.verdict.ladder, item.verdict.noise))
+def _row(item: Judged, count: int) -> tuple[str, ...]:
+    figures = tuple(_named_figures(item.verdict).values()) or (UNKNOWN,) * count
+    return (escaped(item.label), verdict_text(item.verdict), *figures)
 
 
-def _figures(own: Ladder | None, noise: Ladder | None) -> tuple[str, ...]:
-    if own is None or noise is None:
-        return (UNKNOWN,) * 10
+def _named_figures(verdict: Verdict) -> dict[str, str]:
+    """Name of each figure -> what it is; nothing where none could be taken."""
+    if verdict.ladder is not None and verdict.noise is not None:
+        return dict(zip(FIGURES, _figures(verdict.ladder, verdict.noise), strict=True))
+    if verdict.encoded is not None and verdict.encoded_noise is not None:
+        return dict(zip(EMBEDDING_FIGURES, _embedding_figures(verdict.encoded, verdict.encoded_noise), strict=True))
+    return {}
+
+
+def _embedding_figures(own: EmbeddingLadder, noise: EmbeddingLadder) -> tuple[str, ...]:
+    return (
+        str(own.prompts),
+        _beside(number(own.state_difference), number(noise.state_difference)),
+        _beside(number(own.state_relative), number(noise.state_relative)),
+        _beside(number(own.vector_difference), number(noise.vector_difference)),
+        _beside(number(own.cosine_mean), number(noise.cosine_mean)),
+        _beside(number(own.cosine_worst), number(noise.cosine_worst)),
+        UNKNOWN if own.same_nearest is None else percent(own.same_nearest),
+    )
+
+
+def _figures(own: Ladder, noise: Ladder) -> tuple[str, ...]:
     return (
         f"{own.prompts_equal} of {own.prompts}",
         _divergence(own),
@@ -185,8 +241,7 @@ def _divergence(own: Ladder) -> str:
 
 def ladder_lines(verdict: Verdict) -> list[str]:
     """The figures as lines of text, the noise beside each; nothing where none could be taken."""
-    found = _figures(verdict.ladder, verdict.noise)
-    return [f"{name}: {figure}" for name, figure in zip(FIGURES, found, strict=True) if figure != UNKNOWN]
+    return [f"{name}: {figure}" for name, figure in _named_figures(verdict).items() if figure != UNKNOWN]
 
 
 def completions_table(study: StudyResult, base: CellResult, judged: list[Judged], count: int = 2) -> Table | None:
@@ -211,7 +266,6 @@ def _completions(study: StudyResult, result: CellResult) -> dict[int, str]:
     if reading is None:
         return {}
     path = study.folder / reading.path
-    assert isinstance(result.cell.workload, GenerateWorkload)
     texts: dict[int, str] = {}
     for file in sorted(path.parent.glob(f"{path.stem}.completions_rank_*.jsonl")):
         texts |= _lines(file)

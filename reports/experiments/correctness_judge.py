@@ -8,17 +8,19 @@ candidate may exceed the largest of those by their spread, and by the freedom th
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from configs.rates import Floats
 from reports.experiments.correctness_data import Answers, Noise
-from reports.experiments.correctness_ladder import Ladder, ladder_of, noise_ladder
+from reports.experiments.correctness_ladder import EmbeddingLadder, Ladder, ladder_of, noise_ladder
 from reports.experiments.correctness_statistics import (
+    LOGITS,
     Errors,
     Ints,
+    Names,
     Statistic,
     by_chance,
     candidate_errors,
@@ -62,8 +64,8 @@ class Verdict:
     """The comparison of a candidate with its reference.
 
     findings: the statistics that exceed their limits, the worst first; nearest: the worst of all. ladder: the
-    candidate against the reference; noise: the largest of the same figures of the noise. in_float32: the word of the
-    same cell in float32, where there is one.
+    candidate against the reference; noise: the largest of the same figures of the noise; of an encoder's embeddings:
+    encoded and encoded_noise. in_float32: the word of the same cell in float32, where there is one.
     """
 
     word: Word
@@ -73,6 +75,8 @@ class Verdict:
     nearest: Finding | None = None
     ladder: Ladder | None = None
     noise: Ladder | None = None
+    encoded: EmbeddingLadder | None = None
+    encoded_noise: EmbeddingLadder | None = None
 
     @property
     def perplexity_candidate(self) -> float | None:
@@ -96,19 +100,21 @@ def judge(reference: Answers, candidate: Answers, noise: Noise | None) -> Verdic
     cached = candidate_errors(reference.prefill, candidate.cached)
     if not len(prefill.rms):
         return Verdict("not judged", "the cell kept no logits at the reference's positions")
-    freedom = freedom_of(noise)
-    compared = _compared(prefill, orders, "", freedom) + _compared(cached, orders, " through the cache", freedom)
-    compared += _tokens(reference, candidate, noise, freedom)
-    compared.sort(key=lambda finding: -finding.excess)
-    findings = tuple(finding for finding in compared if finding.excess > 1)
-    return Verdict(
-        "defect" if findings else "agrees",
-        str(findings[0]) if findings else "",
-        findings=findings,
-        nearest=compared[0],
+    freedom = freedom_of(noise.chain)
+    found = compared(prefill, orders, "", freedom) + compared(cached, orders, " through the cache", freedom)
+    return replace(
+        verdict_of([*found, *_tokens(reference, candidate, noise, freedom)]),
         ladder=ladder_of(reference, candidate, prefill, cached),
         noise=noise_ladder(reference, noise, orders),
     )
+
+
+def verdict_of(found: list[Finding]) -> Verdict:
+    """The word on statistics with their limits: a defect where one exceeds its own."""
+    found = sorted(found, key=lambda finding: -finding.excess)
+    findings = tuple(finding for finding in found if finding.excess > 1)
+    word: Word = "defect" if findings else "agrees"
+    return Verdict(word, str(findings[0]) if findings else "", findings=findings, nearest=found[0])
 
 
 def _broken(reference: Answers, candidate: Answers) -> str:
@@ -133,11 +139,11 @@ def _broken(reference: Answers, candidate: Answers) -> str:
     return ""
 
 
-def _compared(own: Errors, orders: list[Errors], where: str, freedom: float) -> list[Finding]:
+def compared(own: Errors, orders: list[Errors], where: str, freedom: float, names: Names = LOGITS) -> list[Finding]:
     """The statistics of `own` with their limits."""
     same = [order.at(own) for order in orders]
-    found = statistics(own, same)
-    usual = [statistics(order, [*same[:place], *same[place + 1 :]]) for place, order in enumerate(same)]
+    found = statistics(own, same, names)
+    usual = [statistics(order, [*same[:place], *same[place + 1 :]], names) for place, order in enumerate(same)]
     findings = []
     for name, statistic in found.items():
         limit = limit_of(np.array([each[name].value for each in usual]), freedom)
@@ -149,9 +155,9 @@ def _compared(own: Errors, orders: list[Errors], where: str, freedom: float) -> 
     return findings
 
 
-def freedom_of(noise: Noise) -> float:
+def freedom_of(chain: Floats) -> float:
     """How much more noise a correct program may have: where it rounds, and how long its sums' chains are."""
-    return FREEDOM * max(1.0, float(noise.chain.max()))
+    return FREEDOM * max(1.0, float(chain.max()))
 
 
 def limit_of(usual: Floats, freedom: float) -> float:

@@ -36,6 +36,25 @@ class Ladder:
     margin: float | None = None
 
 
+@dataclass(frozen=True)
+class EmbeddingLadder:
+    """How far an encoder's answers are from the reference. None: no such figure for noise.
+
+    state_difference: largest, of the last hidden states that are kept; state_relative: the same over the root mean
+    square of the state. vector_difference: largest, of embeddings. cosine_mean, cosine_worst: 1 less the cosine of the
+    angle between an embedding and the reference's. same_nearest: share of prompts whose nearest other prompt (by
+    cosine) is the same.
+    """
+
+    prompts: int
+    state_difference: float
+    state_relative: float
+    vector_difference: float
+    cosine_mean: float
+    cosine_worst: float
+    same_nearest: float | None = None
+
+
 def ladder_of(reference: Answers, candidate: Answers, prefill: Errors, cached: Errors) -> Ladder:
     """Figures of a candidate whose errors these are."""
     prompts = sorted(reference.tokens)

@@ -44,7 +44,8 @@ class Statistic:
 class Errors:
     """Distances from the reference by row of logits [R] and by token [N]; `scale` is the rows' own spread [R].
 
-    nll is signed. columns: mean square by word, [vocabulary], or empty.
+    nll is signed. columns: mean square by word, [vocabulary], or empty. Rows may be hidden states or embeddings too,
+    then kl is the cosine distance, which is of the second order as well, or empty, and there are no tokens.
     """
 
     row_prompts: Ints
@@ -68,7 +69,7 @@ class Errors:
             scale=self.scale[rows],
             rms=self.rms[rows],
             largest=self.largest[rows],
-            kl=self.kl[rows],
+            kl=self.kl[rows] if len(self.kl) else self.kl,
             # A mean over rows stands for most of them only.
             columns=self.columns if 2 * rows.sum() > len(rows) else np.empty(0),
             token_prompts=self.token_prompts[tokens],
@@ -153,11 +154,32 @@ def noise_errors(reference: Answers, noise: Noise) -> list[Errors]:
     ]
 
 
-def statistics(own: Errors, others: list[Errors]) -> dict[str, Statistic]:
+@dataclass(frozen=True)
+class Names:
+    """What rows of numbers are called: all of them, one value, one column, their distance of the second order.
+
+    by_position: whether a prompt has several rows.
+    """
+
+    rows: str
+    single: str
+    column: str
+    divergence: str
+    by_position: bool = True
+
+
+LOGITS = Names("logits", "a single logit", "logits of a word", "divergence")
+STATES = Names("states", "a single value of a state", "a channel of states", "directions of states")
+EMBEDDINGS = Names(
+    "embeddings", "a single value of an embedding", "a channel of embeddings", "directions", by_position=False
+)
+
+
+def statistics(own: Errors, others: list[Errors], names: Names = LOGITS) -> dict[str, Statistic]:
     """Every statistic that the points allow, of `own` in units of `others`, which have the same points."""
     found: dict[str, Statistic] = {}
     if len(own.rms):
-        found |= dict(_of_rows(own, others))
+        found |= dict(_of_rows(own, others, names))
     if len(own.nll):
         found |= dict(_of_tokens(own, others))
     return found
@@ -170,24 +192,28 @@ def _unit(others: list[Errors], name: str, least: Floats | float) -> Floats:
     return unit
 
 
-def _of_rows(own: Errors, others: list[Errors]) -> Iterator[tuple[str, Statistic]]:
+def _of_rows(own: Errors, others: list[Errors], names: Names) -> Iterator[tuple[str, Statistic]]:
+    rows = names.rows
     floor = _STEP * own.scale + np.finfo(np.float64).tiny
     ratios = own.rms / _unit(others, "rms", floor)
     singles = own.largest / _unit(others, "largest", floor)
-    yield "typical logits", Statistic(float(np.median(ratios)))
-    yield "logits", Statistic(_rms(ratios))
-    yield "logits of a prompt", replace(_worst_group(ratios, own.row_prompts), members=None)
-    yield "logits at a position", _worst(ratios, own.row_prompts, own.row_positions)
-    yield "a single logit", _worst(singles, own.row_prompts, own.row_positions)
+    yield f"typical {rows}", Statistic(float(np.median(ratios)))
+    yield rows, Statistic(_rms(ratios))
+    yield f"{rows} of a prompt", replace(_worst_group(ratios, own.row_prompts), members=None)
+    single = _worst(singles, own.row_prompts, own.row_positions)
+    yield names.single, single if names.by_position else replace(single, position=None)
+    if names.by_position:
+        yield f"{rows} at a position", _worst(ratios, own.row_prompts, own.row_positions)
     first = own.row_positions < _FIRST
-    if first.any():
-        yield "logits at the first positions", Statistic(_rms(ratios[first]))
-    divergence = np.mean([each.kl.mean() for each in others]) + float(np.mean(floor**2))
-    yield "divergence", Statistic(float(np.sqrt(np.abs(own.kl.mean()) / divergence)))
+    if names.by_position and first.any():
+        yield f"{rows} at the first positions", Statistic(_rms(ratios[first]))
+    if len(own.kl):
+        divergence = np.mean([each.kl.mean() for each in others]) + float(np.mean(floor**2))
+        yield names.divergence, Statistic(float(np.sqrt(np.abs(own.kl.mean()) / divergence)))
     if len(own.columns) and len(own.columns) == len(others[0].columns):
         known = np.mean([each.columns for each in others], axis=0)
-        words = own.columns / (known + 0.1 * known.mean() + float(np.mean(floor**2)))
-        yield "logits of a word", Statistic(float(np.sqrt(words.max())))
+        found = own.columns / (known + 0.1 * known.mean() + float(np.mean(floor**2)))
+        yield names.column, Statistic(float(np.sqrt(found.max())))
 
 
 def _of_tokens(own: Errors, others: list[Errors]) -> Iterator[tuple[str, Statistic]]:

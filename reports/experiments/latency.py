@@ -4,7 +4,7 @@
     latency_table(result), latency_sentence(result)
     draw_latency(figure, latency_curves(study, result))      # reports.plots.latency
 
-What is waited for is a request where the workload generates, a step where it trains, a pass of noop. The
+What is waited for is a request where the workload generates or encodes, a step where it trains, a pass of noop. The
 percentiles are over all samples of the steady part of every completed repeat; a P99 of fewer than 1,000
 samples is marked, not hidden.
 """
@@ -21,7 +21,7 @@ from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
 from reports.text import UNKNOWN, Table, escaped, number, plural
 
-WAITED_FOR = {"generate": "request", "train": "step", "noop": "pass"}
+WAITED_FOR = {"generate": "request", "seq2seq": "request", "encode": "request", "train": "step", "noop": "pass"}
 """Workload kind -> the latency that a user sees."""
 
 MOST_CURVES = 6

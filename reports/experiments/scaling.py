@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from configs.cell import Cell, GenerateWorkload
+from configs.cell import PROMPTED, Cell, PromptedWorkload
 from configs.plan import PlannedExperiment
 from reports.laws.laws import MeasuredPoint, ScalingLaws, fit_laws, scaled
 from reports.laws.text import changed_text, law_lines, more_than_linear
@@ -22,7 +22,7 @@ from reports.provenance import SET_BY_THE_STUDY
 from reports.reading.load import CellResult, StudyResult, flat_environment
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, number, percent, plural, ratio_cell, ratio_text
 
-GROWS = {"generate": "num_prompts", "train": "global_batch_size", "noop": "items"}
+GROWS = {**dict.fromkeys(PROMPTED, "num_prompts"), "train": "global_batch_size", "noop": "items"}
 """Kind of workload -> the field that weak scaling grows with the ranks."""
 
 
@@ -101,7 +101,7 @@ def _fields(cell: Cell) -> dict[str, Any]:
     fields = {**data, **{f"env.{name}": value for name, value in cell.env.items()}}
     fields |= {f"workload.{name}": value for name, value in cell.workload.model_dump(mode="json").items()}
     fields.pop("workload.label", None)
-    if isinstance(cell.workload, GenerateWorkload) and cell.workload.num_prompts is not None:
+    if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is not None:
         share = cell.workload.num_prompts // cell.layout.dp
         fields["workload.batch_size"] = min(cell.workload.batch_size, max(1, share))
     return fields
@@ -136,6 +136,7 @@ def scaling_table(result: Scaling) -> Table:
             "ms a token, median (interval)",
             "ms to first token",
             "ms a step, median (interval)",
+            "ms a request, median (interval)",
             "also changed",
             "state",
         ),
@@ -156,6 +157,7 @@ def _row(point: ScalingPoint) -> tuple[str, ...]:
         estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
         estimate_cell(result.estimate("ttft_seconds"), 1000),
         estimate_cell(result.estimate("step_seconds"), 1000),
+        estimate_cell(result.request_seconds, 1000),
         escaped(", ".join(point.changed)) or UNKNOWN,
         result.status.replace("_", " "),
     )

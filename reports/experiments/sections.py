@@ -1,6 +1,7 @@
 """Each experiment of each model as a section: a figure, what to see in it, and the table behind it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from configs.plan import PlannedExperiment
@@ -13,14 +14,23 @@ from reports.experiments.comparison import (
     sweep_sentence,
     sweep_table,
 )
+from reports.experiments.compression import (
+    compression,
+    compression_lines,
+    compression_sentence,
+    compression_table,
+)
 from reports.experiments.correctness import Judged, completions_table, correctness_table
+from reports.experiments.engines import engines, engines_lines, engines_sentence, engines_table
 from reports.experiments.latency import latency, latency_curves, latency_sentence, latency_table
+from reports.experiments.perf import perf_lines, perf_sentence, perf_table, recorded_cells
 from reports.experiments.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
 from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
 from reports.experiments.time_split import time_split, time_split_sentence, time_split_table
 from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
 from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
 from reports.plots.album import Album
+from reports.plots.compression import compression_height, draw_compression, drawn_rows
 from reports.plots.forecast import draw_forecast
 from reports.plots.latency import draw_latency
 from reports.plots.layouts import draw_layouts, drawn_layouts, layouts_height
@@ -52,20 +62,50 @@ def experiments_of(study: StudyResult, kind: str) -> list[PlannedExperiment]:
     return [experiment for experiment in study.plan.experiments if experiment.kind == kind and experiment.points]
 
 
-def experiment_sections(study: StudyResult, album: Album) -> dict[str, list[Section]]:
-    """The experiments' sections by kind, in the order of the study file."""
+def experiment_sections(
+    study: StudyResult, album: Album, judged: Sequence[tuple[str, Judged]] = ()
+) -> dict[str, list[Section]]:
+    """The experiments' sections by kind, in the order of the study file. `judged`: (model, verdict) of all answers."""
     makers = {
         "strong": _scaling,
         "weak": _scaling,
         "sweep": _sweep,
         "optimization": _optimization,
+        "compression": _compression,
         "layouts": _layouts,
         "communication": _communication,
     }
     return {
-        kind: [maker(study, experiment, album) for experiment in experiments_of(study, kind)]
+        kind: [
+            _with_engines(study, experiment, maker(study, experiment, album), judged)
+            for experiment in experiments_of(study, kind)
+        ]
         for kind, maker in makers.items()
     }
+
+
+def _with_engines(
+    study: StudyResult, experiment: PlannedExperiment, section: Section, judged: Sequence[tuple[str, Judged]]
+) -> Section:
+    """The section, and where its cells are of several engines one that says which to use."""
+    if experiment.kind not in ("sweep", "optimization"):
+        return section
+    lines = tuple(f"{item.label} is unsupported: {item.reason}." for item in experiment.refused)
+    section = replace(section, lines=(*section.lines, *lines))
+    found = engines(study, experiment, judged)
+    if found is None:
+        return section
+    which = Section("Which engine", engines_sentence(found), engines_table(found), lines=tuple(engines_lines(found)))
+    return replace(section, more=(which, *section.more))
+
+
+def _compression(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = compression(study, experiment), study.title(experiment)
+    plot = None
+    if len(drawn_rows(result)) > 1:
+        plot = album.add(title, partial(draw_compression, result=result), compression_height(result))
+    lines = tuple(compression_lines(result))
+    return Section(title, compression_sentence(result), compression_table(result), plot, lines=lines)
 
 
 def _scaling(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
@@ -151,9 +191,20 @@ def profile_section(study: StudyResult, album: Album) -> Section | None:
     return Section("Time split", profiled_sentence(cells), profiled_table(cells), plot, lines=lines)
 
 
+def perf_section(study: StudyResult) -> Section | None:
+    """What perf counted, and where its files and those of nsys lie; None where neither was asked for."""
+    cells = recorded_cells(study)
+    if not cells:
+        return None
+    return Section("Under a profiler", perf_sentence(cells), perf_table(cells), lines=tuple(perf_lines(cells)))
+
+
 def correctness_section(
     study: StudyResult, experiment: PlannedExperiment, base: CellResult, judged: list[Judged]
 ) -> Section:
     sentence = f"The reference is {base.name}: unmodified, in a launch of its own."
+    if experiment.refused:
+        told = "; ".join(f"{item.label} ({item.reason})" for item in experiment.refused)
+        sentence += f" Unsupported, so not judged: {told}."
     completions = completions_table(study, base, judged)
     return Section(study.title(experiment), sentence, correctness_table(judged), completions=completions)

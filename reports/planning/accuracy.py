@@ -22,6 +22,7 @@ from reports.reading.load import CellResult, StudyResult
 
 Figure = Literal[
     "tokens_per_second",
+    "embeddings_per_second",
     "items_per_second",
     "step_seconds",
     "ttft_seconds",
@@ -31,6 +32,8 @@ Figure = Literal[
 
 HEADLINES: dict[str, Figure] = {
     "generate": "tokens_per_second",
+    "seq2seq": "tokens_per_second",
+    "encode": "embeddings_per_second",
     "train": "tokens_per_second",
     "noop": "items_per_second",
 }
@@ -38,6 +41,8 @@ HEADLINES: dict[str, Figure] = {
 
 SPEEDS: dict[str, tuple[Figure, ...]] = {
     "generate": ("tokens_per_second", "ttft_seconds", "time_per_output_token_seconds"),
+    "seq2seq": ("tokens_per_second", "ttft_seconds", "time_per_output_token_seconds"),
+    "encode": ("embeddings_per_second",),
     "train": ("tokens_per_second",),  # the step takes the inverse of it: it would count twice
     "noop": ("items_per_second",),
 }

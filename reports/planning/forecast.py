@@ -9,7 +9,7 @@ the laws of `reports.laws`, which join measured points and are not drawn beyond 
 
 from dataclasses import dataclass
 
-from configs.cell import Cell, GenerateWorkload, TrainWorkload
+from configs.cell import PROMPTED, Cell, PromptedWorkload, TrainWorkload
 from configs.hardware import Link, Machine
 from engine.planner.forecast import HALF, LEAST_FOR_A_CHECK, Forecast, ForecastPoint, WorldSize, forecast
 from engine.planner.forecast_traffic import ddp_traffic
@@ -19,7 +19,7 @@ from reports.reading.load import StudyResult
 from reports.tables import largest_over_ranks
 from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent, plural
 
-UNITS = {"train": "step", "generate": "pass"}
+UNITS = {"train": "step", **dict.fromkeys(PROMPTED, "pass")}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def most_ranks(cell: Cell, kind: str) -> tuple[int, str]:
         return 1 << 30, ""
     if isinstance(work, TrainWorkload):
         return work.global_batch_size, f"a batch of {work.global_batch_size} sequences feeds no more ranks"
-    assert isinstance(work, GenerateWorkload)
+    assert isinstance(work, PromptedWorkload)
     prompts = work.num_prompts or 1
     full = max(1, prompts // work.batch_size)
     return full, f"{plural(prompts, 'prompt')} in batches of {work.batch_size} fill no more than {plural(full, 'rank')}"
@@ -153,8 +153,8 @@ def _interconnect(result: StudyForecast) -> str:
     machine = result.machine
     if not result.sends:
         return (
-            "Replicas that generate send each other nothing inside a pass, so the interconnect plays no part; what "
-            "grows is the wait for the slowest of them."
+            "Replicas that answer prompts send each other nothing inside a pass, so the interconnect plays no part; "
+            "what grows is the wait for the slowest of them."
         )
     assert machine is not None, "a forecast with communication has links"
     if result.stated:

@@ -172,4 +172,4 @@ def _row(item: Placed) -> tuple[str, ...]:
 
 
 def _rate(candidate: Candidate) -> float | None:
-    return candidate.prediction.tokens_per_second
+    return candidate.prediction.throughput

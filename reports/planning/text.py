@@ -41,6 +41,7 @@ from reports.text import (
 
 UNITS: dict[Figure, tuple[str, float]] = {
     "tokens_per_second": ("tokens/s", 1.0),
+    "embeddings_per_second": ("embeddings/s", 1.0),
     "items_per_second": ("items/s", 1.0),
     "step_seconds": ("ms a step", 1000.0),
     "ttft_seconds": ("ms to first token", 1000.0),

@@ -1,4 +1,4 @@
-"""Dollars per million tokens by cell, the cheapest first."""
+"""Dollars per million tokens (or embeddings) by cell, the cheapest first."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,11 +15,9 @@ MOST_BARS = 24
 
 
 def priced(costs: Sequence[CellCost]) -> list[CellCost]:
-    """The bars that are drawn: the cheapest MOST_BARS of the cells whose tokens have a price."""
-    known = [cost for cost in costs if cost.usd_per_million_tokens is not None]
-    return sorted(known, key=lambda cost: cost.usd_per_million_tokens.median if cost.usd_per_million_tokens else 0)[
-        :MOST_BARS
-    ]
+    """The bars that are drawn: the cheapest MOST_BARS of the cells whose work has a price."""
+    known = [cost for cost in costs if cost.usd_per_million is not None]
+    return sorted(known, key=lambda cost: cost.usd_per_million.median if cost.usd_per_million else 0)[:MOST_BARS]
 
 
 def cost_height(costs: Sequence[CellCost]) -> float:
@@ -35,7 +33,7 @@ def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
     hatches = ("", "//", "..", "xx", "--", "\\\\", "oo")
     widest = 0.0
     for row, cost in enumerate(drawn):
-        value = cost.usd_per_million_tokens
+        value = cost.usd_per_million
         assert value is not None
         index = models.index(cost.result.model)
         first = next(other for other in drawn if other.result.model == cost.result.model) is cost
@@ -65,7 +63,7 @@ def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
     axes.set_ylim(len(drawn) - 0.4, -0.6)
     axes.set_xlim(0, widest * 1.14)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("USD per million tokens")
+    axes.set_xlabel(f"USD per million {drawn[0].result.work_unit}s")
     if len(models) > 1:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
 

@@ -13,7 +13,7 @@ MOST_LINES = 16
 
 def drawn_layouts(result: Layouts) -> list[Placed]:
     """The first of the ranking and all that were measured, as far as there is room."""
-    rated = [item for item in result.placed if item.candidate.prediction.tokens_per_second or item.measured]
+    rated = [item for item in result.placed if item.candidate.prediction.throughput or item.measured]
     fitting = [item for item in rated if item.candidate.prediction.fits is not False]
     measured = [item for item in fitting if item.measured is not None]
     others = [item for item in fitting if item.measured is None]
@@ -33,7 +33,7 @@ def draw_layouts(figure: "Figure", result: Layouts) -> None:
     labels = {"predicted, with its stated factor": True, "measured, median": True}
     for row, item in enumerate(lines):
         prediction, measured = item.candidate.prediction, item.measured
-        rate = prediction.tokens_per_second
+        rate = prediction.throughput
         if rate is not None:
             factor = prediction.factor or 1.0
             name = "predicted, with its stated factor"

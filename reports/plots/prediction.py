@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NAMES = {"generate": "tokens/s", "train": "tokens/s", "noop": "items/s"}
+NAMES = {
+    "generate": "tokens/s",
+    "seq2seq": "tokens/s",
+    "encode": "embeddings/s",
+    "train": "tokens/s",
+    "noop": "items/s",
+}
 MOST_DECADES = 3
 """From so many powers of ten on, ticks stand at those alone."""
 

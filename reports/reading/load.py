@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.cell import Cell, GenerateWorkload
+from configs.cell import Cell, PromptedWorkload
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedExperiment, PlannedModel
 from configs.rates import Column
@@ -27,6 +27,9 @@ from reports.numbers.stopping import confidence
 from reports.reading.read import Reading, cell_folders, read_plan
 from reports.reading.readers import read_cells
 from reports.reading.samples import read_samples
+
+LATENCY_UNITS = {"train": "ms a step", "encode": "ms a request", "noop": "ms a pass"}
+"""Kind of workload -> the latency that its cells are compared by; of all others milliseconds a token."""
 
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
@@ -44,6 +47,8 @@ class CellResult:
     visits: dict[int, Reading]
     memory: Reading | None
     profile: Reading | None = None
+    perf: Reading | None = None
+    nsys: Reading | None = None
     pooled: Mapping[str, Pooled] = field(default_factory=dict)
     confidence: float = CONFIDENCE
 
@@ -68,6 +73,11 @@ class CellResult:
         """Asked for again and again: by tables, sentences, plots and exports."""
         return {}
 
+    @property
+    def request_seconds(self) -> Estimate | None:
+        """Of one batch that is encoded; None for other workloads, where it is no latency to compare by."""
+        return self.estimate("latency_seconds") if self.cell.workload.kind == "encode" else None
+
     def percentiles(self, kind: str) -> Percentiles | None:
         """P50, P90 and P99 of its latencies of a kind (keys of `configs.rates.LATENCY_COLUMNS`); None: it has none."""
         return self._percentiles.get(kind)
@@ -88,13 +98,23 @@ class CellResult:
     @property
     def unit(self) -> str:
         """Unit of `Rates.throughput` for this cell."""
-        return "items/s" if self.cell.workload.kind == "noop" else "tokens/s"
+        return f"{self.work_unit}s/s"
+
+    @property
+    def work_unit(self) -> str:
+        """One of what its throughput counts: a token, an embedding, an item."""
+        return {"noop": "item", "encode": "embedding"}.get(self.cell.workload.kind, "token")
 
     @property
     def compared(self) -> bool:
         """Whether its speed may be compared: keeping answers costs time, and communication alone is no work."""
         work = self.cell.workload
-        return work.kind != "communication" and not (isinstance(work, GenerateWorkload) and work.answers)
+        return work.kind != "communication" and not (isinstance(work, PromptedWorkload) and work.answers)
+
+    @property
+    def altered(self) -> bool:
+        """Whether its weights are not the model's own: what that costs the answers is for another section to say."""
+        return bool(self.cell.compression)
 
     @property
     def status(self) -> str:
@@ -151,6 +171,11 @@ def load_study(run: RunPaths) -> StudyResult:
     return StudyResult(run.folder, plan, _cells(plan, readings, pooled), readings, _environments(run, readings))
 
 
+def unaltered(group: list[CellResult]) -> list[CellResult]:
+    """Those with the model's own weights, where there are any: the fastest must not be one that answers otherwise."""
+    return [result for result in group if not result.altered] or group
+
+
 def model_title(plan: Plan, identity: str | None) -> str:
     """The name that a study gives a model, marked where its weights are random."""
     if identity is None:
@@ -190,6 +215,8 @@ def _cells(
             visits=dict(sorted(timed[key].items())),
             memory=untimed.get((key, "memory")),
             profile=untimed.get((key, "profile")),
+            perf=untimed.get((key, "perf")),
+            nsys=untimed.get((key, "nsys")),
             pooled=pooled.get(key, {}),
             confidence=level,
         )
@@ -220,7 +247,7 @@ def cell_names(plan: Plan) -> dict[str, str]:
 
 def _label(cell: Cell) -> str:
     label = cell.label if cell.engine == "rankwise" else f"{cell.engine}, {cell.label}"
-    answers = isinstance(cell.workload, GenerateWorkload) and cell.workload.answers
+    answers = isinstance(cell.workload, PromptedWorkload) and cell.workload.answers
     return f"{label}, answers kept" if answers else label
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TypeGuard
 
 from configs.base import SCHEMA_VERSION
-from configs.cell import Cell, GenerateWorkload
+from configs.cell import Cell, PromptedWorkload
 from configs.plan import Plan
-from configs.rates import RATE_COLUMNS, Floats, Rates, VisitSamples, rates_of
+from configs.rates import RATE_COLUMNS, Floats, Rates, VisitSamples, rates_of, whole_figures
 from configs.record import Figure, NewerSchemaError, Record, Status, migrate, read_json_object, read_record
 from reports.numbers.percentiles import P99, Pooled, pool, quantiles
 from reports.numbers.steady import Steady, steady
@@ -159,13 +159,14 @@ def _measured(record: Record, path: Path, relative: str, seen: dict[str, list[Fl
     work = record.cell.workload
     samples_path = path.with_suffix(".npz")
     samples = read_samples(samples_path, RATE_COLUMNS[work.kind])
-    if isinstance(work, GenerateWorkload) and work.answers and not samples:
+    if isinstance(work, PromptedWorkload) and work.answers and not samples:
         return Reading(record, relative, True)
     try:
         visit = VisitSamples(record.cell, samples)
         found = steady(visit.walls)
         visit = visit.without_first(found.first)
-        rates, kinds = rates_of(visit, record.figures), visit.latencies()
+        whole = whole_figures(record.cell, record.figures, record.rank_figures)
+        rates, kinds = rates_of(visit, whole), visit.latencies()
     except ValueError as error:
         raise ValueError(f"{samples_path}: {error}") from error
     p99 = {}

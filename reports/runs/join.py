@@ -239,7 +239,7 @@ def cost_table(nodes: Sequence[Node]) -> Table | None:
     rows = []
     for node in nodes:
         costs = [cell_cost(item.result, price_of(node.study, item.result)) for item in node.cells]
-        priced = [(cost.usd_per_million_tokens, cost) for cost in costs if cost.usd_per_million_tokens]
+        priced = [(cost.usd_per_million, cost) for cost in costs if cost.usd_per_million]
         for model in dict.fromkeys(cost.result.model for _, cost in priced):
             value, cheapest = min(
                 ((value, cost) for value, cost in priced if cost.result.model == model), key=lambda pair: pair[0].median
@@ -261,7 +261,7 @@ def cost_table(nodes: Sequence[Node]) -> Table | None:
         "model",
         "cheapest cell",
         "USD an hour",
-        "USD per million tokens, median (interval)",
+        "USD per million tokens or embeddings, median (interval)",
         "price from",
     )
     return Table(columns, tuple(rows), text_columns=3) if rows else None

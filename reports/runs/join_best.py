@@ -94,11 +94,11 @@ def like(cell: Cell) -> str:
 
 def _contests(group: list[Contender]) -> list[Contest]:
     first = group[0].result
-    latency = ("ms a step", "step_seconds") if first.cell.workload.kind == "train" else LATENCY_OF_TOKENS
+    latency = LATENCIES.get(first.cell.workload.kind, LATENCY_OF_TOKENS)
     goals = [
         Goal("Highest throughput", first.unit, 1.0, True, _field("throughput")),
         Goal("Lowest latency", latency[0], 1e3, False, _field(latency[1])),
-        Goal("Lowest cost", "USD per million tokens", 1.0, False, _usd_per_million_tokens),
+        Goal("Lowest cost", f"USD per million {first.work_unit}s", 1.0, False, _usd_per_million),
     ]
     texts = [first.model, first.cell.workload.kind, first.cell.dtype]
     texts += [first.cell.engine] if first.cell.engine != "rankwise" else []
@@ -106,6 +106,7 @@ def _contests(group: list[Contender]) -> list[Contest]:
     return [Contest(", ".join(texts), goal, found) for goal, found in entries if found]
 
 
+LATENCIES = {"train": ("ms a step", "step_seconds"), "encode": ("ms a request", "latency_seconds")}
 LATENCY_OF_TOKENS = ("ms a token", "time_per_output_token_seconds")
 
 
@@ -113,10 +114,10 @@ def _field(name: str) -> Callable[[Contender], list[float]]:
     return lambda item: list(item.result.values(name).values())
 
 
-def _usd_per_million_tokens(item: Contender) -> list[float]:
-    if item.usd_per_hour is None:
+def _usd_per_million(item: Contender) -> list[float]:
+    if item.usd_per_hour is None or item.result.cell.workload.kind == "noop":
         return []
-    rates = item.result.values("tokens_per_second").values()
+    rates = item.result.values("throughput").values()
     return [item.usd_per_hour / HOUR_SECONDS / rate * 1e6 for rate in rates if rate > 0]
 
 

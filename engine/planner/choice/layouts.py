@@ -9,7 +9,7 @@ predicted can be measured. Layouts that leave ranks idle are among them, where t
 
 from collections.abc import Callable, Iterator, Sequence
 
-from configs.cell import Cell, GenerateWorkload, Layout, TrainWorkload
+from configs.cell import Cell, Layout, PromptedWorkload, TrainWorkload
 from configs.hardware import Machine
 from configs.prediction import Prediction
 from engine.planner.architecture import Architecture
@@ -35,7 +35,7 @@ def ranked_layouts(cell: Cell, architecture: Architecture, machine: Machine, ran
 def valid_layouts(cell: Cell, architecture: Architecture, machine: Machine, ranks: int) -> Iterator[Layout]:
     """Every dp x tp x pp and strategy on so many ranks, then on fewer."""
     work = cell.workload
-    assert isinstance(work, GenerateWorkload | TrainWorkload), f"a {work.kind} has no model to lay out"
+    assert isinstance(work, PromptedWorkload | TrainWorkload), f"a {work.kind} has no model to lay out"
     base: TrainingSetup | InferenceSetup
     if isinstance(work, TrainWorkload):
         base, sequences = TrainingSetup(architecture, machine), work.global_batch_size
@@ -50,7 +50,7 @@ def by_speed(found: Sequence[tuple[Layout, Prediction]]) -> Ranked:
 
     def place(item: tuple[Layout, Prediction]) -> tuple[bool, bool, float]:
         prediction = item[1]
-        rate = prediction.tokens_per_second
+        rate = prediction.throughput
         return prediction.fits is False, rate is None, -(rate or 0.0)
 
     return sorted(found, key=place)

@@ -1,0 +1,300 @@
+"""What each way to compress the weights does to size, speed, memory and answers, against the uncompressed model.
+
+    result = compression(study, experiment)
+    compression_sentence(result), compression_table(result), compression_lines(result)
+    draw_compression(figure, result)                    # reports.plots.compression
+
+Speed is the ratio over pairs of the same block. Answers are compared by the ladder of the correctness experiment, with
+the uncompressed model in place of the reference: perplexity on the prompts, divergence of the next word, the first
+greedy token that differs. What an encoder answers are vectors: there the cosine distance takes that place. Whether the
+uncompressed model is right is for a correctness experiment to say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from configs.plan import PlannedExperiment, Refused
+from reports.decisions.pareto import on_front
+from reports.experiments.compression_answers import Quality, quality_of
+from reports.numbers.statistics import Ratio, estimate, paired_ratio
+from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult
+from reports.reading.read import Reading
+from reports.tables import largest_over_ranks
+from reports.text import (
+    UNKNOWN,
+    Table,
+    escaped,
+    estimate_cell,
+    joined,
+    mebibytes,
+    number,
+    percent,
+    ratio_cell,
+    ratio_text,
+)
+
+MOST_LOSS = 0.01
+"""What a recommendation may lose: the relative change of perplexity, or the mean cosine distance of embeddings."""
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """One pass in one precision. Ratios are to the base; above 1 is more work a second, or less time a token.
+
+    resolved: the passes that were run, where a level stands for several. size_bytes: of the weights, over all ranks.
+    share: of the base's size. answers: the cell that kept them.
+    """
+
+    label: str
+    result: CellResult
+    base: bool
+    resolved: str | None
+    size_bytes: float | None
+    share: float | None
+    throughput: Ratio | None
+    latency: Ratio | None
+    peak: float | None
+    quality: Quality | None
+    answers: CellResult | None
+
+    @property
+    def visits(self) -> list[Reading]:
+        """Of both its cells: the first of a launch is the one that says what loading took."""
+        cells = [self.result, *([self.answers] if self.answers else [])]
+        return [visit for cell in cells for visit in cell.completed.values()]
+
+    @property
+    def loss(self) -> float | None:
+        """What the answers lost, as a share; the base lost nothing."""
+        return 0.0 if self.base else self.quality.loss if self.quality else None
+
+    @property
+    def speed(self) -> float | None:
+        """Throughput over the base's."""
+        return 1.0 if self.base and self.result.completed else self.throughput.value if self.throughput else None
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One experiment of one model: the base first. `refused`: what this version has not."""
+
+    rows: tuple[Compressed, ...]
+    refused: tuple[Refused, ...]
+
+    @property
+    def base(self) -> Compressed:
+        return self.rows[0]
+
+    @property
+    def encodes(self) -> bool:
+        return self.base.result.cell.workload.kind == "encode"
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the base, on the prompts."""
+        ladders = (row.quality.ladder for row in self.rows if row.quality and row.quality.ladder)
+        return next((ladder.perplexity_reference for ladder in ladders), None)
+
+    def placed(self, figure: str) -> list[Compressed]:
+        """The rows that have a loss and the figure (`speed` or `share`), in the order of the table."""
+        return [row for row in self.rows if row.loss is not None and getattr(row, figure) is not None]
+
+    def front(self, figure: str) -> list[Compressed]:
+        """Of those, what no other beats in both; more speed is better, and less share."""
+        placed = self.placed(figure)
+        sign = 1.0 if figure == "speed" else -1.0
+        kept = on_front([(row.loss or 0.0, sign * getattr(row, figure)) for row in placed], more_x=False)
+        return [row for row, best in zip(placed, kept, strict=True) if best]
+
+
+def compression(study: StudyResult, experiment: PlannedExperiment) -> Compression:
+    """The rows in the order of the study file; what was not measured is among them."""
+    assert experiment.points, f"experiment {experiment.name} has no points"
+    groups: dict[tuple[str, str], dict[bool, CellResult]] = {}
+    labels: dict[tuple[str, str], str] = {}
+    for point in experiment.points:
+        group = (point.values["compression"], point.values["dtype"])
+        groups.setdefault(group, {})[point.values["answers"]] = study.cells[point.cell]
+        if not point.values["answers"]:
+            labels[group] = point.label
+    named = next(point for point in experiment.points if point.baseline)
+    first = groups[named.values["compression"], named.values["dtype"]]
+    ordered = sorted(groups, key=lambda group: groups[group] is not first)
+    rows = [_row(study, labels[group], groups[group], first, len(groups) - 1) for group in ordered]
+    return Compression(tuple(rows), experiment.refused)
+
+
+def _row(
+    study: StudyResult, label: str, own: Mapping[bool, CellResult], base: Mapping[bool, CellResult], others: int
+) -> Compressed:
+    result, first, is_base = own[False], base[False], own is base
+    size, whole = size_bytes(result), size_bytes(first)
+    throughput = latency = quality = None
+    if not is_base:
+        compared = max(1, others)
+        values = (result.values("throughput"), first.values("throughput"))
+        throughput = paired_ratio(*values, comparisons=compared, confidence=first.confidence)
+        seconds = (_token_seconds(first), _token_seconds(result))
+        latency = paired_ratio(*seconds, comparisons=compared, confidence=first.confidence)
+        quality = quality_of(study, base.get(True), own.get(True))
+    return Compressed(
+        label=label,
+        result=result,
+        base=is_base,
+        resolved=_text(result, "compression_passes"),
+        size_bytes=size,
+        share=size / whole if size is not None and whole else None,
+        throughput=throughput,
+        latency=latency,
+        peak=result.peak_bytes / first.peak_bytes if result.peak_bytes is not None and first.peak_bytes else None,
+        quality=quality,
+        answers=own.get(True),
+    )
+
+
+def size_bytes(result: CellResult) -> float | None:
+    """What the weights take over all ranks, tables included, median over repeats."""
+    sums = [sum(values) for visit in result.completed.values() if (values := visit.numbers_by_rank("weights_bytes"))]
+    return median(sums) if sums else None
+
+
+def _token_seconds(result: CellResult) -> dict[int, float]:
+    if result.cell.workload.kind == "encode":
+        return result.values("latency_seconds")
+    return result.values("time_per_output_token_seconds")
+
+
+def _text(result: CellResult, figure: str) -> str | None:
+    for visit in result.completed.values():
+        value = visit.record.figures.get(figure)
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def compression_table(result: Compression) -> Table:
+    """One row for each pass and precision."""
+    latency = LATENCY_UNITS.get(result.base.result.cell.workload.kind, "ms a token")
+    columns = (
+        "weights",
+        "passes that were run",
+        "repeats",
+        "weights, MiB, all ranks",
+        "of the base",
+        f"{result.base.result.unit}, median (interval)",
+        "times the base (interval)",
+        f"{latency}, median (interval)",
+        "times as fast (interval)",
+        "peak memory, MiB, all ranks",
+        "change of peak",
+        "loading, s",
+        "of it compressing, s",
+        "not zero",
+        "perplexity",
+        "change of it",
+        "KL mean, nats",
+        "KL p99, nats",
+        "same most likely token",
+        "first divergence",
+        "cosine distance, mean",
+        "cosine distance, worst",
+        "state",
+    )
+    rows = [_line(row, result.perplexity) for row in result.rows]
+    empty = (UNKNOWN,) * (len(columns) - 2)
+    rows += [(escaped(item.label), *empty, f"unsupported: {escaped(item.reason)}") for item in result.refused]
+    return Table(columns, tuple(rows), text_columns=2).without_empty_columns()
+
+
+def _line(row: Compressed, perplexity: float | None) -> tuple[str, ...]:
+    result, visits = row.result, row.visits
+    quality = row.quality.cells() if row.quality else (UNKNOWN,) * 8
+    if row.base:
+        quality = (number(perplexity, 4), *quality[1:])
+    return (
+        escaped(row.label) + (" (base)" if row.base else ""),
+        escaped(row.resolved) if row.resolved else UNKNOWN,
+        f"{len(result.completed)} of {result.planned}",
+        mebibytes(row.size_bytes),
+        percent(row.share),
+        estimate_cell(result.estimate("throughput")),
+        "1" if row.base and result.completed else ratio_cell(row.throughput),
+        estimate_cell(estimate(_token_seconds(result).values(), result.confidence), 1000),
+        "1" if row.base and result.completed else ratio_cell(row.latency),
+        mebibytes(result.peak_bytes),
+        UNKNOWN if row.base or row.peak is None else percent(row.peak - 1),
+        number(largest_over_ranks(visits, "load_seconds")),
+        number(largest_over_ranks(visits, "compression_seconds")),
+        percent(_nonzero_share(visits)),
+        *quality,
+        result.status.replace("_", " "),
+    )
+
+
+def _nonzero_share(visits: list[Reading]) -> float | None:
+    """The least share of weights that are not zero, over ranks; None where nothing was pruned."""
+    return min((share for visit in visits for share in visit.numbers_by_rank("nonzero_share")), default=None)
+
+
+def compression_sentence(result: Compression) -> str:
+    """Which pass to use: the fastest of those that lose little, and the smallest."""
+    base = result.base
+    if not base.result.completed:
+        return f"The uncompressed model has no figure ({base.result.status.replace('_', ' ')}), so nothing is compared."
+    kept = [row for row in result.rows if not row.base and row.loss is not None and row.loss <= MOST_LOSS]
+    known = [row for row in kept if row.throughput is not None]
+    limit = _limit(result)
+    if not known:
+        return f"No pass that was measured loses {limit}: keep the model as it is."
+    fastest = max(known, key=lambda row: row.speed or 0.0)
+    assert fastest.throughput is not None and fastest.quality is not None
+    if fastest.throughput.bounds[0] <= 1:
+        text = f"No pass that loses {limit} is known to be faster than the uncompressed model"
+        text += f": the best, {fastest.label}, gives {ratio_text(fastest.throughput, 'pair')} its throughput."
+    else:
+        size = "" if fastest.share is None else f" in {percent(fastest.share)} of the bytes"
+        text = (
+            f"{fastest.label} gives {ratio_text(fastest.throughput, 'pair')} the throughput of {base.label}{size}, "
+            f"at {fastest.quality.text()}: the fastest that loses {limit}."
+        )
+    sized = [row for row in kept if row.share is not None]
+    smallest = min(sized, key=lambda row: row.share or 0.0) if sized else None
+    if smallest is not None and smallest is not fastest and smallest.quality is not None:
+        speed = "" if smallest.throughput is None else f", {number(smallest.speed)} times as fast"
+        text += f" The smallest is {smallest.label}: {percent(smallest.share)} of the bytes{speed}, "
+        text += f"at {smallest.quality.text()}."
+    return text
+
+
+def _limit(result: Compression) -> str:
+    what = "a cosine distance of" if result.encodes else "a rise in perplexity of"
+    return f"at most {what} {number(MOST_LOSS) if result.encodes else percent(MOST_LOSS)}"
+
+
+def compression_lines(result: Compression) -> list[str]:
+    """What loses more, what has no answers, and what this machine or version cannot do."""
+    beyond = [row for row in result.rows if row.loss is not None and row.loss > MOST_LOSS and row.quality]
+    lines = []
+    if beyond:
+        told = joined(f"{row.label} ({row.quality.text()})" for row in beyond if row.quality)
+        lines.append(f"Beyond {_limit(result).removeprefix('at most ')}: {told}.")
+    levels = [row for row in result.rows if row.resolved and row.resolved != row.result.cell.compression[0]]
+    levels = [row for row in levels if row.result.cell.compression[0] in ("balanced", "aggressive")]
+    lines += [f"{row.label} became {row.resolved} on this hardware." for row in levels]
+    silent = [row for row in result.rows if row.result.completed and row.loss is None]
+    if silent:
+        lines.append(f"What the answers of {joined(row.label for row in silent)} lost is not known.")
+    lost = [row for row in result.rows if not row.result.completed]
+    lines += [f"{row.label} has no figure: {why_lost(row.result)}." for row in lost]
+    if result.refused:
+        told = "; ".join(f"{item.label}: {item.reason}" for item in result.refused)
+        lines.append(f"Not supported: {told}.")
+    return lines
+
+
+def why_lost(result: CellResult) -> str:
+    """The state of a cell without a figure, with the message of its last record."""
+    state = result.status.replace("_", " ")
+    failure = result.visits[max(result.visits)].record.failure if result.visits else None
+    return f"{state} ({failure.message.rstrip('.')})" if failure else state

@@ -1,0 +1,249 @@
+"""Which engine to use for the model at hand: the engines of a sweep or an optimization side by side, and their answers.
+
+    result = engines(study, experiment, judged)       # None where it has one engine only
+    engines_sentence(result), engines_table(result), engines_lines(result)
+
+Engines are compared where all else is the same: at each combination of the other swept values. Ratios are over pairs
+of the same block. The verdict on an engine's answers comes from the study's correctness experiments; an engine whose
+answers are a defect is not recommended, however fast.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from configs.cell import Cell
+from configs.plan import PlannedExperiment
+from reports.experiments.compression import why_lost
+from reports.experiments.correctness import Judged
+from reports.numbers.statistics import Ratio, paired_ratio
+from reports.reading.load import CellResult, StudyResult
+from reports.tables import largest_over_ranks
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, mebibytes, number, plural, ratio_cell
+
+ENGINE_FIELDS = ("engine", "engine_mode")
+WORST_FIRST = ("defect", "not judged", "agrees")
+REFERENCE = "reference"
+"""Word for what the answers of the others are judged by."""
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One engine in one place. ratio: throughput of the fastest over its own; above 1 is how much faster that is.
+
+    result: None where this version has no such cell; `reason` says why there is no figure.
+    """
+
+    engine: str
+    result: CellResult | None
+    reason: str | None
+    word: str
+    why: str = ""
+    ratio: Ratio | None = None
+
+    @property
+    def rate(self) -> float | None:
+        value = self.result.estimate("throughput") if self.result else None
+        return value.median if value else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """One combination of the other values: engines by rate, the fastest first, those without a figure last."""
+
+    label: str
+    rows: tuple[EngineRow, ...]
+
+    @property
+    def usable(self) -> list[EngineRow]:
+        """With a figure, and with answers that are no defect."""
+        return [row for row in self.rows if row.rate is not None and row.word != "defect"]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The engines of one experiment of one model."""
+
+    unit: str
+    places: tuple[Place, ...]
+
+
+def engine_of(cell: Cell) -> str:
+    """`transformers`, or `transformers compiled` where it decodes in another mode than the usual."""
+    return cell.engine if cell.engine_mode == "eager" else f"{cell.engine} {cell.engine_mode}"
+
+
+def engines(
+    study: StudyResult, experiment: PlannedExperiment, judged: Sequence[tuple[str, Judged]] = ()
+) -> Engines | None:
+    """None where the points have one engine only. `judged`: (model, verdict) of every correctness experiment."""
+    found: dict[str, list[EngineRow]] = {}
+    for point in experiment.points:
+        result = study.cells[point.cell]
+        word, why = _verdict(result, judged)
+        reason = None if result.completed else why_lost(result)
+        row = EngineRow(engine_of(result.cell), result, reason, word, why)
+        found.setdefault(_place(point.values), []).append(row)
+    for item in experiment.refused:
+        name = " ".join(str(item.values[field]) for field in ENGINE_FIELDS if field in item.values) or item.label
+        found.setdefault(_place(item.values), []).append(EngineRow(name, None, item.reason, "not judged"))
+    if len({row.engine for rows in found.values() for row in rows if row.result is not None}) < 2:
+        return None
+    unit = study.cells[experiment.points[0].cell].unit
+    return Engines(unit, tuple(Place(label, _ranked(rows)) for label, rows in found.items()))
+
+
+def _place(values: dict[str, object]) -> str:
+    """The other swept values; a variant of an optimization is no place of its own."""
+    rest = {name: value for name, value in values.items() if name not in (*ENGINE_FIELDS, "variant")}
+    return ", ".join(f"{name.removeprefix('workload.')} {value}" for name, value in rest.items())
+
+
+def _ranked(rows: Sequence[EngineRow]) -> tuple[EngineRow, ...]:
+    """The fastest first; the others with the ratio of the fastest to them."""
+    ordered = sorted(rows, key=lambda row: -(row.rate or 0.0))
+    best = ordered[0]
+    if best.result is None or best.rate is None:
+        return tuple(ordered)
+    count = max(1, sum(row.rate is not None for row in ordered) - 1)
+    return (best, *(replace(row, ratio=_ratio(best, row, count)) for row in ordered[1:]))
+
+
+def _ratio(best: EngineRow, other: EngineRow, comparisons: int) -> Ratio | None:
+    if best.result is None or other.result is None:
+        return None
+    values = (best.result.values("throughput"), other.result.values("throughput"))
+    return paired_ratio(*values, comparisons=comparisons, confidence=best.result.confidence)
+
+
+def _verdict(result: CellResult, judged: Sequence[tuple[str, Judged]]) -> tuple[str, str]:
+    """The worst word on this engine's answers of this model, in its own layout and precision where that was judged."""
+    cell = result.cell
+    own = [
+        item
+        for model, item in judged
+        if model == result.model
+        and engine_of(item.result.cell) == engine_of(cell)
+        and item.result.cell.workload.kind == cell.workload.kind
+        and item.result.cell.compression == cell.compression
+    ]
+    for same in (("layout", "dtype"), ("layout",), ()):
+        chosen = [item for item in own if all(getattr(item.result.cell, f) == getattr(cell, f) for f in same)]
+        if chosen:
+            worst = min(chosen, key=lambda item: WORST_FIRST.index(item.verdict.word))
+            told = "" if "layout" in same else f"judged as {worst.label}"
+            return worst.verdict.word, "; ".join(filter(None, (worst.verdict.reason, told)))
+    if judged and cell.engine == "transformers" and cell.layout.ranks == 1 and cell.dtype == "float32":
+        return (REFERENCE, "") if cell.engine_mode == "eager" else ("not judged", "")
+    return "not judged", ""
+
+
+def engines_table(result: Engines) -> Table:
+    """One row for each engine in each place, the fastest first."""
+    columns = (
+        "at",
+        "engine",
+        "answers",
+        "repeats",
+        f"{result.unit}, median (interval)",
+        "the fastest is so many times as fast (interval)",
+        "ms to first token",
+        "ms a token",
+        "ms a request",
+        "peak memory, MiB, all ranks",
+        "loading, s",
+        "state",
+    )
+    rows = tuple(_row(place, row) for place in result.places for row in place.rows)
+    return Table(columns, rows, text_columns=3).without_empty_columns()
+
+
+def _row(place: Place, row: EngineRow) -> tuple[str, ...]:
+    where, word = escaped(place.label) or UNKNOWN, f"**{row.word}**" if row.word == "defect" else row.word
+    answers = f"{word}: {escaped(row.why)}" if row.why else word
+    result = row.result
+    if result is None:
+        return (where, escaped(row.engine), UNKNOWN, *(UNKNOWN,) * 8, f"unsupported: {escaped(row.reason or '')}")
+    fastest = row is place.rows[0] and row.rate is not None
+    return (
+        where,
+        escaped(row.engine),
+        answers,
+        f"{len(result.completed)} of {result.planned}",
+        estimate_cell(result.estimate("throughput")),
+        "fastest" if fastest else ratio_cell(row.ratio),
+        estimate_cell(result.estimate("ttft_seconds"), 1000),
+        estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
+        estimate_cell(result.request_seconds, 1000),
+        mebibytes(result.peak_bytes),
+        number(largest_over_ranks(list(result.completed.values()), "load_seconds")),
+        result.status.replace("_", " ") if row.reason is None else escaped(row.reason),
+    )
+
+
+def choice(place: Place) -> tuple[str, ...]:
+    """The engine to use there; two or more where the fastest cannot be told from the next; none without a figure."""
+    usable = place.usable
+    if not usable:
+        return ()
+    best, count = usable[0], max(1, len(usable) - 1)
+    ratios = [(row, _ratio(best, row, count)) for row in usable[1:]]
+    near = [row.engine for row, ratio in ratios if ratio is not None and ratio.bounds[0] <= 1]
+    return tuple(dict.fromkeys((best.engine, *near)))
+
+
+def engines_sentence(result: Engines) -> str:
+    """Which engine to use, why, and whether its answers are right."""
+    chosen = {place.label: choice(place) for place in result.places}
+    known = {label: names for label, names in chosen.items() if names}
+    if not known:
+        return "No engine has a figure with answers that are no defect, so none is recommended."
+    first = next(iter(known.values()))
+    if all(names == first for names in known.values()):
+        everywhere = f" at {plural(len(known), 'combination')} of the other values" if len(known) > 1 else ""
+        if len(first) == 1:
+            return (
+                f"Use {first[0]}: it is the fastest{everywhere}{_margin(result, first[0])}. {_trust(result, first[0])}"
+            )
+        return f"Undecided between {joined(first)}: their intervals overlap{everywhere}. {_trust(result, first[0])}"
+    names = list(dict.fromkeys(name for each in known.values() for name in each))
+    wins = [f"{name} at {sum(each == (name,) for each in known.values())}" for name in names]
+    shared = sum(len(each) > 1 for each in known.values())
+    text = f"It depends on the other values: of {plural(len(known), 'combination')} {joined(wins)} is the fastest"
+    return f"{text}{f', and {shared} are undecided' if shared else ''}. {_trust(result, names[0])}"
+
+
+def _margin(result: Engines, engine: str) -> str:
+    """`, 1.8 to 3.2 times the next`."""
+    ratios = []
+    for place in result.places:
+        usable = place.usable
+        if len(usable) > 1 and usable[0].engine == engine:
+            ratio = _ratio(usable[0], usable[1], max(1, len(usable) - 1))
+            ratios += [ratio.value] if ratio is not None else []
+    if not ratios:
+        return ", and the only one with a figure"
+    low, high = number(min(ratios)), number(max(ratios))
+    return f", {low if low == high else f'{low} to {high}'} times the next"
+
+
+def _trust(result: Engines, engine: str) -> str:
+    """What the study knows of its answers."""
+    words = {row.word for place in result.places for row in place.rows if row.engine == engine and row.rate is not None}
+    if words <= {"agrees", REFERENCE}:
+        return "Its answers agree with the reference." if "agrees" in words else "It is the reference itself."
+    return "Its answers were not judged in every combination; a correctness experiment over `engines` does so."
+
+
+def engines_lines(result: Engines) -> list[str]:
+    """For each place which engine; then the engines whose answers are wrong."""
+    lines = []
+    for place in result.places:
+        names = choice(place)
+        if len(result.places) > 1 and names:
+            rate = next(row for row in place.rows if row.engine == names[0]).result
+            assert rate is not None
+            told = f"use {names[0]}" if len(names) == 1 else f"undecided between {joined(names)}"
+            lines.append(f"{place.label}: {told} ({estimate_cell(rate.estimate('throughput'))} {result.unit}).")
+    wrong = {row.engine: row.why for place in result.places for row in place.rows if row.word == "defect"}
+    lines += [f"{name} is not recommended, its answers are a defect: {why}." for name, why in wrong.items()]
+    return lines
