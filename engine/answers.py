@@ -6,6 +6,10 @@ cache (`Scorer.cached`), where a stale entry shows.
 
     figures, samples = collect_answers(prompts, tokens, scorer, pieces, context)
 
+An encoder-decoder is scored on what it is made to say: its first token and then the source's own tokens (at most
+FORCED_TOKENS of them), so that every engine scores the same; this stands for the prompt below. Its greedy tokens are
+scored by a prefill of their own. Encoders: `engine.embeddings`.
+
 Every rank of a replica calls it alike, because scoring takes all of them. Those that do not speak for the
 replica keep their tokens only, so that ranks which answer differently are found. Columns (P prompts, index
 counted over all replicas; position 0 is a prompt's first token, logits at a position are of the next token):
@@ -25,7 +29,7 @@ counted over all replicas; position 0 is a prompt's first token, logits at a pos
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -36,13 +40,16 @@ from torch import Tensor
 from configs.base import write_atomically
 from configs.record import Figure
 from engine.context import Context, Samples
-from engine.tokens import Batch, Prompts, load_tokenizer, tokenizer_path
+from engine.tokens import Batch, Prompts, filled, load_tokenizer, tokenizer_path
 
 MAX_LOGIT_BYTES = 64 * 1024 * 1024
 """Most bytes of logits that a record keeps over all ranks, those through the cache included."""
 
 CACHED_STEPS = 8
 """So many last positions of a prompt are fed one token at a time."""
+
+FORCED_TOKENS = 128
+"""At most so many tokens of a source an encoder-decoder is made to say."""
 
 TOP_TOKENS = 8
 _FIRST_POSITIONS = 3
@@ -55,6 +62,7 @@ Consume = Callable[[int, Tensor], None]
 class Scorer(Protocol):
     """What an engine offers so that its answers can be judged. Batches are filled at the left, like those timed.
 
+    A batch of an encoder-decoder holds the decoder's tokens and has a `source`; a decoder's has none.
     Both give the logits of their columns to `consume`, in order, each once, in pieces that bound memory
     (32 MiB, or one column), on the ranks that speak for their replica. Logits at filling positions may be
     anything. The caches are those of the timed decode, and serve batches of different lengths.
@@ -101,11 +109,21 @@ def kept_positions(length: int, rows: Rows) -> list[int]:
 
 @dataclass(frozen=True)
 class Sequence:
-    """What is scored: a prompt (index over all replicas, ids) and the greedy tokens after it."""
+    """What is scored: a prompt (index over all replicas, ids) and the greedy tokens after it.
+
+    source: of an encoder-decoder; ids are then what it is made to say, and the greedy tokens follow the first of them.
+    """
 
     prompt: int
     ids: list[int]
     decoded: list[int]
+    source: list[int] | None = None
+
+    def parts(self) -> "list[Sequence]":
+        """What is prefilled together, the part whose logits are kept first."""
+        if self.source is None:
+            return [self]
+        return [replace(self, decoded=[]), replace(self, ids=self.ids[:1])]
 
 
 @dataclass
@@ -143,16 +161,28 @@ class Scores:
 
 
 def read_prefill(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], total: int) -> list[Scores]:
-    """Scores of each sequence, prompt and decoded tokens, by prefill. `pieces` are batches of the prompts, in order."""
+    """Scores of each sequence, prompt and decoded tokens, by prefill. `pieces` are batches of the prompts, in order.
+
+    Of an encoder-decoder they are batches of the sources.
+    """
     scores = [Scores() for _ in sequences]
     start = 0
     for piece in pieces:
-        part = slice(start, start + len(piece.tokens))
-        decoded = torch.tensor([each.decoded[:-1] for each in sequences[part]], dtype=torch.int64)
-        longer = Batch(torch.cat([piece.tokens, decoded.to(piece.tokens.device)], dim=1), piece.padding)
-        scorer.prefill(longer, _reader(scores[part], sequences[part], piece, total, cached=False))
-        start = part.stop
+        rows = slice(start, start + len(piece.tokens))
+        for place, part in enumerate(zip(*(each.parts() for each in sequences[rows]), strict=True)):
+            batch = _fed(list(part), piece)
+            scorer.prefill(batch, _reader(scores[rows], list(part), batch, 0 if place else total, cached=False))
+        start = rows.stop
     return scores
+
+
+def _fed(part: list[Sequence], piece: Batch) -> Batch:
+    """What is fed so that every token of these sequences but the last is followed by logits."""
+    if part[0].source is not None:
+        found = filled([each.ids + each.decoded[:-1] for each in part], piece.tokens.device)
+        return replace(found, source=piece)
+    decoded = torch.tensor([each.decoded[:-1] for each in part], dtype=torch.int64)
+    return replace(piece, tokens=torch.cat([piece.tokens, decoded.to(piece.tokens.device)], dim=1))
 
 
 def read_cached(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], total: int) -> list[Scores]:
@@ -164,28 +194,26 @@ def read_cached(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], 
     scores = [Scores() for _ in sequences]
     start = 0
     for piece in pieces:
-        rows = range(len(piece.tokens))
-        short = [row for row in rows if 1 < len(sequences[start + row].ids) <= CACHED_STEPS]
-        for chosen in (short, [row for row in rows if len(sequences[start + row].ids) > CACHED_STEPS]):
-            mine = [sequences[start + row] for row in chosen]
+        part = [replace(each, decoded=[]) for each in sequences[start : start + len(piece.tokens)]]
+        whole = _fed(part, piece)
+        short = [row for row, each in enumerate(part) if 1 < len(each.ids) <= CACHED_STEPS]
+        for chosen in (short, [row for row, each in enumerate(part) if len(each.ids) > CACHED_STEPS]):
+            mine = [part[row] for row in chosen]
             if mine:
                 steps = min([CACHED_STEPS, *(len(each.ids) - 1 for each in mine)])
-                padding = None if piece.padding is None else piece.padding[chosen]
-                part = Batch(piece.tokens[chosen], padding)
-                prompts = [Sequence(each.prompt, each.ids, []) for each in mine]
-                found = [scores[start + row] for row in chosen]
-                scorer.cached(part, steps, _reader(found, prompts, part, total, cached=True))
-        start += len(rows)
+                batch, found = whole.rows(chosen), [scores[start + row] for row in chosen]
+                scorer.cached(batch, steps, _reader(found, mine, batch, total, cached=True))
+        start += len(part)
     return scores
 
 
 def _reader(scores: list[Scores], part: list[Sequence], piece: Batch, total: int, cached: bool) -> Consume:
-    """What takes a batch's logits apart into its sequences' positions."""
+    """What takes a batch's logits apart into its sequences' positions. total: of all prompts; 0: no row is kept."""
     padding = [0] * len(part) if piece.padding is None else piece.padding.tolist()
 
     def consume(first: int, logits: Tensor) -> None:
         assert logits.dtype == torch.float32 and logits.shape[0] == len(part)
-        rows = Rows.of(logits.shape[-1], total)
+        rows = Rows.of(logits.shape[-1], total) if total else Rows(0, 0, 0)
         for row, sequence in enumerate(part):
             skip = max(padding[row] - first, 0)
             if skip >= logits.shape[1]:
@@ -204,14 +232,15 @@ def collect_answers(
     pieces: list[Batch],
     context: Context,
     through_cache: bool = True,
+    start_token: int | None = None,
 ) -> tuple[dict[str, Figure], Samples]:
     """Figures and columns of one rank.
 
     tokens [P, new]: what the timed decode gave; on a middle stage, which is not told, they may be anything.
-    pieces: the prompts in their order, in the batches that `scorer` takes at once.
+    pieces: the prompts in their order, in the batches that `scorer` takes at once. start_token: as `sequences_of`.
     """
     grid = context.grid
-    sequences = sequences_of(prompts, tokens)
+    sequences = sequences_of(prompts, tokens, start_token)
     prefilled = read_prefill(scorer, sequences, pieces, prompts.total)
     cached = read_cached(scorer, sequences, pieces, prompts.total) if through_cache else []
     samples: Samples = {}
@@ -226,10 +255,17 @@ def collect_answers(
     return {"answer_vocabulary": vocabulary, "answer_logit_rows": rows}, samples
 
 
-def sequences_of(prompts: Prompts, tokens: Tensor) -> list[Sequence]:
-    """Prompts with the tokens [P, new] that were decoded after each."""
-    pairs = zip(prompts.tokens, tokens.tolist(), strict=True)
-    return [Sequence(prompts.first + place, ids, decoded) for place, (ids, decoded) in enumerate(pairs)]
+def sequences_of(prompts: Prompts, tokens: Tensor, start_token: int | None = None) -> list[Sequence]:
+    """Prompts with the tokens [P, new] that were decoded after each.
+
+    start_token: of an encoder-decoder, whose prompts are sources: what its decoder begins with.
+    """
+    pairs = list(enumerate(zip(prompts.tokens, tokens.tolist(), strict=True), start=prompts.first))
+    if start_token is None:
+        return [Sequence(prompt, ids, decoded) for prompt, (ids, decoded) in pairs]
+    return [
+        Sequence(prompt, [start_token, *ids[:FORCED_TOKENS]], decoded, source=ids) for prompt, (ids, decoded) in pairs
+    ]
 
 
 def columns(sequences: list[Sequence], prefilled: list[Scores], cached: list[Scores]) -> Samples:

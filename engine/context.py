@@ -16,7 +16,7 @@ import torch
 from configs.job import Job, Visit
 from configs.model import Manifest
 from configs.paths import JobPaths
-from configs.record import Figure, MeasuringPass
+from configs.record import PROFILING_PASSES, Figure, MeasuringPass
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
 
@@ -32,8 +32,8 @@ class Context:
     """One rank's surroundings during a launch.
 
     `kept` lives as long as the launch: the model that was loaded once, the tokenised prompts.
-    `barrier` returns when all ranks have called it; on one rank it returns at once. `region` is what the
-    profile pass wraps around the work that it records.
+    `barrier` returns when all ranks have called it; on one rank it returns at once. `region` is what a
+    profiling pass wraps around the work that it records.
     """
 
     job: Job
@@ -58,8 +58,13 @@ class Context:
         return self.job.measuring_pass
 
     def profiled(self) -> AbstractContextManager[None]:
-        """Around the work that the profile pass records; nothing in other passes."""
+        """Around the work that a profiler records; nothing in other passes."""
         return self.region()
+
+    @property
+    def profiling(self) -> bool:
+        """Whether this launch records one pass of the work, after its warm-up, and times nothing."""
+        return self.job.measuring_pass in PROFILING_PASSES
 
     @property
     def memory_pass(self) -> bool:

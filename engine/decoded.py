@@ -1,6 +1,7 @@
-"""What decoding a batch gives, whichever engine decodes; and how one waits for a device.
+"""What decoding or encoding a batch gives, whichever engine does it; and how one waits for a device.
 
 Decode = Callable[[Batch], list[Decoded]]
+Encode = Callable[[Batch], list[Encoded]]
 """
 
 from collections.abc import Callable
@@ -26,6 +27,23 @@ class Decoded:
 
 Decode = Callable[[Batch], list[Decoded]]
 """Decodes a batch: one result, or one for each micro-batch, in the order of its rows."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Sequences encoded together: when they began and when their vectors were there (seconds); vectors [rows, size].
+
+    Times count on the rank that speaks for its replica. Ranks that never see the vectors have None.
+    """
+
+    began: float
+    ended: float
+    vectors: torch.Tensor | None
+    rows: int
+
+
+Encode = Callable[[Batch], list[Encoded]]
+"""Encodes a batch: one result."""
 
 
 def synchroniser(device: torch.device) -> Callable[[], None]:

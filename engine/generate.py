@@ -13,18 +13,20 @@ import time
 import numpy as np
 import torch
 
-from configs.cell import GenerateWorkload
-from configs.job import Measuring, Visit
+from configs.cell import GenerateWorkload, Seq2SeqWorkload
+from configs.job import Visit
 from configs.record import Figure
-from engine.agreement import largest, together
+from engine.agreement import together
 from engine.answers import Scorer, collect_answers, write_completions
 from engine.context import Context, Outcome, Samples
 from engine.decoded import Decode, Decoded
 from engine.inference.pipeline import Replica, micro_batches
 from engine.inference.weights import is_settled, load_shard, settle_shard, shard_figures
 from engine.kernels.linear import read_seconds
+from engine.models.config import ModelConfig
+from engine.passes import Passes, measured_passes, unmeasured
 from engine.tokens import Batch, Prompts, batches, prompts_of_rank
-from engine.weights import DTYPES
+from engine.weights import DTYPES, the_manifest
 
 
 def run(visit: Visit, context: Context) -> Outcome:
@@ -32,7 +34,8 @@ def run(visit: Visit, context: Context) -> Outcome:
     workload, cell = visit.cell.workload, visit.cell
     assert isinstance(workload, GenerateWorkload)
     if cell.engine != "rankwise":
-        return _peer(visit, context)
+        return peer(visit, context)
+    together(lambda: check_kind(context, "generate"), context)
     shard = together(lambda: load_shard(context, DTYPES[cell.dtype]), context)
     began = time.perf_counter()
     prompts = together(lambda: prompts_of_rank(workload, context, shard.config), context)
@@ -42,22 +45,41 @@ def run(visit: Visit, context: Context) -> Outcome:
     rows = max(batch.tokens.shape[0] for batch in requests)
     capacity = max(batch.tokens.shape[1] for batch in requests) + workload.new_tokens
     with torch.inference_mode():
-        replica = Replica(shard, context.communicators.pipeline, size, rows, capacity)
+        recorded = context.measuring_pass != "profile"
+        replica = Replica(shard, context.communicators.pipeline, size, rows, capacity, recorded=recorded)
         pieces = [piece for batch in requests for piece in micro_batches(batch, size)]
 
         def decode(batch: Batch) -> list[Decoded]:
             return replica.decode(batch, workload.new_tokens)
 
-        first_answer = _settle(requests[0], replica, visit, context)
+        first_answer = settle(requests[0], replica, visit, context)
         outcome = measure(visit, context, prompts, requests, decode, replica, pieces)
         if workload.read_probe and not context.memory_pass:
             outcome.samples |= _read_weights(shard.decode_weights(), context)
-    outcome.figures |= {"preprocess_seconds": preprocess_seconds, **shard_figures(context), **first_answer}
+    outcome.figures |= {"preprocess_seconds": preprocess_seconds, "decode_path": replica.decode_path}
+    outcome.figures |= shard_figures(context) | first_answer
     return outcome
 
 
-def _peer(visit: Visit, context: Context) -> Outcome:
-    """Another engine's visit. Imported only here: our own engine must not import transformers."""
+_WORKLOAD_OF = {"decoder": "generate", "encoder": "encode", "encoder_decoder": "seq2seq"}
+
+
+def check_kind(context: Context, workload: str) -> ModelConfig:
+    """The model's configuration. Raises ValueError where a model of this kind has another workload."""
+    manifest = the_manifest(context)
+    config = ModelConfig.parse(manifest.config)
+    right = _WORKLOAD_OF[config.kind]
+    if right != workload:
+        article = "a" if config.kind == "decoder" else "an"
+        raise ValueError(
+            f"workload.kind: {manifest.identity} is {article} {config.kind.replace('_', '-')} ({config.family}), "
+            f"which {workload} cannot measure; use {right}"
+        )
+    return config
+
+
+def peer(visit: Visit, context: Context) -> Outcome:
+    """Another engine's visit, of any workload. Imported only here: our own engine must not import transformers."""
     if visit.cell.engine == "transformers" and visit.cell.engine_mode == "eager" and context.world_size == 1:
         from engine import reference
 
@@ -67,7 +89,7 @@ def _peer(visit: Visit, context: Context) -> Outcome:
     return run_peer(visit, context)
 
 
-def _settle(batch: Batch, replica: Replica, visit: Visit, context: Context) -> dict[str, Figure]:
+def settle(batch: Batch, replica: Replica, visit: Visit, context: Context) -> dict[str, Figure]:
     """Settle the weights; where loading is measured, not before a first token has come of them as they were.
 
     first_ttft_seconds: the time of that token, on a model that is ready and no more.
@@ -104,14 +126,16 @@ def measure(
     decode: Decode,
     scorer: Scorer,
     pieces: list[Batch] | None = None,
+    start_token: int | None = None,
 ) -> Outcome:
     """Warm up, measure passes, then keep the answers where they are asked for.
 
     In a memory pass: one request, the largest, and no samples. `scorer` gives the logits of prompts, taken
-    in `pieces` (none: as requested). Only the rank that speaks for its replica gives samples.
+    in `pieces` (none: as requested). Only the rank that speaks for its replica gives samples. start_token: what the
+    decoder of an encoder-decoder begins with, whose prompts are sources; None: of a decoder.
     """
     workload = visit.cell.workload
-    assert isinstance(workload, GenerateWorkload)
+    assert isinstance(workload, GenerateWorkload | Seq2SeqWorkload)
     outcome = Outcome(
         figures={
             "num_prompts": len(prompts.tokens),
@@ -119,25 +143,18 @@ def measure(
             "prompt_tokens": sum(len(ids) for ids in prompts.tokens),
         }
     )
-    if context.measuring_pass == "memory":
-        context.barrier()
-        decode(max(requests, key=lambda batch: batch.tokens.numel()))
+    if unmeasured(requests, decode, context):
         outcome.figures["passes"] = 1
         return outcome
-    if context.measuring_pass == "profile":
-        _one_pass(requests, decode, context)
-        context.barrier()
-        with context.profiled():
-            _one_pass(requests, decode, context)
-        outcome.figures["passes"] = 1
-        return outcome
-    samples, last = timed_passes(requests, decode, context)
-    outcome.figures["passes"] = len(samples["pass_seconds"])
+    passes = measured_passes(requests, decode, context)
+    outcome.figures["passes"] = len(passes.seconds)
     if context.grid.speaks:
-        outcome.samples = samples
+        outcome.samples = _samples(passes)
     if workload.answers:
-        tokens = torch.cat([decoded.tokens for decoded in last]).cpu()
-        figures, columns = collect_answers(prompts, tokens, scorer, pieces or requests, context)
+        tokens = torch.cat([decoded.tokens for decoded in passes.last]).cpu()
+        figures, columns = collect_answers(
+            prompts, tokens, scorer, pieces or requests, context, start_token=start_token
+        )
         outcome.figures |= figures
         outcome.samples |= columns
         if context.grid.is_first_stage or context.grid.is_last_stage:  # others never see the tokens
@@ -145,46 +162,21 @@ def measure(
     return outcome
 
 
-def timed_passes(requests: list[Batch], decode: Decode, context: Context) -> tuple[Samples, list[Decoded]]:
-    """Samples of warm-up and measured passes, and what the last pass decoded.
+def _samples(passes: Passes[Decoded]) -> Samples:
+    """Columns of warm-up and measured passes.
 
-    Columns: warmup_pass_seconds and warmup_ttft_seconds; pass_seconds; of measured passes, in order, for each request
+    warmup_pass_seconds and warmup_ttft_seconds; pass_seconds; of measured passes, in order, for each request
     ttft_seconds, request_seconds, batch_sequences, and for each token after the first gap_seconds.
     """
-    rules = context.job.measuring
-    warmup = [_one_pass(requests, decode, context) for _ in range(rules.warmup)]
-    seconds: list[float] = []
-    measured: list[Decoded] = []
-    last: list[Decoded] = []
-    while not _enough(seconds, rules, context):
-        spent, last = _one_pass(requests, decode, context)
-        seconds.append(spent)
-        measured += last
-    samples = {
-        "warmup_pass_seconds": np.array([spent for spent, _ in warmup], dtype=np.float64),
-        "warmup_ttft_seconds": _first_token_seconds([decoded for _, each in warmup for decoded in each]),
-        "pass_seconds": np.array(seconds),
+    measured = passes.results
+    return passes.columns() | {
+        "warmup_ttft_seconds": _first_token_seconds(passes.warmup),
         "ttft_seconds": _first_token_seconds(measured),
         "request_seconds": np.array([decoded.stamps[-1] - decoded.began for decoded in measured]),
         "gap_seconds": np.concatenate([np.diff(decoded.stamps) for decoded in measured]),
         "batch_sequences": np.array([decoded.tokens.shape[0] for decoded in measured], dtype=np.float64),
     }
-    return samples, last
 
 
 def _first_token_seconds(results: list[Decoded]) -> np.ndarray:
     return np.array([decoded.stamps[0] - decoded.began for decoded in results], dtype=np.float64)
-
-
-def _one_pass(requests: list[Batch], decode: Decode, context: Context) -> tuple[float, list[Decoded]]:
-    context.barrier()
-    began = time.perf_counter()
-    decoded = [part for batch in requests for part in decode(batch)]
-    return time.perf_counter() - began, decoded
-
-
-def _enough(seconds: list[float], rules: Measuring, context: Context) -> bool:
-    """Whether all ranks have measured enough: the slowest rank's time counts."""
-    if len(seconds) < rules.least_passes:
-        return False
-    return largest(sum(seconds), context) >= rules.least_seconds

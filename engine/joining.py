@@ -63,7 +63,7 @@ def make_context(
     """Device, process group and manifest; with the environment, which rank 0's parts carry."""
     import torch
 
-    from configs.cell import CommunicationWorkload
+    from configs.cell import PROMPTED, CommunicationWorkload
     from configs.model import Manifest
     from engine import measure
     from engine.context import Context
@@ -85,7 +85,7 @@ def make_context(
         barrier=barrier,
     )
     cell = job.cell
-    if cell.engine == "rankwise" and cell.workload.kind in ("generate", "communication"):
+    if cell.engine == "rankwise" and cell.workload.kind in (*PROMPTED, "communication"):
         transport = cell.workload.transport if isinstance(cell.workload, CommunicationWorkload) else "auto"
         context.communicators = open_communicators(
             context.grid, device, backend, job.measuring.group_timeout_seconds, transport

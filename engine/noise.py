@@ -1,12 +1,10 @@
 """What the order of reduction changes, measured on the given model: the noise that answers are judged by.
 
-The reference model computes the same prompts again, several times, in another order each time: every matrix
-product is split over its inner dimension into two to four partial sums, each rounded to the dtype before they are
-added in a random order (what tensor parallelism does); attention sees its keys and the channels of its heads in a
-random order, every other time with rounded scores instead of a fused kernel; means and norms are taken in a random
-order. This is done to torch's functions while the model runs, so nothing is known of the model's architecture.
+The reference model computes the same prompts again, several times, in another order each time
+(`engine.reordered`). Nothing is known of the model's architecture.
 
-    samples |= measure_noise(model, sequences, baseline, ("float32", "bfloat16"), orders=4, seed=0)
+    samples |= measure_noise(model, ModelScorer, sequences, baseline, ("float32", "bfloat16"), 4, device)
+    samples |= measure_state_noise(model, EncodeScorer, prompts, baseline, workload, device)        # of an encoder
 
 Columns, for each dtype, K orders, rows as in `engine.answers` (N likelihoods, R rows of logits, P prompts):
 
@@ -17,7 +15,13 @@ Columns, for each dtype, K orders, rows as in `engine.answers` (N likelihoods, R
   noise_<dtype>_gaps [K x P x new x (T - 1)] float32  change of the lead of the first over the other top tokens
   noise_<dtype>_chain [K] float64          error of sums taken one product after the other, over that of these sums
 
-The last says how much more noise a correct kernel may have: torch sums in blocks, which errs less than one long chain.
+and of an encoder, rows as in `engine.embeddings` (R rows of states, P vectors, of size H):
+
+  noise_<dtype>_state_rms, _state_largest [K x R] float64, _state_columns [K x H] float32
+  noise_<dtype>_vector_rms, _vector_largest, _vector_cosine [K x P] float64, _vector_columns [K x H] float32
+  noise_<dtype>_chain [K] float64
+
+The chain says how much more noise a correct kernel may have: torch sums in blocks, which errs less than one long chain.
 """
 
 import copy
@@ -27,158 +31,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from configs.cell import Dtype
-from configs.differences import row_differences
+from configs.cell import Dtype, EncodeWorkload
+from configs.differences import VectorDifferences, row_differences, vector_differences
 from engine.answers import Scorer, Scores, Sequence
 from engine.context import Samples
-from engine.tokens import Batch
+from engine.embeddings import EncodeScorer, KeptStates, pooled
+from engine.reordered import Reordered
+from engine.tokens import Batch, Prompts, filled
 from engine.weights import DTYPES
-
-_MOST_PARTS = 4
-_SAMPLES = 6  # rows and columns of a product whose errors are looked at
-_SCORES_BYTES = 256 * 1024 * 1024  # attention is computed with explicit scores only below this
-
-
-class Reordered(TorchFunctionMode):
-    """While active, torch's reductions happen in an order drawn from `seed`. Results differ by rounding only.
-
-    rounded_scores: attention by separate products, with scores rounded to the dtype.
-    """
-
-    def __init__(self, seed: int, rounded_scores: bool) -> None:
-        super().__init__()
-        self._random = torch.Generator().manual_seed(seed)
-        self._rounded_scores = rounded_scores
-        self._own_error = self._chain_error = 0.0
-        self._changed: dict[Any, Callable[..., Any]] = {
-            functional.linear: self._linear,
-            torch.matmul: self._matmul,
-            Tensor.matmul: self._matmul,
-            Tensor.__matmul__: self._matmul,
-            torch.bmm: self._matmul,
-            Tensor.bmm: self._matmul,
-            torch.addmm: self._addmm,
-            torch.mean: self._mean,
-            Tensor.mean: self._mean,
-            functional.layer_norm: self._layer_norm,
-            functional.rms_norm: self._rms_norm,
-            functional.scaled_dot_product_attention: self._attention,
-        }
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch instead of `func`; inside, the mode is off."""
-        return self._changed.get(func, func)(*args, **(kwargs or {}))
-
-    def _order(self, count: int, device: torch.device) -> Tensor:
-        return torch.randperm(count, generator=self._random).to(device)
-
-    def _parts(self, count: int) -> list[slice]:
-        """`count` cut into two to four parts at random places, in random order."""
-        most = min(_MOST_PARTS, count)
-        if most < 2:
-            return [slice(0, count)]
-        parts = int(torch.randint(2, most + 1, (1,), generator=self._random))
-        cuts = sorted((torch.randperm(count - 1, generator=self._random)[: parts - 1] + 1).tolist())
-        found = [slice(start, stop) for start, stop in zip([0, *cuts], [*cuts, count], strict=True)]
-        return [found[place] for place in torch.randperm(parts, generator=self._random)]
-
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        first, *others = self._parts(weight.shape[1])
-        out = functional.linear(input[..., first], weight[:, first])
-        for part in others:
-            out = out + functional.linear(input[..., part], weight[:, part])
-        self._sample(input, weight, out)
-        return out if bias is None else out + bias
-
-    def _sample(self, input: Tensor, weight: Tensor, out: Tensor) -> None:
-        """Errors of a few results: as they came, and summed strictly one product after the other."""
-        rows = torch.randint(out[..., 0].numel(), (_SAMPLES, 1), generator=self._random).to(out.device)
-        words = torch.randint(out.shape[-1], (1, _SAMPLES), generator=self._random).to(out.device)
-        own = out.reshape(-1, out.shape[-1])[rows, words].double()
-        left, right = input.reshape(-1, input.shape[-1])[rows[:, 0], None].float(), weight[words[0]].float()
-        exact = (left.double() * right.double()).sum(-1)
-        scale = (left.double() * right.double()).square().sum(-1) + torch.finfo(torch.float64).tiny
-        # numpy's running sum is one of float32, torch's on a CPU one of float64.
-        running = np.cumsum((left * right).cpu().numpy(), axis=-1)[..., -1]
-        chain = torch.from_numpy(running).to(out.device, out.dtype).double()
-        self._own_error += float(((own - exact).square() / scale).sum())
-        self._chain_error += float(((chain - exact).square() / scale).sum())
-
-    @property
-    def chain(self) -> float:
-        """Error of sums taken strictly one product after the other, over that of the sums as they were taken."""
-        return (self._chain_error / self._own_error) ** 0.5 if self._own_error else 1.0
-
-    def _matmul(self, input: Tensor, other: Tensor) -> Tensor:
-        if input.ndim < 2 or other.ndim < 2 or not input.is_floating_point():
-            return torch.matmul(input, other)
-        first, *others = self._parts(input.shape[-1])
-        out = torch.matmul(input[..., first], other[..., first, :])
-        for part in others:
-            out = out + torch.matmul(input[..., part], other[..., part, :])
-        return out
-
-    def _addmm(self, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-        return beta * input + alpha * self._matmul(mat1, mat2)
-
-    def _mean(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if (args[0] if args else kwargs.get("dim")) in (-1, [-1], (-1,), input.ndim - 1):
-            input = input[..., self._order(input.shape[-1], input.device)]
-        return torch.mean(input, *args, **kwargs)
-
-    def _layer_norm(
-        self, input: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-    ) -> Tensor:
-        if len(shape) != 1:
-            return functional.layer_norm(input, shape, weight, bias, eps)
-        order = self._order(input.shape[-1], input.device)
-        weight, bias = (None if each is None else each[order] for each in (weight, bias))
-        return functional.layer_norm(input[..., order], shape, weight, bias, eps)[..., order.argsort()]
-
-    def _rms_norm(self, input: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-        if len(shape) != 1:
-            return functional.rms_norm(input, shape, weight, eps)
-        order = self._order(input.shape[-1], input.device)
-        weight = None if weight is None else weight[order]
-        return functional.rms_norm(input[..., order], shape, weight, eps)[..., order.argsort()]
-
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        keys = self._order(key.shape[-2], key.device)
-        channels = self._order(key.shape[-1], key.device)
-        if is_causal:
-            attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=key.device).tril()
-        if attn_mask is not None and attn_mask.shape[-1] == key.shape[-2]:
-            attn_mask = attn_mask[..., keys]
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        query, key, value = query[..., channels], key[..., keys, :][..., channels], value[..., keys, :]
-        if self._rounded_scores and 4 * query[..., 0].numel() * len(keys) <= _SCORES_BYTES and query.ndim == 4:
-            return _by_scores(query, key, value, attn_mask, scale)
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, scale=scale, enable_gqa=enable_gqa
-        )
-
-
-def _by_scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention [batch, heads, length, head_dim] with scores and weights that are rounded to the dtype."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return torch.matmul(scores.float().softmax(-1).to(query.dtype), value)
 
 
 def measure_noise(
@@ -251,20 +112,84 @@ def _one_order(
 
 def _scored(scorer: Scorer, sequence: Sequence, base: Scores, device: torch.device) -> tuple[Scores, np.ndarray]:
     """Scores at the baseline's positions, and the change of the leads at decoded tokens [new, T - 1]."""
-    scores, leads = Scores(), []
-    keep = set(base.logit_positions)
+    scores = Scores()
+    leads: list[np.ndarray] = []
     tokens = torch.from_numpy(np.concatenate(base.top_tokens)).to(device)
     values = torch.from_numpy(np.concatenate(base.top_logits)).to(device)
-    start = len(sequence.ids) - 1
+    source = None if sequence.source is None else filled([sequence.source], device)
 
-    def consume(first: int, logits: Tensor) -> None:
-        scores.read(sequence, first, logits[0], keep)
-        decoded = logits[0, max(start - first, 0) :]
-        if len(decoded):
-            place = slice(max(first - start, 0), max(first - start, 0) + len(decoded))
-            moved = decoded.gather(1, tokens[place]) - values[place]
-            leads.append((moved[:, 1:] - moved[:, :1]).cpu().numpy())
+    def reader(part: Sequence, keep: set[int]) -> Callable[[int, Tensor], None]:
+        start = len(part.ids) - 1
 
-    fed = torch.tensor([sequence.ids + sequence.decoded[:-1]], device=device)
-    scorer.prefill(Batch(fed, None), consume)
+        def consume(first: int, logits: Tensor) -> None:
+            scores.read(part, first, logits[0], keep)
+            decoded = logits[0, max(start - first, 0) :]
+            if part.decoded and len(decoded):
+                place = slice(max(first - start, 0), max(first - start, 0) + len(decoded))
+                moved = decoded.gather(1, tokens[place]) - values[place]
+                leads.append((moved[:, 1:] - moved[:, :1]).cpu().numpy())
+
+        return consume
+
+    for number, part in enumerate(sequence.parts()):
+        fed = torch.tensor([part.ids + part.decoded[:-1]], device=device)
+        scorer.prefill(Batch(fed, None, source), reader(part, set() if number else set(base.logit_positions)))
     return scores, np.concatenate(leads)
+
+
+def measure_state_noise(
+    model: torch.nn.Module,
+    scorer_of: Callable[[Any], EncodeScorer],
+    prompts: Prompts,
+    baseline: tuple[list[KeptStates], np.ndarray],
+    workload: EncodeWorkload,
+    device: torch.device,
+) -> Samples:
+    """Columns of an encoder for the workload's `noise_dtypes` and `noise_orders`.
+
+    baseline: kept states and vectors [P, E] of the prompts by `model`, float32, one at a time, unchanged.
+    """
+    samples: Samples = {}
+    for dtype in workload.noise_dtypes:
+        changed = converted(model, DTYPES[dtype])
+        scorer = scorer_of(changed)
+        orders = range(workload.noise_orders)
+        found = [_one_state_order(scorer, prompts, baseline, workload, order, device) for order in orders]
+        del scorer, changed
+        samples |= {f"noise_{dtype}_{name}": np.concatenate([each[name] for each in found]) for name in found[0]}
+    return samples
+
+
+def _one_state_order(
+    scorer: EncodeScorer,
+    prompts: Prompts,
+    baseline: tuple[list[KeptStates], np.ndarray],
+    workload: EncodeWorkload,
+    order: int,
+    device: torch.device,
+) -> Samples:
+    """One repetition of all prompts in one order."""
+    kept, known = baseline
+    moved, vectors = [], []
+    with Reordered(order, rounded_scores=order % 2 == 1) as mode:
+        for ids, base in zip(prompts.tokens, kept, strict=True):
+            states = scorer.states(filled([ids], device))
+            assert states is not None
+            moved.append(states[0, base.positions].float().cpu().numpy())
+            vectors.append(pooled(states, None, workload.pooling, workload.normalize).cpu().numpy())
+    states_moved = vector_differences(np.concatenate([each.values for each in kept]), np.concatenate(moved))
+    vectors_moved = vector_differences(known, np.concatenate(vectors))
+    return {
+        **_state_columns("state", states_moved),
+        **_state_columns("vector", vectors_moved),
+        "vector_cosine": vectors_moved.cosine,
+        "chain": np.array([mode.chain]),
+    }
+
+
+def _state_columns(name: str, found: VectorDifferences) -> Samples:
+    return {
+        f"{name}_rms": found.rms,
+        f"{name}_largest": found.largest,
+        f"{name}_columns": found.columns.astype(np.float32),
+    }

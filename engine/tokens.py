@@ -9,6 +9,7 @@ for every number of ranks.
 """
 
 import hashlib
+import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 from configs.base import sha256_of_file
-from configs.cell import GenerateWorkload, TrainWorkload
+from configs.cell import EncodeWorkload, PromptedWorkload, TrainWorkload
 from configs.prompts import numbered_prompts
 from engine.context import Context
 from engine.inference.sharding import even_share
@@ -38,36 +39,53 @@ Ids = npt.NDArray[np.int64]
 class Prompts:
     """The prompts of a rank's replica: token ids, and the texts they come from (None where they are random).
 
-    `first` is the place of the first one among all replicas' prompts, which are `total`.
+    `first` is the place of the first one among all replicas' prompts, which are `total`. truncated: so many of this
+    replica's are texts longer than the model takes, and were cut.
     """
 
     first: int
     tokens: list[list[int]]
     texts: list[str | None]
     total: int
+    truncated: int = 0
 
 
 @dataclass(frozen=True)
 class Batch:
     """Prompts of one request: tokens [batch, length], filled at the left with `padding` [batch] positions.
 
-    `padding` is None where all prompts have the same length.
+    `padding` is None where all prompts have the same length. source: what the encoder reads, where the tokens are
+    those of the decoder of an encoder-decoder.
     """
 
     tokens: torch.Tensor
     padding: torch.Tensor | None
+    source: "Batch | None" = None
+
+    def rows(self, chosen: list[int] | slice) -> "Batch":
+        """Only these rows, filling and source included."""
+        padding = None if self.padding is None else self.padding[chosen]
+        return Batch(self.tokens[chosen], padding, self.source and self.source.rows(chosen))
+
+    @property
+    def real(self) -> torch.Tensor:
+        """True where a position is not filling, [batch, length]."""
+        rows, length = self.tokens.shape
+        columns = torch.arange(length, device=self.tokens.device)[None].expand(rows, length)
+        return columns >= (0 if self.padding is None else self.padding[:, None])
+
+
+def filled(rows: list[list[int]], device: torch.device) -> Batch:
+    """Rows of ids as one batch, the shorter ones filled at the left."""
+    longest = max(len(row) for row in rows)
+    padding = [longest - len(row) for row in rows]
+    tokens = torch.tensor([[0] * fill + row for fill, row in zip(padding, rows, strict=True)], device=device)
+    return Batch(tokens, torch.tensor(padding, device=device) if any(padding) else None)
 
 
 def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[Batch]:
     """Prompts in their order, `size` at a time; the last batch may be smaller."""
-    made = []
-    for start in range(0, len(prompts), size):
-        rows = prompts[start : start + size]
-        longest = max(len(row) for row in rows)
-        padding = [longest - len(row) for row in rows]
-        tokens = torch.tensor([[0] * fill + row for fill, row in zip(padding, rows, strict=True)], device=device)
-        made.append(Batch(tokens, torch.tensor(padding, device=device) if any(padding) else None))
-    return made
+    return [filled(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -89,10 +107,11 @@ def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
     return context.inputs / f"{sha256}.json" if sha256 else None
 
 
-def prompts_of_rank(workload: GenerateWorkload, context: Context, config: ModelConfig) -> Prompts:
+def prompts_of_rank(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
     """Tokenise the prompts of this rank's replica; the file is repeated up to `num_prompts`, none: random tokens.
 
-    Raises ValueError naming the line for a prompt that the model cannot take.
+    Special tokens are those that the model's tokenizer adds. A text that is too long for an encoder is cut, as
+    sentence-transformers does. Raises ValueError naming the line for a prompt that the model cannot take.
     """
     if workload.prompts is None:
         return _random_prompts(workload, context, config)
@@ -105,16 +124,32 @@ def prompts_of_rank(workload: GenerateWorkload, context: Context, config: ModelC
             "leave prompts out to run random tokens"
         )
     tokenizer = load_tokenizer(path)
+    if isinstance(workload, EncodeWorkload):
+        tokenizer.enable_truncation(longest_text(context, config))
     count = workload.num_prompts or len(lines)
     mine = _my_share(count, context)
     known: dict[int, list[int]] = {}
+    cut: set[int] = set()
     for index in mine:
         prompt = lines[index % len(lines)]
         if prompt.line not in known:
-            ids = tokenizer.encode(prompt.text).ids
-            known[prompt.line] = _checked(ids, workload, config, f"workload.prompts: line {prompt.line}")
+            found = tokenizer.encode(prompt.text)
+            known[prompt.line] = _checked(found.ids, workload, config, f"workload.prompts: line {prompt.line}")
+            cut |= {prompt.line} if found.overflowing else set()
     chosen = [lines[index % len(lines)] for index in mine]
-    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], [prompt.text for prompt in chosen], count)
+    truncated = sum(prompt.line in cut for prompt in chosen)
+    texts: list[str | None] = [prompt.text for prompt in chosen]
+    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], texts, count, truncated)
+
+
+def longest_text(context: Context, config: ModelConfig) -> int:
+    """Tokens of the longest text that an encoder takes: its positions, or fewer where sentence-transformers says so."""
+    path = Path(the_manifest(context).folder) / "sentence_bert_config.json"
+    try:
+        given = json.loads(path.read_text(encoding="utf-8")).get("max_seq_length") if path.is_file() else None
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: not a JSON object that can be read ({error})") from error
+    return config.max_positions if given is None else min(int(given), config.max_positions)
 
 
 def _my_share(count: int, context: Context) -> range:
@@ -124,7 +159,7 @@ def _my_share(count: int, context: Context) -> range:
     return even_share(count, grid.dp, grid.dp_rank)
 
 
-def _random_prompts(workload: GenerateWorkload, context: Context, config: ModelConfig) -> Prompts:
+def _random_prompts(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
     length, seed = workload.prompt_tokens or RANDOM_PROMPT_TOKENS, context.job.measuring.seed
     count = workload.num_prompts or workload.batch_size * context.grid.dp
     mine = _my_share(count, context)
@@ -137,7 +172,7 @@ def _random_prompts(workload: GenerateWorkload, context: Context, config: ModelC
     return Prompts(mine.start, tokens, [None] * len(tokens), count)
 
 
-def _checked(ids: list[int], workload: GenerateWorkload, config: ModelConfig, where: str) -> list[int]:
+def _checked(ids: list[int], workload: PromptedWorkload, config: ModelConfig, where: str) -> list[int]:
     """Ids cut or repeated to `prompt_tokens`, fit for the model."""
     if not ids:
         raise ValueError(f"{where} becomes no token at all; write a longer prompt")
@@ -147,16 +182,26 @@ def _checked(ids: list[int], workload: GenerateWorkload, config: ModelConfig, wh
             "use the tokenizer that belongs to the model"
         )
     if workload.prompt_tokens is not None:
-        ids = (ids * -(-workload.prompt_tokens // len(ids)))[: workload.prompt_tokens]
+        ids = _of_length(ids, workload.prompt_tokens, ends=config.kind != "decoder")
+    if config.positions == "relative":
+        return ids  # such a model knows no longest text
+    new_tokens = int(getattr(workload, "new_tokens", 0))
     limit = config.max_positions
-    if len(ids) + workload.new_tokens > limit:
-        fits = limit - workload.new_tokens
+    if len(ids) + new_tokens > limit:
+        fits = limit - new_tokens
         remedy = f"set workload.prompt_tokens to at most {fits}" if fits > 0 else f"lower new_tokens below {limit}"
+        with_new = f", with {new_tokens} new ones {len(ids) + new_tokens}" if new_tokens else ""
         raise ValueError(
-            f"{where} has {len(ids)} tokens, with {workload.new_tokens} new ones {len(ids) + workload.new_tokens}; "
-            f"the model takes {limit} (max_position_embeddings); {remedy}"
+            f"{where} has {len(ids)} tokens{with_new}; the model takes {limit} (max_position_embeddings); {remedy}"
         )
     return ids
+
+
+def _of_length(ids: list[int], length: int, ends: bool) -> list[int]:
+    """Ids cut or repeated; `ends`: the last one stays the last, because it marks the end of a text for an encoder."""
+    last = ids[-1:] if ends and length > 1 else []
+    body, wanted = ids[: len(ids) - len(last)] or ids, length - len(last)
+    return (body * -(-wanted // len(body)))[:wanted] + last
 
 
 def text_tokens(workload: TrainWorkload, context: Context, vocabulary: int) -> np.ndarray:

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from engine.failures import classify, log_line, one_line, report
 from engine.joining import make_context
 from engine.processes import Place, ProgressFile, die_with_parent, leave, pin, place_from_environment, redirect_output
+from engine.profiling.nsys import UNDER_NSYS, run_under_nsys
 
 if TYPE_CHECKING:
-    import torch
-
     from configs.job import Job, Visit
     from configs.paths import JobPaths
     from configs.record import Failure, Figure, RankPart
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 # Module with a function `run(visit, context) -> Outcome`, by kind of workload.
 WORKLOADS = {
     "generate": "engine.generate",
+    "seq2seq": "engine.seq2seq",
+    "encode": "engine.encode",
     "train": "engine.train",
     "noop": "engine.noop",
     "communication": "engine.communication",
@@ -55,7 +56,7 @@ class Meter:
         self._cpu = measure.process_cpu_seconds()
         self._began = time.perf_counter()
 
-    def figures(self, device: "torch.device") -> "dict[str, Figure]":
+    def figures(self) -> "dict[str, Figure]":
         """Figures of the visit up to now; `cpu_busy_seconds` is of all processes on the job's cores."""
         from engine import measure
 
@@ -67,7 +68,6 @@ class Meter:
             "cpu_seconds": cpu_seconds,
             "cpu_utilization": cpu_seconds / visit_seconds / len(self._place.cores),
             "threads": self._place.threads,
-            "gpu_utilization": measure.gpu_utilization(device.index or 0) if device.type == "cuda" else None,
             "io_read_bytes": storage.read - self._storage.read if storage and self._storage else None,
             "io_write_bytes": storage.written - self._storage.written if storage and self._storage else None,
         }
@@ -123,7 +123,7 @@ def make_visit(
     outcome: Outcome | None = None
     try:
         outcome, memory = run_workload(visit, context, workload)
-        figures = {**outcome.figures, **meter.figures(context.device), **memory}
+        figures = {**outcome.figures, **meter.figures(), **memory}
         part = RankPart(**common, status=Status.COMPLETED, finished_at=utc_now(), figures=figures)
     except Exception as error:
         status, kind = classify(error, place.world_size)
@@ -165,6 +165,14 @@ def run_workload(visit: "Visit", context: "Context", workload: "Workload") -> "t
         from engine.profiling.record import profiled_visit
 
         return profiled_visit(visit, context, workload), {}
+    if context.measuring_pass == "perf":
+        from engine.profiling.perf import perf_visit
+
+        return perf_visit(visit, context, workload), {}
+    if context.measuring_pass == "nsys":
+        from engine.profiling.nsys import nsys_visit
+
+        return nsys_visit(visit, context, workload), {}
     if not context.memory_pass:
         return timed_visit(visit, context, workload)
     import torch
@@ -295,7 +303,8 @@ def _memory_child(
 
 def main(arguments: list[str]) -> int:
     """Run the launch's part that is this rank's. Returns the exit code."""
-    die_with_parent()
+    if UNDER_NSYS not in os.environ:  # its parent then is nsys, which ends with the rank that it replaced
+        die_with_parent()
     if len(arguments) != 1:
         print("usage: python -m engine.worker JOB_JSON", file=sys.stderr)
         return 2
@@ -309,8 +318,10 @@ def main(arguments: list[str]) -> int:
     progress = ProgressFile(paths.progress(place.rank), place.rank)
     try:
         job = Job.model_validate_json(path.read_bytes())
-        pin(place, job.cell.cores_per_rank)
         paths.parts.mkdir(exist_ok=True)
+        if job.measuring_pass == "nsys":
+            run_under_nsys(job, path, paths, place)
+        pin(place, job.cell.cores_per_rank)
         run = run_memory if job.measuring_pass == "memory" else run_timed
         code = run(job, paths, place, progress)
     except Exception as error:

@@ -73,6 +73,7 @@ class ThreadCommunicator:
     group: ThreadGroup
     index: int
     transport: str = "none"
+    listener: Any = None
 
     @property
     def size(self) -> int:
@@ -91,6 +92,9 @@ class ThreadCommunicator:
             return tensor
         # Summed in float32 and rounded once, as the engine's own operator does.
         return tensor.copy_(self.all_gather(tensor).float().sum(0).to(tensor.dtype))
+
+    def broadcast(self, tensor: Tensor, source_index: int) -> Tensor:
+        return tensor.copy_(self.all_gather(tensor)[source_index]) if self.size > 1 else tensor
 
     def send(self, tensor: Tensor, to_index: int) -> None:
         with self.group.arrived:
@@ -149,14 +153,22 @@ class Case:
 
 def candidate_samples(case: Case, setting: Setting, defect: Defect | None) -> dict[str, np.ndarray]:
     """Columns of all ranks, `<rank>/<column>`."""
+    return on_threads(setting, lambda grid, groups: _rank_samples(case, setting, defect, grid, groups))
+
+
+Groups = dict[tuple[int, ...], ThreadGroup]
+
+
+def on_threads(setting: Setting, samples_of: Callable[[Grid, Groups], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What every rank of a layout gives, each on its thread, as `<rank>/<column>`."""
     grids = [Grid(setting.dp, setting.tp, setting.pp, rank) for rank in range(setting.dp * setting.tp * setting.pp)]
-    groups: dict[tuple[int, ...], ThreadGroup] = {}
+    groups: Groups = {}
     found: dict[str, np.ndarray] = {}
     failures: list[BaseException] = []
 
     def work(grid: Grid) -> None:
         try:
-            samples = _rank_samples(case, setting, defect, grid, groups)
+            samples = samples_of(grid, groups)
             found.update({f"{grid.rank}/{name}": column for name, column in samples.items()})
         except BaseException as error:
             failures.append(error)
@@ -178,9 +190,9 @@ def candidate_samples(case: Case, setting: Setting, defect: Defect | None) -> di
 
 @torch.inference_mode()
 def _rank_samples(
-    case: Case, setting: Setting, defect: Defect | None, grid: Grid, groups: dict[tuple[int, ...], ThreadGroup]
+    case: Case, setting: Setting, defect: Defect | None, grid: Grid, groups: Groups
 ) -> dict[str, np.ndarray]:
-    mine = _share(len(case.prompts), grid.dp_rank, grid.dp)
+    mine = share_of(len(case.prompts), grid.dp_rank, grid.dp)
     prompts = Prompts(mine.start, [case.prompts[index] for index in mine], [None] * len(mine), len(case.prompts))
     requests = batches(prompts.tokens, setting.batch, CPU)
     size = -(-setting.batch // setting.pp)
@@ -205,7 +217,7 @@ def _rank_samples(
     return collect_answers(prompts, tokens, replica, pieces, context)[1]
 
 
-def _share(count: int, index: int, parts: int) -> range:
+def share_of(count: int, index: int, parts: int) -> range:
     base, extra = divmod(count, parts)
     start = index * base + min(index, extra)
     return range(start, start + base + (index < extra))

@@ -185,7 +185,7 @@ def with_accelerate(folder: Path) -> None:
 
 
 def with_trainer(folder: Path) -> None:
-    from transformers import LlamaForCausalLM, ModelConfig, Trainer, TrainingArguments, training_args
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, training_args
 
     arguments = json.loads((folder / "training_arguments.json").read_text())
     if not arguments["use_cpu"]:
@@ -199,7 +199,7 @@ def with_trainer(folder: Path) -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(
-        ModelConfig(
+        LlamaConfig(
             vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, use_cache=False,
         )

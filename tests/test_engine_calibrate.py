@@ -173,7 +173,7 @@ def test_probes_are_told_apart_by_name_and_all_are_above_nothing() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in figures.values())
-    wanted = {"read", "operator", "layer", "step", "logit", "parameter"}
+    wanted = {"read", "operator", "layer", "step", "recorded_layer", "recorded_step", "logit", "parameter"}
     for number in MEASURED_FORMATS:
         wanted |= {f"{name}/{number}" for name in ("square", "attention", "context", "element")}
         wanted |= {f"{name}/{number}" for name in ("training", "training_element")}

@@ -1,17 +1,20 @@
 """The order of reduction changes bits and nothing else."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from encoder_runs import bert_case, bert_model, t5_model
 from torch import nn
 from torch.nn import functional
 
 from configs.differences import row_differences
 from correctness_runs import made_case, random_model
 from engine.answers import CACHED_STEPS, MAX_LOGIT_BYTES, Rows, kept_positions
-from engine.noise import Reordered, converted
+from engine.noise import converted
+from engine.reordered import Reordered
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -133,3 +136,49 @@ def test_differences_of_rows() -> None:
     assert tiny.kl[0] == pytest.approx((p @ change**2 - (p @ change) ** 2) / 2, rel=1e-6)
     wrong = row_differences(base, np.full_like(base, np.nan))
     assert np.isnan(wrong.rms).all() and np.isnan(wrong.kl).all()
+
+
+@pytest.mark.parametrize("rounded_scores", [False, True])
+def test_a_bias_is_reordered_with_its_keys(rounded_scores: bool) -> None:
+    """T5 adds to its scores and does not scale them."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 9, 16, generator=random)
+    bias = torch.randn(1, 2, 9, 9, generator=random)
+    plain = functional.scaled_dot_product_attention(x, x, x, attn_mask=bias, scale=1.0)
+    with Reordered(1, rounded_scores):
+        close(plain, functional.scaled_dot_product_attention(x, x, x, attn_mask=bias, scale=1.0))
+
+
+def reductions(layer: nn.Module, *inputs: torch.Tensor) -> set[str]:
+    """What a layer of transformers asks torch to reduce, of all that is put into another order."""
+    seen: set[str] = set()
+
+    class Watched(Reordered):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in self._changed:
+                seen.add(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    with torch.inference_mode(), Watched(1, rounded_scores=False):
+        layer(*inputs)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("attention", "by"), [("sdpa", {"scaled_dot_product_attention"}), ("eager", {"matmul"})], ids=["sdpa", "eager"]
+)
+def test_what_encoders_reduce_is_put_into_another_order(attention: str, by: set[str]) -> None:
+    """Norms, products and attention of BERT and of T5 go through the functions that are changed."""
+    ids = torch.arange(3, 12)[None]
+    for model, norm in ((bert_model(1), "layer_norm"), (t5_model(1).encoder, "mean")):
+        model.set_attn_implementation(attention)
+        assert reductions(model, ids) == {"linear", norm, *by}
+
+
+def test_noise_of_an_encoder_has_the_size_of_its_dtype() -> None:
+    noise = bert_case(1).noise
+    levels = {dtype: found.state_rms.mean(1) for dtype, found in noise.items() if found is not None}
+    assert len(set(levels["float32"].tolist())) == 4 and levels["float32"].min() > 0
+    assert 2**13 < levels["bfloat16"].mean() / levels["float32"].mean() < 2**19
+    cosines = {dtype: found.vector_cosine.mean() for dtype, found in noise.items() if found is not None}
+    assert 0 < cosines["float32"] < 1e-12 and 1e-7 < cosines["bfloat16"] < 1e-3

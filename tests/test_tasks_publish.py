@@ -40,7 +40,7 @@ def test_links_to_files_become_paths(tmp_path: Path) -> None:
 
 def a_cell(**known: str) -> dict[str, str]:
     columns = ["tokens_per_second_median", "time_per_output_token_seconds_median", "step_seconds_median"]
-    columns += ["items_per_second_median", "peak_memory_bytes_all_ranks"]
+    columns += ["embeddings_per_second_median", "items_per_second_median", "peak_memory_bytes_all_ranks"]
     told = {"model": "m", "name": "dp=2", "status": "completed", "experiments": "strong; batch"}
     return dict.fromkeys(columns, "") | told | {"repeats_completed": "3", "repeats_planned": "3"} | known
 

@@ -3,6 +3,9 @@
     replica = Replica(shard, pipeline, micro_batch_size, rows, capacity)
     for decoded in replica.decode(batch, new_tokens): ...
 
+    replica = Replica(decoder, pipeline, micro_batch_size, rows, capacity, encoder)     # batches are of sources
+    states = Stage(encoder, pipeline).states(micro_batches(batch, size))                # an encoder alone
+
 Every rank of a replica calls the same methods with the same batch. Work is numbered: number i is decode
 step i // M of micro-batch i % M, of M. Each stage does its numbers in order; the first begins number i only
 when the token ids of number i - (stages + 1) have come back, which keeps every stage busy and bounds what
@@ -19,6 +22,7 @@ from engine.answers import Consume
 from engine.decoded import Decoded, synchroniser
 from engine.inference.cache import KeyValueCache
 from engine.inference.model import Shard
+from engine.inference.recorded import DecodePath, decode_step, path_of
 from engine.parallel.communicator import Communicator
 from engine.tokens import Batch
 
@@ -27,57 +31,123 @@ _LOGITS_BYTES = 32 << 20  # of logits that exist at once while prompts are score
 
 def micro_batches(batch: Batch, size: int) -> list[Batch]:
     """A batch in pieces of at most `size` rows, in order."""
-    pieces = []
-    for start in range(0, batch.tokens.shape[0], size):
-        rows = slice(start, start + size)
-        padding = None if batch.padding is None else batch.padding[rows]
-        pieces.append(Batch(batch.tokens[rows], padding))
-    return pieces
+    return [batch.rows(slice(start, start + size)) for start in range(0, batch.tokens.shape[0], size)]
+
+
+class Stage:
+    """One stack's layers on this rank, and the stages before and after it."""
+
+    def __init__(self, shard: Shard, pipeline: Communicator) -> None:
+        self.shard, self.pipeline = shard, pipeline
+
+    def inputs(self, tokens: Tensor) -> Tensor:
+        """What this stage works on: the tokens, or the hidden states [rows, length, hidden] of the stage before."""
+        if self.shard.first:
+            return tokens
+        shape = (*tokens.shape, self.shard.config.hidden)
+        hidden = torch.empty(shape, dtype=self.shard.dtype, device=self.shard.device)
+        return self.pipeline.receive(hidden, self.pipeline.index - 1)
+
+    def passed_on(self, hidden: Tensor) -> Tensor | None:
+        """Give hidden states to the next stage; on the last stage they stay, or what was made of them."""
+        if self.shard.last:
+            return hidden
+        self.pipeline.send(hidden, self.pipeline.index + 1)
+        return None
+
+    def states(self, pieces: list[Batch]) -> list[Tensor]:
+        """Of an encoder: last hidden states of micro-batches that follow each other through the stages.
+
+        Nothing on other stages than the last: they have gone on to the next micro-batch by then.
+        """
+        found = [self.passed_on(self.shard.encode(self.inputs(piece.tokens), piece.padding)) for piece in pieces]
+        return [states for states in found if states is not None]
 
 
 class Replica:
     """This rank's part of a replica, with a key-value cache for every micro-batch that can be under way.
 
-    rows: sequences of the largest batch. capacity: positions of the longest sequence, new tokens included.
+    rows: sequences of the largest batch. capacity: positions of the longest sequence, new tokens included. encoder:
+    this rank's layers of it, of an encoder-decoder: batches to decode are sources, to score have a source. recorded:
+    whether steps on a CPU may be repeated from a recording, in which a profiler sees no operators.
     """
 
-    def __init__(self, shard: Shard, pipeline: Communicator, micro_batch_size: int, rows: int, capacity: int) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        pipeline: Communicator,
+        micro_batch_size: int,
+        rows: int,
+        capacity: int,
+        encoder: Shard | None = None,
+        recorded: bool = True,
+    ) -> None:
         self.shard, self.pipeline, self.micro_batch_size = shard, pipeline, micro_batch_size
+        self.records = recorded and shard.device.type == "cpu"
+        self.stage = Stage(shard, pipeline)
+        self._encoder = None if encoder is None else Stage(encoder, pipeline)
         count = -(-rows // micro_batch_size)
         self._caches = [shard.new_cache(min(micro_batch_size, rows), capacity) for _ in range(count)]
         self._synchronise = synchroniser(shard.device)
         self._scored = 0
 
+    @torch.inference_mode()
     def decode(self, batch: Batch, new_tokens: int) -> list[Decoded]:
         """Greedy decoding of `new_tokens` tokens after each prompt; one result for each micro-batch."""
         pieces = micro_batches(batch, self.micro_batch_size)
-        run = _Run(self, pieces, new_tokens)
+        run = _Run(self, [self._opening(piece) for piece in pieces], new_tokens)
         self._synchronise()
         began = time.perf_counter()
         for cache in self._caches:
             cache.clear()
+        if self._encoder is not None:
+            self._read_sources(pieces, self._caches)
         run.to_the_end()
         return [Decoded(began, stamps, tokens) for stamps, tokens in zip(run.stamps, run.tokens, strict=True)]
 
+    @property
+    def decode_path(self) -> DecodePath:
+        """How this rank makes its decode steps by now; on a GPU they are recorded as a graph."""
+        on_gpu = self.shard.device.type == "cuda"
+        return "recorded" if on_gpu or all(path_of(cache) == "recorded" for cache in self._caches) else "steps"
+
+    def _opening(self, piece: Batch) -> Batch:
+        """What the decoder begins with: the prompts, or the first token of an encoder-decoder."""
+        if self._encoder is None:
+            return piece
+        return Batch(torch.full_like(piece.tokens[:, :1], self.shard.config.start_token), None, piece)
+
+    def _read_sources(self, sources: list[Batch], caches: list[KeyValueCache]) -> None:
+        """Encode micro-batches and let the cache of each know what there is to attend to, on every stage."""
+        assert self._encoder is not None
+        found = self._encoder.states(sources)
+        config = self.shard.config
+        for place, (source, cache) in enumerate(zip(sources, caches, strict=False)):
+            shape = (*source.tokens.shape, config.hidden)
+            states = found[place] if found else torch.empty(shape, dtype=self.shard.dtype, device=self.shard.device)
+            cache.set_source(self.pipeline.broadcast(states, self.pipeline.size - 1), source.padding)
+
     def prefill(self, batch: Batch, consume: Consume) -> None:
         """Logits of all positions of prompts [rows, length], rows at most a micro-batch, from one prefill."""
-        cache = self._next_cache()
+        cache = self._next_cache(batch)
         self._score(batch.tokens, cache, batch.padding, 0, consume)
 
     def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
         """Logits of the last `steps` positions: the rest is prefilled, these go one by one through the cache."""
-        cache = self._next_cache()
+        cache = self._next_cache(batch)
         length = batch.tokens.shape[1]
         assert 0 < steps < length
         self._through(batch.tokens[:, : length - steps], cache, batch.padding, last_only=True)
         for position in range(length - steps, length):
             self._score(batch.tokens[:, position : position + 1], cache, batch.padding, position, consume)
 
-    def _next_cache(self) -> KeyValueCache:
+    def _next_cache(self, batch: Batch) -> KeyValueCache:
         """The caches in turn, so that each is used again after other prompts."""
         cache = self._caches[self._scored % len(self._caches)]
         self._scored += 1
         cache.clear()
+        if batch.source is not None:
+            self._read_sources([batch.source], [cache])
         return cache
 
     def _score(
@@ -95,23 +165,8 @@ class Replica:
 
     def _through(self, tokens: Tensor, cache: KeyValueCache, padding: Tensor | None, last_only: bool) -> Tensor | None:
         """Through all stages, one after the other. The last hidden states on the last stage, else None."""
-        hidden = self.shard.forward(self.inputs(tokens), cache, padding, last_only and self.shard.last)
-        return self.passed_on(hidden)
-
-    def inputs(self, tokens: Tensor) -> Tensor:
-        """What this stage works on: the tokens, or the hidden states [rows, length, hidden] of the stage before."""
-        if self.shard.first:
-            return tokens
-        shape = (*tokens.shape, self.shard.config.hidden)
-        hidden = torch.empty(shape, dtype=self.shard.dtype, device=self.shard.device)
-        return self.pipeline.receive(hidden, self.pipeline.index - 1)
-
-    def passed_on(self, hidden: Tensor) -> Tensor | None:
-        """Give hidden states to the next stage; on the last stage they stay."""
-        if self.shard.last:
-            return hidden
-        self.pipeline.send(hidden, self.pipeline.index + 1)
-        return None
+        hidden = self.shard.forward(self.stage.inputs(tokens), cache, padding, last_only and self.shard.last)
+        return self.stage.passed_on(hidden)
 
     def cache_of(self, place: int) -> KeyValueCache:
         """The cache of a micro-batch of the batch that is being decoded."""
@@ -130,6 +185,9 @@ class _Run:
         self.stamps = [np.zeros(new_tokens) for _ in pieces]
         self.tokens = [torch.empty((piece.tokens.shape[0], new_tokens), dtype=torch.int64) for piece in pieces]
         self.tokens = [tokens.to(replica.shard.device) for tokens in self.tokens]
+        # Each step's column, as it is written and as it is read: made at once, they cost less than one by one.
+        self.columns = [tokens.unbind(1) for tokens in self.tokens]
+        self.inputs = [tokens[:, :, None].unbind(1) for tokens in self.tokens]
         self.returned = 0
 
     def to_the_end(self) -> None:
@@ -148,16 +206,21 @@ class _Run:
         """One stage's work on one micro-batch."""
         step, place = divmod(number, len(self.pieces))
         piece, replica = self.pieces[place], self.replica
-        shard = replica.shard
+        shard, stage = replica.shard, replica.stage
         # Only the first stage needs the ids; the others need to know how many there are.
-        tokens = piece.tokens if step == 0 else self.tokens[place][:, step - 1 : step]
-        hidden = shard.forward(replica.inputs(tokens), replica.cache_of(place), piece.padding, last_only=shard.last)
-        if replica.passed_on(hidden) is None:
+        tokens = piece.tokens if step == 0 else self.inputs[place][step - 1]
+        inputs, cache = stage.inputs(tokens), replica.cache_of(place)
+        if replica.records and tokens.shape[1] == 1:
+            made = decode_step(shard, cache, inputs, piece.padding)
+        else:
+            hidden = shard.forward(inputs, cache, piece.padding, last_only=shard.last)
+            made = shard.greedy(shard.head(hidden)[:, -1]) if shard.last else hidden
+        chosen = stage.passed_on(made)
+        if chosen is None:
             return
-        chosen = shard.greedy(shard.head(hidden)[:, -1])
         replica.synchronise()
         self.stamps[place][step] = time.perf_counter()
-        self.tokens[place][:, step] = chosen
+        self.columns[place][step].copy_(chosen)
         if not shard.first:
             replica.pipeline.send(chosen, 0)
 
@@ -168,6 +231,6 @@ class _Run:
             rows = self.tokens[place].shape[0]
             chosen = torch.empty(rows, dtype=torch.int64, device=self.replica.shard.device)
             self.replica.pipeline.receive(chosen, self.replica.pipeline.size - 1)
-            self.tokens[place][:, step] = chosen
+            self.columns[place][step].copy_(chosen)
             self.stamps[place][step] = time.perf_counter()
             self.returned += 1

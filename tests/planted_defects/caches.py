@@ -15,8 +15,9 @@ from planted_defects.planting import batched, change_steps, on_rank
 def _rotary(rank: Rank) -> None:
     def change(cache: Any, step: Any, batch: int, length: int) -> Any:
         if length == 1:
-            here = (cache.cos[None, None, None] - step.cos[..., None, :]).abs().sum(-1).argmin(-1)
-            step.cos, step.sin = cache.cos[here - 1], cache.sin[here - 1]
+            cos, sin = cache.angles
+            here = (cos[None, None, None] - step.angles[0][..., None, :]).abs().sum(-1).argmin(-1)
+            step.angles = cos[here - 1], sin[here - 1]
         return step
 
     change_steps(rank, change)
@@ -28,7 +29,7 @@ def _query_position(rank: Rank) -> None:
 
     def attention(self: Any, hidden: Tensor, layer: Any, place: int, step: Any) -> Tensor:
         if place == 0 and hidden.shape[1] > 1:
-            step = replace(step, cos=step.cos.roll(1, 1), sin=step.sin.roll(1, 1))
+            step = replace(step, angles=tuple(each.roll(1, 1) for each in step.angles))
         return original(hidden, layer, place, step)
 
     rank.shard._attention = types.MethodType(attention, rank.shard)  # type: ignore[method-assign]

@@ -47,9 +47,10 @@ def _summed_in_16(rank: Rank) -> None:
 @on_rank("positions in 16 bits", _in_16_bits)
 def _positions_in_16(rank: Rank) -> None:
     for cache in rank.replica._caches:
-        angles = torch.arange(cache.capacity).bfloat16()[:, None].float() * rank.shard._frequencies
-        cache.cos = angles.bfloat16().float().repeat(1, 2).cos().to(cache.cos.dtype)
-        cache.sin = angles.bfloat16().float().repeat(1, 2).sin().to(cache.sin.dtype)
+        assert cache.angles is not None and rank.shard._frequencies is not None
+        coarse = torch.arange(cache.capacity).bfloat16()[:, None].float() * rank.shard._frequencies
+        coarse, dtype = coarse.bfloat16().float().repeat(1, 2), cache.angles[0].dtype
+        cache.angles = coarse.cos().to(dtype), coarse.sin().to(dtype)
 
 
 @on_rank("logits of the head in 8 bits", _in_16_bits)
