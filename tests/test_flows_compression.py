@@ -33,7 +33,7 @@ experiments:
 def run(folder: Path, study: str) -> StudyResult:
     rules = {"repeats": 1, "memory": False, "least_seconds": 0.05, "least_passes": 2}
     path = folder / "s.yaml"
-    path.write_text(yaml.safe_dump({**yaml.safe_load(study), "measuring": rules}))
+    path.write_text(yaml.safe_dump({**yaml.safe_load(study), "measuring": rules}, sort_keys=False))
     finished = rankwise("run", path, "--no-calibrate", cwd=folder)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return load_study(RunPaths(folder / "runs" / "s"))

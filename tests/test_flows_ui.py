@@ -75,9 +75,9 @@ def fill_in(form: Field, name: str) -> None:
 
 def test_the_form_draws_every_choice(ui: Ui, team: OfflineTeam) -> None:
     form = open_form(ui, team)
-    assert form.field("Workload").alternatives == ["Generate", "Train", "Noop"]
+    assert form.field("Workload").alternatives == ["Generate", "Sequence to sequence", "Encode", "Train", "Noop"]
     question = form.field("Experiments").field("Question")
-    kinds = ["Strong scaling", "Weak scaling", "Sweep", "Optimization", "Correctness", "Communication"]
+    kinds = ["Strong scaling", "Weak scaling", "Sweep", "Optimization", "Correctness", "Compression", "Communication"]
     assert question.alternatives == kinds
     # What is there already is a study that can be run; a model's own name follows its id.
     assert form.field("Models").field("Id").value == "synthetic:llama-4m@0"
