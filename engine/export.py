@@ -91,7 +91,7 @@ def _need(target: str) -> None:
             remedy = (
                 "it needs an NVIDIA GPU; pip install tensorrt there, or export --to onnx"
                 if name == "tensorrt"
-                else "pip install 'rankwise[onnx]'"
+                else "pip install onnx onnxruntime onnxscript"
             )
             raise NotImplementedError(f"--to {target}: {name} is not installed; {remedy}")
 

@@ -7,8 +7,6 @@ there is already; `--set measuring.repeats=8` measures more blocks (from six on 
 """
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.rates import visit_rates
 from configs.record import Status
+from flows.bench_inference import run_shipped
 from flows.bench_inference_rows import ByBlock, Measured, by_block
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, estimate, paired_ratio
 from reports.reading.samples import read_samples
@@ -178,19 +177,8 @@ def _shown(value: float, bounds: Bounds | None) -> str:
 
 
 def run_study(runs: Path, assignments: list[str]) -> RunPaths:
-    """Run the study; its output goes to this one's.
-
-    A cell that failed is no error: its row says so. Raises RuntimeError where nothing was measured at all.
-    """
-    rankwise = str(Path(sys.executable).with_name("rankwise"))
-    command = [rankwise, "run", str(STUDY), "--runs", str(runs), "--no-calibrate"]  # nothing here is predicted
-    for assignment in assignments:
-        command += ["--set", assignment]
-    finished = subprocess.run(command)
-    run = RunPaths(runs / STUDY.stem.replace("_", "-"))
-    if not run.records.is_dir():
-        raise RuntimeError(f"{run.folder}: holds no records; rankwise run ended with exit code {finished.returncode}")
-    return run
+    """Run the study; as `run_shipped`. Nothing here is predicted, so the machine need not be calibrated."""
+    return run_shipped(STUDY, runs, assignments, "--no-calibrate")
 
 
 def main() -> None:

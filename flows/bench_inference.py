@@ -20,19 +20,25 @@ _ARCHITECTURE, _SEED = "llama-200m", "0"
 
 
 def run_study(runs: Path, assignments: list[str]) -> RunPaths:
-    """Run the study on a model written beside it; its output goes to this one's.
-
-    A cell that failed is no error: its row says so. Raises RuntimeError where nothing was measured at all.
-    """
+    """Run the study on a model written beside it; as `run_shipped`."""
     model = runs / f"{_ARCHITECTURE}-files"
     if not model.exists():
         command = [sys.executable, "-m", "engine.peers.checkpoint", _ARCHITECTURE, _SEED, str(model)]
         subprocess.run(command, check=True)
-    command = [str(Path(sys.executable).with_name("rankwise")), "run", str(STUDY), "--runs", str(runs)]
-    for assignment in (f"models.0.id={model.absolute()}", *assignments):
+    return run_shipped(STUDY, runs, [f"models.0.id={model.absolute()}", *assignments])
+
+
+def run_shipped(study: Path, runs: Path, assignments: list[str], *options: str) -> RunPaths:
+    """Run a shipped study as `rankwise run` in a process of its own, whose output goes to this one's.
+
+    A cell that failed is no error: its row says so. Raises RuntimeError where nothing was measured at all.
+    """
+    rankwise = str(Path(sys.executable).with_name("rankwise"))
+    command = [rankwise, "run", str(study), "--runs", str(runs), *options]
+    for assignment in assignments:
         command += ["--set", assignment]
     finished = subprocess.run(command)
-    run = RunPaths(runs / STUDY.stem.replace("_", "-"))
+    run = RunPaths(runs / study.stem.replace("_", "-"))
     if not run.records.is_dir():
         raise RuntimeError(f"{run.folder}: holds no records; rankwise run ended with exit code {finished.returncode}")
     return run

@@ -62,7 +62,9 @@ def run_onnx(visit: Visit, context: Context) -> Outcome:
         try:
             version(name)
         except ModuleNotFoundError:
-            raise NotImplementedError(f"engine: onnxruntime needs {name}; pip install 'rankwise[onnx]'") from None
+            raise NotImplementedError(
+                f"engine: onnxruntime needs {name}; pip install onnx onnxruntime onnxscript"
+            ) from None
     loaded = _loaded(context)
     work = OnnxWork(loaded.model)
     with torch.inference_mode():

@@ -41,7 +41,7 @@ def profiled_visit(visit: Visit, context: Context, workload: Workload) -> Outcom
     if recorder.outcome is None:
         raise NotImplementedError(
             f"measuring.profile: a {visit.cell.workload.kind} workload by engine {visit.cell.engine} marks nothing "
-            "to profile; generate and train by engine rankwise do"
+            "to profile; generate, seq2seq, encode and train by engine rankwise do"
         )
     return Outcome(outcome.figures | recorder.outcome.figures, recorder.outcome.samples)
 
