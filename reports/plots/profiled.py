@@ -1,5 +1,6 @@
 """The profile pass as stacked bars: compute, communication behind it, communication alone, idle."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ LOOKS = {
 """Part -> fill and hatch, as in `reports.plots.time_split`."""
 
 MOST_BARS = 24
+_LABEL_CHARACTERS = 42
 
 
 def profiled_height(cells: Sequence[Profiled]) -> float:
     """Inches that the figure needs."""
-    return 1.4 + 0.28 * min(len(cells), MOST_BARS)
+    return 1.4 + 0.36 * min(len(cells), MOST_BARS)
 
 
 def draw_profiled(figure: "Figure", cells: Sequence[Profiled]) -> None:
@@ -35,7 +37,7 @@ def draw_profiled(figure: "Figure", cells: Sequence[Profiled]) -> None:
         look: Any = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.0}
         axes.barh(places, widths, left=floor, height=0.7, label=name, **look)
         floor = [low + width for low, width in zip(floor, widths, strict=True)]
-    axes.set_yticks(places, [_label(cell) for cell in shown])
+    axes.set_yticks(places, [_label(cell) for cell in shown], fontsize=7.5)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the recorded pass, %")
@@ -52,5 +54,6 @@ def parts(cell: Profiled) -> dict[str, float]:
 
 
 def _label(cell: Profiled) -> str:
-    title = cell.result.title
-    return title if len(title) <= 46 else f"{title[:45]}…"
+    """In two lines: cells of one model differ in the end of their titles."""
+    lines = textwrap.wrap(cell.result.title, _LABEL_CHARACTERS, max_lines=2, placeholder="…", break_on_hyphens=False)
+    return "\n".join(lines)
