@@ -1,0 +1,283 @@
+"""Bring a lab up, tell how it stands, take it down.
+
+`up` makes only what is missing, so that it mends a lab of which something died. `down` finds everything by the
+lab's name on this machine and needs no file. Only one of them works on a lab at a time; a lock of the kernel's,
+which ends with its holder, sees to that.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from configs.base import write_atomically
+from slurm.lab import daemons, files, members, network, nodes
+from slurm.lab.commands import LabError, ask, need_root, why_no_lab
+from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_plan
+
+_LOCKS = Path("/run/lock")
+_LOCK_LIMIT_SECONDS = 180.0
+_DOWN_LIMIT_SECONDS = 30.0
+_NEEDED = tuple(
+    Path(each) for each in ("/", "/bin", "/dev", "/etc", "/lib", "/mnt", "/proc", "/run", "/sbin", "/usr", "/var")
+)
+_KEPT = ("shared", "log")  # of a lab that was taken down
+
+
+def up(request: LabRequest) -> list[str]:
+    """Bring up what is missing of a lab; returns what that was, in words, and nothing where all was there.
+
+    Raises LabError where this machine cannot have a lab or a daemon does not come up, ValueError where a lab of
+    this name is there that is not the one asked for.
+    """
+    if (why := why_no_lab()) is not None:
+        raise LabError(why)
+    with _alone(request.name):
+        plan = _planned(request)
+        done = ["configuration"] if _write_files(plan) else []
+        done += ["bridge"] if network.ensure_bridge(plan) else []
+        for node in plan.node_names:
+            made = [nodes.ensure_node(plan, node), network.ensure_link(plan, node)]
+            done += [node] if any(made) else []
+        done += ["database"] if daemons.install_database(plan) else []
+        return done + _start_daemons(plan)
+
+
+def down(name: str, folder: Path) -> None:
+    """Leave no process, namespace, device, mount or cgroup of a lab; its logs and shared folder stay.
+
+    Works on whatever there is, also where the state folder is gone. Raises LabError where something does not end.
+    """
+    need_root()
+    with _alone(name):
+        folder = members.folder_of(name) or folder
+        plan = _readable_plan(folder)
+        _kill_all(name)
+        network.remove_devices(name)
+        _remove_cgroups(name)
+        # The file that tells what was asked for goes last: without it, nothing is left to take down.
+        if plan is None or plan.name == name:
+            for each in sorted(folder.iterdir() if folder.is_dir() and _is_of_a_lab(folder) else []):
+                if each.name not in (*_KEPT, lab_file(folder).name):
+                    shutil.rmtree(each) if each.is_dir() else each.unlink()
+            lab_file(folder).unlink(missing_ok=True)
+
+
+def find(name: str, folder: Path | None = None) -> LabPlan:
+    """The lab of this name that is up, or the one in this folder. Raises ValueError where there is none."""
+    # Who is not root cannot see whose the processes are.
+    plan = read_plan(folder or members.folder_of(name) or BASE_FOLDER / name)
+    if plan is None or plan.name != name:
+        raise ValueError(f"no lab {name} is up here; `rankwise lab up` brings one up")
+    return plan
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One line of `lab status`."""
+
+    what: str
+    state: str
+    works: bool
+    detail: str = ""
+
+
+def status(plan: LabPlan) -> list[Standing]:
+    """All daemons and nodes, and how each stands."""
+    found = []
+    for daemon in daemons.daemons(plan):
+        pid = daemons.pid(plan, daemon)
+        if daemon.node is None:
+            works = pid is not None and daemon.works()
+            state = "up" if works else "does not answer" if pid is not None else "does not run"
+            found.append(Standing(daemon.name, state, works, f"pid {pid}" if pid else str(daemon.log)))
+            continue
+        state = daemons.node_state(plan, daemon.node)
+        link = network.link_state(plan, daemon.node)
+        cores = ",".join(str(core) for core in plan.cores(daemon.node))
+        detail = f"{plan.address(daemon.node)}, core {cores}, link {link}, slurmd " + (
+            f"pid {pid}" if pid else "does not run"
+        )
+        works = pid is not None and daemon.works() and link not in ("cut", "missing")
+        found.append(Standing(daemon.node, state, works, detail))
+    return found
+
+
+def queued_jobs(plan: LabPlan) -> int | None:
+    """How many jobs are in the queue; None where the scheduler does not say."""
+    told = ask(["squeue", "--noheader", "--array", "--format=%i"], daemons.client(plan))
+    return None if told is None else len(told.split())
+
+
+def default_hidden() -> tuple[Path, ...]:
+    """What a node of a real cluster would not see: this project, run folders, the home folder, /tmp."""
+    project = Path(__file__).resolve().parents[2]
+    wanted = [project, Path.cwd(), Path.home(), Path("/tmp"), Path("/var/tmp")]
+    return tuple(
+        sorted({each for each in wanted if each.is_dir() and each not in _NEEDED and "site-packages" not in each.parts})
+    )
+
+
+def _planned(request: LabRequest) -> LabPlan:
+    """The plan that is kept, or a new one, which is kept from now on."""
+    other = members.folder_of(request.name)
+    if other is not None and other != request.folder:
+        raise ValueError(
+            f"a lab {request.name} is up in {other}; take it down first: rankwise lab down --name {request.name}"
+        )
+    plan = read_plan(request.folder)
+    if plan is not None and plan.request == request:
+        return plan
+    if plan is not None:
+        fields = [name for name in LabRequest.model_fields if getattr(plan, name) != getattr(request, name)]
+        differences = ", ".join(
+            f"{name} is {_words(getattr(plan, name))}, asked for {_words(getattr(request, name))}" for name in fields
+        )
+        undo = f"rankwise lab down --name {plan.name} --folder {plan.folder}"
+        raise ValueError(f"lab {plan.name} was brought up with other arguments ({differences}); first: {undo}")
+    for each in request.hidden:
+        if not each.is_dir() or each in _NEEDED:
+            raise ValueError(
+                f"{each}: {'nodes need this folder' if each in _NEEDED else 'there is no such folder'}; hide others"
+            )
+    now_seconds = time.time()
+    request.folder.mkdir(parents=True, exist_ok=True)
+    plan = LabPlan(
+        **dict(request),
+        subnet=network.free_subnet(request.name),
+        host=socket.gethostname().partition(".")[0],
+        machine_cores=tuple(sorted(os.sched_getaffinity(0))),
+        machine_memory_bytes=psutil.virtual_memory().total,
+        # Slurm's largest id is 0x03FF0000; ten seconds each, so that ids do not come again for 15 years.
+        first_job_id=1 + int(now_seconds / 10) % 50_000_000,
+        cgroups=all((top / "tasks").exists() and os.access(top, os.W_OK) for top in CONTROLLERS),
+    )
+    write_atomically(lab_file(request.folder), plan.model_dump_json(indent=1))
+    return plan
+
+
+def _words(value: object) -> str:
+    return " ".join(str(each) for each in value) or "none" if isinstance(value, tuple) else str(value)
+
+
+def _write_files(plan: LabPlan) -> bool:
+    """Write what is not there as it should be. Returns whether anything was written."""
+    folder = plan.folder
+    for each in ("etc", "run", "log", "state", "spool", "db", "shared"):
+        (folder / each).mkdir(exist_ok=True)
+    (folder / "db").chmod(0o700)
+    (folder / "shared").chmod(0o1777)  # jobs of any user write here
+    wanted: dict[Path, tuple[str | bytes, int]] = {
+        folder / "etc" / "slurm.conf": (files.slurm_conf(plan), 0o644),
+        folder / "etc" / "slurmdbd.conf": (files.slurmdbd_conf(plan), 0o600),
+        folder / "etc" / "cgroup.conf": (files.cgroup_conf(plan), 0o644),
+        folder / "etc" / "prolog.sh": (files.prolog(plan), 0o755),
+        folder / "etc" / "epilog.sh": (files.epilog(plan), 0o755),
+    }
+    key = folder / "etc" / "munge.key"
+    if not key.exists():
+        wanted[key] = (secrets.token_bytes(1024), 0o400)
+    for node in plan.node_names:
+        own = folder / "nodes" / node
+        own.mkdir(parents=True, exist_ok=True)
+        wanted |= {
+            own / "hosts": (files.hosts(plan), 0o644),
+            own / "resolv.conf": ("", 0o644),
+            own / "nsswitch.conf": (files.NSSWITCH, 0o644),
+            own / "node.sh": (files.node_script(plan, node), 0o755),
+        }
+    written = False
+    for path, (content, mode) in wanted.items():
+        data = content.encode() if isinstance(content, str) else content
+        # A file that is bound over one of a node's must keep its inode.
+        if not path.exists() or path.read_bytes() != data:
+            write_atomically(path, data)
+            written = True
+        path.chmod(mode)
+    return written
+
+
+def _start_daemons(plan: LabPlan) -> list[str]:
+    """In the order in which they need each other, the nodes at once. Returns which had to be started."""
+    wanted = daemons.daemons(plan)
+    missing = [daemon for daemon in wanted if daemons.pid(plan, daemon) is None]
+    for daemon in wanted:
+        if daemon.node is None:
+            daemons.start(plan, daemon)
+            daemons.wait_until_it_works(plan, daemon)
+    on_nodes = [daemon for daemon in wanted if daemon.node is not None]
+    for daemon in on_nodes:
+        daemons.start(plan, daemon)
+    resumed = [f"{node} resumed" for node in plan.node_names if daemons.resume(plan, node)]
+    for daemon in on_nodes:
+        daemons.wait_until_it_works(plan, daemon)
+    return [daemon.name for daemon in missing] + resumed
+
+
+def _kill_all(name: str) -> None:
+    """Everything that bears the lab's mark or lives on a node, until nothing of it is left."""
+    deadline = time.monotonic() + _DOWN_LIMIT_SECONDS
+    spaces: dict[int, str] = {}
+    while True:
+        # A namespace that was seen once is looked into until the end: who marked it may be gone already.
+        spaces |= members.namespaces(name)
+        left = {each.pid for each in members.members(name)} | set(members.in_namespaces(spaces))
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            raise LabError(f"processes {sorted(left)} of lab {name} do not end")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _remove_cgroups(name: str) -> None:
+    """Empty cgroups are removed from below; the kernel needs a moment after the last process."""
+    deadline = time.monotonic() + 5.0
+    for top in [each / cgroup_of(name) for each in CONTROLLERS]:
+        while top.is_dir():
+            for folder, _, _ in os.walk(top, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(folder)
+            if time.monotonic() > deadline:
+                raise LabError(f"{top} cannot be removed")
+            time.sleep(0.02)
+
+
+def _readable_plan(folder: Path) -> LabPlan | None:
+    try:
+        return read_plan(folder)
+    except ValueError:
+        return None
+
+
+def _is_of_a_lab(folder: Path) -> bool:
+    """Whether a folder holds what `up` writes first; nothing else is ever deleted."""
+    return lab_file(folder).exists() or (folder / "etc" / "slurm.conf").exists()
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Nobody else brings this lab up or down meanwhile. Raises LabError where somebody does for minutes."""
+    _LOCKS.mkdir(parents=True, exist_ok=True)
+    with (_LOCKS / f"rankwise-lab-{name}.lock").open("a") as file:
+        deadline = time.monotonic() + _LOCK_LIMIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise LabError(f"another `rankwise lab` has been working on lab {name} for minutes") from None
+                time.sleep(0.1)
+        yield
