@@ -64,7 +64,7 @@ def make_context(
     import torch
 
     from configs.cell import PROMPTED, CommunicationWorkload
-    from configs.model import Manifest
+    from configs.model import read_manifest
     from engine import measure
     from engine.context import Context
     from engine.parallel import flight
@@ -81,7 +81,7 @@ def make_context(
         rank=place.rank,
         world_size=place.world_size,
         device=device,
-        manifest=Manifest.model_validate_json(Path(job.manifest).read_bytes()) if job.manifest else None,
+        manifest=read_manifest(Path(job.manifest)) if job.manifest else None,
         barrier=barrier,
     )
     cell = job.cell

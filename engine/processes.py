@@ -114,12 +114,17 @@ def main(arguments: list[str]) -> int:
             {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
             for rank, failure in sorted(error.failures.items())
         ]
-        print(f"ranks failed: {seen}", file=sys.stderr)
-        unfinished = exits.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(seen))
-        unfinished.replace(exits)
+        write_exits(exits, seen)
         return 1
     return 0
+
+
+def write_exits(path: Path, failed: list[dict[str, int]]) -> None:
+    """Leave {rank, pid, exit_code} of the ranks that failed, for the launcher."""
+    print(f"ranks failed: {failed}", file=sys.stderr)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(failed))
+    unfinished.replace(path)
 
 
 @dataclass

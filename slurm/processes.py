@@ -20,7 +20,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 # Every process of a launch runs one of these modules; `tail -f` on a log of the job must not be ended.
-_MODULES = (b"slurm.launch", b"submitit.local._local", b"submitit.core._submit", b"engine.processes", b"engine.worker")
+_MODULES = (
+    b"slurm.launch",
+    b"submitit.local._local",
+    b"submitit.core._submit",
+    b"engine.processes",
+    b"engine.deepspeed_agent",
+    b"engine.worker",
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,6 +52,38 @@ def is_alive(pid: int, pid_started: int) -> bool:
     return fields is not None and int(fields[19]) == pid_started and fields[0] not in ("Z", "X")
 
 
+def oom_kills() -> int:
+    """How often the kernel ended a process of this one's control group for lack of memory, since the group was made.
+
+    Where no group tells: any process since boot (proc(5), /proc/vmstat). Several jobs may share a machine.
+    """
+    for path in _memory_events():
+        with suppress(OSError):
+            fields = dict(line.split() for line in path.read_text().splitlines())
+            if "oom_kill" in fields:
+                return int(fields["oom_kill"])
+    fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return int(fields.get("oom_kill", 0))
+
+
+def _memory_events() -> list[Path]:
+    """Files of this process's memory control group that count kills (cgroups(7)): version 1, then 2."""
+    try:
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for kind, option, file in (("cgroup", "memory", "memory.oom_control"), ("cgroup2", "", "memory.events")):
+        group = next((path for _, controllers, path in groups if option in controllers.split(",")), None)
+        for mount in mounts:
+            # Fields 4 and 5 are the part of the file system that is mounted, and where; see proc(5).
+            name, options = mount[mount.index("-") + 1], mount[-1].split(",")
+            if group is not None and name == kind and (not option or option in options):
+                found.append(Path(mount[4]) / group.removeprefix(mount[3]).lstrip("/") / file)
+    return found
+
+
 def become_subreaper() -> None:
     """Let orphans below this process become its children, so that none can slip away (prctl(2))."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -56,6 +95,14 @@ def die_with(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the process ends that started this one; come to an end now if it did already."""
+    parent = os.getppid()
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def below_me(waited_for: int | None = None) -> list[psutil.Process]:

@@ -1,16 +1,20 @@
 """The launcher with real ranks: what it starts, how it notices every kind of end, that it leaves nothing."""
 
+import base64
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from configs.job import Job, Launcher
 from configs.record import Status
+from configs.target import SlurmTarget
 from launches import (
     assert_nothing_left,
     in_visit,
@@ -23,8 +27,11 @@ from launches import (
     wait_until,
     write_job,
 )
-from slurm.launch import code_version, free_port, is_private, oom_kills, rank_environment, torchrun_argv
-from slurm.processes import is_alive, start_ticks
+from slurm.processes import is_alive, oom_kills, start_ticks
+from slurm.rollcall import Meeting, free_port
+from slurm.starting import is_private, rank_environment, start_argv, torchrun_argv
+from slurm.verdict import NotStartedError
+from slurm.version import code_version
 
 
 def read_job(folder: Path) -> Job:
@@ -33,7 +40,7 @@ def read_job(folder: Path) -> Job:
 
 def test_torchrun_argv(tmp_path: Path) -> None:
     paths = write_job(tmp_path, [noop_visit("a", ranks=2)])
-    argv = torchrun_argv(read_job(paths.folder), paths.job, node_rank=0, head_host="127.0.0.1", port=23456)
+    argv = torchrun_argv(read_job(paths.folder), paths.job, 0, Meeting(23456), paths.folder / "torchrun")
     assert argv[:3] == [sys.executable, "-m", "engine.processes"]
     assert argv[-3:] == ["-m", "engine.worker", str(paths.job)]
     options = dict(zip(argv[4:-3:2], argv[5:-3:2], strict=True))
@@ -64,6 +71,51 @@ def test_rank_environment(tmp_path: Path) -> None:
     assert (environment["HF_HUB_OFFLINE"], environment["RANKWISE_LAUNCHER_PID"]) == ("1", "7")
     assert "MALLOC_MMAP_THRESHOLD_" not in environment
     assert rank_environment(memory, {}, launcher_pid=7)["MALLOC_MMAP_THRESHOLD_"] == "65536"
+
+
+def spread_job(folder: Path, **cell: Any) -> Job:
+    """A job of two ranks on two nodes of a Slurm target, not launched."""
+    job = read_job(write_job(folder, [noop_visit("a", ranks=2, **cell)], name="spread").folder)
+    visit = job.visits[0].model_copy(update={"cell": job.cell.model_copy(update={"nodes": 2})})
+    return job.model_copy(update={"visits": (visit,), "ranks_per_node": 1, "target": SlurmTarget(nodes=2)})
+
+
+def test_ranks_talk_over_the_interface_towards_the_head(tmp_path: Path) -> None:
+    job = spread_job(tmp_path, env={"TP_SOCKET_IFNAME": "ib1"})
+    environment = rank_environment(job, {"NCCL_SOCKET_IFNAME": "bond0"}, launcher_pid=7, interface="eth3")
+    assert environment["GLOO_SOCKET_IFNAME"] == "eth3"
+    assert environment["NCCL_SOCKET_IFNAME"] == "bond0", "set by the job's own lines"
+    assert environment["TP_SOCKET_IFNAME"] == "ib1", "the cell has the last word"
+    assert rank_environment(job, {}, launcher_pid=7, interface="eth3")["NCCL_SOCKET_IFNAME"] == "=eth3"
+    assert "GLOO_SOCKET_IFNAME" not in rank_environment(job, {}, launcher_pid=7, interface=None)
+
+
+def test_torchrun_of_the_second_node(tmp_path: Path) -> None:
+    meeting = Meeting(23456, "10.0.0.1", "10.0.0.2", "eth3")
+    argv = start_argv(spread_job(tmp_path), tmp_path / "job.json", 1, meeting, tmp_path, None)
+    options = dict(zip(argv[4:-3:2], argv[5:-3:2], strict=True))
+    expected = {"--nnodes": "2", "--nproc-per-node": "1", "--node-rank": "1", "--local-addr": "10.0.0.2"}
+    assert options.items() >= (expected | {"--master-addr": "10.0.0.1", "--master-port": "23456"}).items()
+
+
+@pytest.mark.parametrize(("devices", "slots"), [(None, ["0"]), ("", ["0"]), ("5,7", ["5"]), ("GPU-a1", ["GPU-a1"])])
+def test_deepspeeds_launcher_keeps_the_gpus_that_slurm_gave(
+    tmp_path: Path, devices: str | None, slots: list[str]
+) -> None:
+    pytest.importorskip("deepspeed")
+    job = spread_job(tmp_path).model_copy(update={"target": SlurmTarget(nodes=2, launcher="deepspeed")})
+    argv = start_argv(job, tmp_path / "job.json", 1, Meeting(23456, "10.0.0.1"), tmp_path, devices)
+    assert argv[1:4] == ["-m", "engine.deepspeed_agent", str(tmp_path / "exits.json")]
+    world = next(option for option in argv if option.startswith("--world_info=")).partition("=")[2]
+    assert json.loads(base64.urlsafe_b64decode(world)) == {"node0": slots, "node1": slots}
+    assert argv[-2:] == ["engine.worker", str(tmp_path / "job.json")]
+
+
+def test_deepspeed_is_refused_by_name_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    job = spread_job(tmp_path).model_copy(update={"target": SlurmTarget(nodes=2, launcher="deepspeed")})
+    with pytest.raises(NotStartedError, match="deepspeed is not installed for"):
+        start_argv(job, tmp_path / "job.json", 0, Meeting(23456), tmp_path, None)
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_REGION", "DB_PASSWORD", "OPENAI_API_KEY"])
