@@ -173,10 +173,22 @@ class CommunicationWorkload(Frozen):
         return self
 
 
+class PreflightWorkload(Frozen):
+    """What each node computes and reads, and what each pair of nodes exchanges: a test of nodes, not of a study."""
+
+    kind: Literal["preflight"] = "preflight"
+    seconds: PositiveFloat = Field(1.0, description="of computing, and of reading, on each rank")
+
+    def scaled(self, factor: int) -> "PreflightWorkload":
+        """Every rank does the same, however many there are."""
+        return self
+
+
 Workload = Annotated[
     GenerateWorkload | Seq2SeqWorkload | EncodeWorkload | TrainWorkload | NoopWorkload | CommunicationWorkload,
     Field(discriminator="kind"),
 ]
+"""What a study may ask for."""
 
 Compression = Annotated[
     str, Field(pattern=r"^(int8|int8_dynamic|int4|prune_2_4|prune_[1-9][0-9]|balanced|aggressive)$")
@@ -190,7 +202,7 @@ class Cell(Frozen):
     """One point to measure."""
 
     model: str | None = Field(None, description="model identity, resolved; none for noop")
-    workload: Workload
+    workload: Annotated[Workload | PreflightWorkload, Field(discriminator="kind")]
     layout: Layout = Layout()
     dtype: Dtype = "float32"
     engine: Engine = "rankwise"
@@ -301,6 +313,11 @@ class Cell(Frozen):
         return content_hash({**fixed, "kind": self.workload.kind}, digits=8)
 
     @property
+    def place(self) -> str:
+        """The layout, and on how many nodes it lies where these are several: `tp=2 on 2 nodes`."""
+        return f"{self.layout} on {self.nodes} nodes" if self.nodes > 1 else str(self.layout)
+
+    @property
     def label(self) -> str:
         """A short name for tables: what a person would call this cell."""
         work = self.workload
@@ -312,6 +329,8 @@ class Cell(Frozen):
             size = "communication" if work.transport == "auto" else f"communication by {work.transport}"
         elif isinstance(work, TrainWorkload):
             size = f"train batch {work.global_batch_size} x {work.sequence_length}"
+        elif isinstance(work, PreflightWorkload):
+            size = "preflight"
         else:
             size = work.label or f"noop {work.seconds:g} s"
         engine = "" if self.engine == "rankwise" else f", {self.engine}"
@@ -319,4 +338,4 @@ class Cell(Frozen):
             engine += f" {self.engine_mode}"
         cache = f", {self.page_cache} cache" if self.page_cache else ""
         passes = f", {' + '.join(self.compression)}" if self.compression else ""
-        return f"{self.layout}, {self.dtype}{passes}, {size}{engine}{cache}"
+        return f"{self.place}, {self.dtype}{passes}, {size}{engine}{cache}"

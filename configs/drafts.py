@@ -17,6 +17,7 @@ from configs.cell import (
     Seq2SeqWorkload,
     TrainWorkload,
 )
+from configs.study import suggestion
 
 Draft = dict[str, Any]
 WORKLOADS: dict[str, type[BaseModel]] = {
@@ -32,6 +33,15 @@ WORKLOADS: dict[str, type[BaseModel]] = {
 def copied(draft: Draft) -> Draft:
     """A draft that can be changed without changing this one."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in draft.items()}
+
+
+def reference_of(draft: Draft) -> Draft:
+    """The draft that correctness holds it against: unmodified transformers, one rank, float32, a prompt at a time."""
+    reference = copied(draft) | {"engine": "transformers", "dtype": "float32", "layout": Layout().model_dump()}
+    reference |= {"engine_mode": "eager", "compression": ()}
+    reference.pop("nodes", None)
+    reference["workload"].update(batch_size=1, micro_batch_size=None)
+    return reference
 
 
 def field_path(draft: Draft, dotted: str) -> tuple[str, ...] | None:
@@ -59,5 +69,21 @@ def _workload_fields(draft: Draft) -> list[str]:
 
 def field_names(draft: Draft) -> list[str]:
     """What an override may name."""
-    top = ["dtype", "engine", "engine_mode", "page_cache", "compression", "cores_per_rank"]
+    top = ["dtype", "engine", "engine_mode", "page_cache", "compression", "nodes", "cores_per_rank"]
     return top + _workload_fields(draft) + list(Layout.model_fields)
+
+
+def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
+    """Set dotted fields of a draft; returns a problem, `field: what is wrong`, for each that cannot be set."""
+    problems = []
+    for dotted, value in overrides.items():
+        path = field_path(draft, dotted)
+        if path is None:
+            problems.append(f"{dotted}: no such field of a cell{suggestion(dotted, field_names(draft))}")
+        elif path == ("workload",) and not (isinstance(value, dict) and value.get("kind") in WORKLOADS):
+            problems.append(f"workload: a whole workload needs its kind\n  use one of: {', '.join(WORKLOADS)}")
+        elif len(path) == 1:
+            draft[path[0]] = value
+        else:
+            draft[path[0]][path[1]] = value
+    return problems

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.cell import PROMPTED, Cell, Layout, PromptedWorkload
-from configs.drafts import WORKLOADS, Draft, copied, field_names, field_path
+from configs.drafts import WORKLOADS, Draft, copied, override, reference_of
 from configs.experiments import (
     Communication,
     CompressionPasses,
@@ -26,11 +26,12 @@ from configs.experiments import (
     Sweep,
     WeakScaling,
 )
+from configs.placement import grown_over_nodes, placed, unplaced
 from configs.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point, Refused
 from configs.prediction import Prediction
 from configs.refusals import CHOICES, refusal, unmeasured, why_none
-from configs.study import StudyError, StudySpec, suggestion
-from configs.target import LocalTarget
+from configs.study import StudyError, StudySpec
+from configs.target import Target
 
 _INPUT_FIELDS = ("prompts", "data", "tokenizer")
 
@@ -49,7 +50,7 @@ class LayoutChoice:
     prediction, the best first.
     """
 
-    ranks: Callable[[LocalTarget], int]
+    ranks: Callable[[Target], int]
     ranked: Callable[[Cell, int], Sequence[tuple[Layout, Prediction]]]
 
 
@@ -121,6 +122,7 @@ class _Builder:
         self.inputs = inputs
         self.count_prompts = count_prompts
         self.layout_choice = layout_choice
+        self.targets = {target.name: target for target in study.targets}
         self.cells: dict[str, Cell] = {}
         self.problems: list[str] = []
         self.refused: list[Refused] = []
@@ -143,7 +145,7 @@ class _Builder:
         return list(models)
 
     def points(
-        self, name: str, experiment: Experiment, model: PlannedModel | None, target: LocalTarget
+        self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
     ) -> tuple[list[Point], list[Candidate]]:
         """The points of an experiment, and where it chooses among layouts the candidates."""
         where = f"experiments.{name}"
@@ -164,7 +166,7 @@ class _Builder:
             return self._compression(where, experiment, draft), []
         return self._correctness(where, experiment, draft), []
 
-    def _draft(self, model: PlannedModel | None, target: LocalTarget) -> Draft:
+    def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
         return {
             "model": model.identity if model else None,
             "workload": self.study.workload.model_dump(),
@@ -177,28 +179,40 @@ class _Builder:
         }
 
     def _scaling(self, where: str, experiment: StrongScaling | WeakScaling, draft: Draft) -> list[Point]:
-        if experiment.grow == "nodes":
-            self._problem(f"{where}.grow: nodes is not measured by this version\n  use one of: dp, tp, pp")
-            return []
         points = []
         degrees = experiment.degrees
         for position, degree in enumerate(degrees):
             cell_draft = copied(draft)
-            cell_draft["layout"][experiment.grow] = degree
+            label = self._grown(where, experiment.grow, degree, cell_draft)
+            if label is None:
+                return []
             work = cell_draft["workload"]
             if work["kind"] in PROMPTED and work.get("num_prompts") is None:
-                per_rank = self._prompts_in_file(cell_draft) or work.get("batch_size") or 1
-                from_file = work.get("prompts") is not None
-                work["num_prompts"] = per_rank * (1 if from_file or experiment.kind == "weak" else max(degrees))
+                available = self._prompts_in_file(cell_draft)
+                replicas = Layout.model_validate(draft["layout"]).dp if experiment.grow == "nodes" else 1
+                replicas *= 1 if experiment.kind == "weak" else max(degrees)
+                work["num_prompts"] = available or (work.get("batch_size") or 1) * replicas
             if experiment.kind == "weak":
                 field = _GROWS.get(work["kind"], "num_prompts")
                 default = WORKLOADS[work["kind"]].model_fields[field].default
                 work[field] = (work.get(field) or default) * degree
             ranks = Layout.model_validate(cell_draft["layout"]).ranks
-            label = f"{ranks} rank" + ("s" if ranks > 1 else "")
             point = self._point(f"{where} at {label}", cell_draft, {"ranks": ranks}, label, baseline=position == 0)
             points.extend(point)
         return points
+
+    def _grown(self, where: str, grow: str, degree: int, draft: Draft) -> str | None:
+        """Grow a draft along an axis; returns what it is called then, None and a problem noted where it cannot."""
+        if grow == "nodes":
+            try:
+                count = grown_over_nodes(draft, degree, self.targets[draft["target"]])
+            except ValueError as error:
+                self._problem(f"{where}.{error}")
+                return None
+        else:
+            draft["layout"][grow] = degree
+            count = Layout.model_validate(draft["layout"]).ranks
+        return f"{count} {'node' if grow == 'nodes' else 'rank'}{'s' if count > 1 else ''}"
 
     def _sweep(self, where: str, experiment: Sweep, draft: Draft) -> list[Point]:
         points: list[Point] = []
@@ -237,11 +251,8 @@ class _Builder:
         if work["kind"] != "encode":
             work["new_tokens"] = experiment.new_tokens
         dtypes = list(dict.fromkeys([*experiment.dtypes, "float32"]))
-        reference = copied(draft) | {"engine": "transformers", "dtype": "float32", "layout": Layout().model_dump()}
-        reference |= {"engine_mode": "eager", "compression": ()}
-        reference["workload"].update(
-            batch_size=1, micro_batch_size=None, noise_dtypes=tuple(dtypes), noise_orders=experiment.noise_orders
-        )
+        reference = reference_of(draft)
+        reference["workload"].update(noise_dtypes=tuple(dtypes), noise_orders=experiment.noise_orders)
         values = {"engine": "transformers", "dtype": "float32", "layout": "1 rank"}
         points = self._point(f"{where} reference", reference, values, "transformers, 1 rank, float32", baseline=True)
         for engine, layout, dtype in itertools.product(experiment.engines, experiment.layouts, dtypes):
@@ -300,7 +311,7 @@ class _Builder:
         return points
 
     def _layouts(
-        self, where: str, experiment: Layouts, draft: Draft, target: LocalTarget
+        self, where: str, experiment: Layouts, draft: Draft, target: Target
     ) -> tuple[list[Point], list[Candidate]]:
         """The candidates in the order of the prediction; a point for each of the first that can be measured."""
         work = draft["workload"]
@@ -313,6 +324,9 @@ class _Builder:
         ranks = experiment.ranks or self.layout_choice.ranks(target)
         if work["kind"] in PROMPTED and work.get("num_prompts") is None:
             work["num_prompts"] = self._prompts_in_file(draft) or (work.get("batch_size") or 1) * ranks
+        if draft.pop("nodes", None) is not None:
+            self._problem(f"{where}.base.nodes: the nodes of a layout follow from its ranks; leave nodes out")
+            return [], []
         draft["layout"] = Layout().model_dump()
         base = self._cell(where, draft)
         if base is None:
@@ -321,7 +335,7 @@ class _Builder:
         candidates = []
         for layout, prediction in self.layout_choice.ranked(base, ranks):
             label = str(layout) if layout.strategy == "none" else f"{layout} ({layout.strategy})"
-            key, reason = None, unmeasured(draft, layout, prediction)
+            key, reason = None, unmeasured(draft, layout, prediction) or unplaced(layout.ranks, target)
             if reason is None and len(points) == experiment.best:
                 reason = f"not among the {experiment.best} predicted best"
             if reason is None:
@@ -366,14 +380,16 @@ class _Builder:
                 count = self.count_prompts(cell.workload) if cell.workload.prompts else None
                 work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
                 cell = Cell.model_validate(draft)
+            return placed(cell, self.targets[cell.target], draft.get("nodes"))
         except ValidationError as error:
             for detail in error.errors():
                 # The union's tag stands second in the location of a workload's field.
                 location = [str(item) for item in detail["loc"] if item not in WORKLOADS]
                 text = str(detail.get("ctx", {}).get("error", detail["msg"]))
                 self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
-            return None
-        return cell
+        except ValueError as error:
+            self._problem(f"{where}: {error}")
+        return None
 
     def _prompts_in_file(self, draft: Draft) -> int | None:
         work = draft["workload"]
@@ -384,22 +400,10 @@ class _Builder:
 
     def _override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
         """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
-        fine = True
-        for dotted, value in overrides.items():
-            path = field_path(draft, dotted)
-            if path is None:
-                self._problem(f"{where}.{dotted}: no such field of a cell{suggestion(dotted, field_names(draft))}")
-                fine = False
-            elif path == ("workload",) and not (isinstance(value, dict) and value.get("kind") in WORKLOADS):
-                self._problem(
-                    f"{where}.workload: a whole workload needs its kind\n  use one of: {', '.join(WORKLOADS)}"
-                )
-                fine = False
-            elif len(path) == 1:
-                draft[path[0]] = value
-            else:
-                draft[path[0]][path[1]] = value
-        return fine
+        problems = override(draft, overrides)
+        for problem in problems:
+            self._problem(f"{where}.{problem}")
+        return not problems
 
     def _problem(self, text: str) -> None:
         if text not in self.problems:

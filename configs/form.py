@@ -8,6 +8,7 @@ alternatives, which the form draws as a choice. The form is never trusted: whoev
     study = study_of_form({"study": "mine", "workload": {...}, "experiments": [{"name": "strong", ...}]})
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, field_serializer
@@ -35,17 +36,36 @@ from configs.experiments import (
 from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
 from configs.study import NAME_PATTERN, ModelSpec, StudyError, StudySpec, parse_study
-from configs.target import LocalTarget
+from configs.target import LocalTarget, SlurmTarget
+
+SLURM_FIELDS = (
+    "kind",
+    "name",
+    "partition",
+    "nodes",
+    "ranks_per_node",
+    "cores_per_rank",
+    "gpus_per_node",
+    "account",
+    "time_limit_minutes",
+    "max_running",
+    "price_usd_per_hour",
+)
+"""What of a cluster a form asks for; the rest is for a study file."""
 
 
-def _drawn(model: type[BaseModel], title: str, **descriptions: str) -> WithJsonSchema:
+def _drawn(model: type[BaseModel], title: str, only: Sequence[str] = (), **descriptions: str) -> WithJsonSchema:
     """A union's member as the form draws it: the title is on its button, descriptions are added to its fields.
+
+    only: the fields that a person fills in; none: all. A study file has the others.
 
     Written out instead of referred to: the UI takes the title of what is referred to, the name of the class.
     """
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})  # inside another schema the references would lead nowhere
     schema = _inlined(schema, definitions)
+    if only:
+        schema["properties"] = {name: schema["properties"][name] for name in only}
     for field, description in descriptions.items():
         schema["properties"][field]["description"] = description
     return WithJsonSchema(schema | {"title": title})
@@ -124,7 +144,10 @@ class StudyForm(Frozen):
     )
     dtype: Dtype = "float32"
     engine: Engine = "rankwise"
-    target: LocalTarget = Field(LocalTarget(), description="where cells run")
+    target: (
+        Annotated[LocalTarget, _drawn(LocalTarget, "This machine")]
+        | Annotated[SlurmTarget, _drawn(SlurmTarget, "Slurm", only=SLURM_FIELDS)]
+    ) = Field(LocalTarget(), description="where cells run")
     measuring: Measuring = Field(Measuring(), description="the same for every cell")
     pack: bool = Field(True, description="off: every cell gets a launch of its own")
     objectives: Objectives = Field(Objectives(), description="bounds; the report says which cells hold them")

@@ -5,6 +5,8 @@ orchestrator and the engine. `Progress` is rewritten in place by each rank, in a
 allocated when the job began, so that even a full disk cannot silence it.
 """
 
+import os
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -12,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from configs.base import SCHEMA_VERSION, Frozen
 from configs.cell import Cell
 from configs.record import MeasuringPass, Status
+from configs.target import LocalTarget, Target
 
 PROGRESS_BYTES = 4096
 Profiler = Literal["perf", "nsys"]
@@ -63,17 +66,38 @@ class Job(Frozen):
     study: str
     measuring_pass: MeasuringPass
     measuring: Measuring
+    target: Target = LocalTarget()
     visits: tuple[Visit, ...]
     ranks_per_node: PositiveInt
     timeout_seconds: PositiveFloat
     manifest: str | None = Field(None, description="path of the model's manifest.json")
     inputs: str = Field(description="folder of the prompts and texts, named by hash")
     cache: str = Field(description="folder where nodes may keep what can be made again")
+    exclude: tuple[str, ...] = Field((), description="nodes of a cluster that the job must not get")
 
     @property
     def cell(self) -> Cell:
         """The first cell: it stands for what all visits share."""
         return self.visits[0].cell
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What must be equal in all jobs of one array: what is asked of the scheduler, but for the time."""
+        return (self.target.name, self.cell.nodes, self.ranks_per_node, self.cell.cores_per_rank, self.exclude)
+
+    def located(self, folder: Path) -> "Job":
+        """With absolute paths: a manifest's job names its files relative to its own folder, wherever that lies."""
+
+        def absolute(path: str) -> str:
+            return path if Path(path).is_absolute() else os.path.normpath(folder.absolute() / path)
+
+        return self.model_copy(
+            update={
+                "inputs": absolute(self.inputs),
+                "cache": absolute(self.cache),
+                "manifest": absolute(self.manifest) if self.manifest else self.manifest,
+            }
+        )
 
 
 class Progress(Frozen):
@@ -89,9 +113,24 @@ class Progress(Frozen):
     message: str | None = Field(None, max_length=1500)
 
 
-class Launcher(Frozen):
-    """Written by the launcher before it starts anything: whom to ask, and whom to end."""
+class Submitting(Frozen):
+    """Written before a scheduler is asked: under what name a job is found if the submitter dies meanwhile."""
 
+    name: str
+    index: int | None = Field(None, description="place in an array of jobs of that name; none: it is no array")
+
+
+class Submission(Frozen):
+    """Written when a scheduler took the job: by what name to ask for it from any process."""
+
+    job_id: str = Field(description="as the scheduler writes it: 123, or 123_4 for a task of an array")
+    submitted_at: str
+
+
+class Launcher(Frozen):
+    """Written by each node's launcher before it starts anything: whom to ask, and whom to end."""
+
+    node_rank: int = 0
     pid: int
     pid_started: int
     host: str
@@ -100,7 +139,9 @@ class Launcher(Frozen):
 
 
 class JobEnd(Frozen):
-    """Written by the launcher when no process of the job is left.
+    """Written by the launcher when no process of the job is left on its node.
+
+    Under a scheduler each node says so for itself, and the adapter makes one of them and of the scheduler's state.
 
     `status` is completed when the ranks ended by themselves without error; parts, not this, say what
     was measured.
@@ -109,6 +150,7 @@ class JobEnd(Frozen):
     status: Status
     return_code: int | None
     visit: str | None = Field(None, description="the visit that was going on")
+    nodes: tuple[str, ...] = Field((), description="of a cluster, those to blame: a retry leaves them out")
     rank: int | None = Field(None, description="the rank that failed first, where known")
     kind: str | None = None
     message: str | None = None

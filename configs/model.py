@@ -1,5 +1,6 @@
 """A model's manifest: what its files are, by hash, so that every rank loads the same bytes."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -24,7 +25,7 @@ class Manifest(Frozen):
     schema_version: int = SCHEMA_VERSION
     identity: str
     source: Literal["hub", "folder", "synthetic"]
-    folder: str = Field(description="absolute path of the files")
+    folder: str = Field(description="path of the files; a relative one is below the folder of manifest.json")
     files: dict[str, ModelFile]
     config: dict[str, Any] = Field(description="the model's config.json")
 
@@ -32,3 +33,9 @@ class Manifest(Frozen):
     def synthetic_seed(self) -> int | None:
         """Seed of the random weights; None for a real model."""
         return int(self.identity.rsplit("@", 1)[1]) if self.source == "synthetic" else None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest with the absolute path of its files. Raises OSError, and ValueError for what is no manifest."""
+    manifest = Manifest.model_validate_json(path.read_bytes())
+    return manifest.model_copy(update={"folder": str(path.absolute().parent / manifest.folder)})

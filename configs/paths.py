@@ -8,6 +8,7 @@
   jobs/<job>/         one launch: job.json, what its ranks left, logs
   records/<key>/      one JSON and one .npz for each repeat and attempt
   set_aside/          what could not be read
+  preflight.json      what the nodes of a cluster showed before; preflight/ holds the jobs that tested them
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,34 @@ class JobPaths:
     @property
     def end(self) -> Path:
         return self.folder / "end.json"
+
+    @property
+    def submitting(self) -> Path:
+        return self.folder / "submitting.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.folder / "submission.json"
+
+    @property
+    def accounting(self) -> Path:
+        return self.folder / "accounting.json"
+
+    def node_launcher(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: who runs it on one of its nodes."""
+        return self.folder / f"launcher_{node_rank}.json"
+
+    def node_end(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: how it ended on one of its nodes."""
+        return self.folder / f"end_{node_rank}.json"
+
+    def node_log(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: what the launcher of one node says."""
+        return self.folder / f"launcher_{node_rank}.log"
+
+    def scheduler_log(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: what its own programs say on one node; a link."""
+        return self.folder / f"slurm_{node_rank}.log"
 
     @property
     def launcher_log(self) -> Path:
@@ -102,6 +131,15 @@ class RunPaths:
     @property
     def environments(self) -> Path:
         return self.folder / "environments"
+
+    @property
+    def preflight(self) -> Path:
+        return self.folder / "preflight.json"
+
+    @property
+    def preflight_run(self) -> "RunPaths":
+        """Where the jobs that test nodes lie: beside the study's own, whose records they must not meet."""
+        return RunPaths(self.folder / "preflight")
 
     @property
     def jobs(self) -> Path:

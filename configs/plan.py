@@ -14,7 +14,7 @@ from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
 from configs.prediction import Prediction
 from configs.prices import TargetPrices
-from configs.target import LocalTarget
+from configs.target import Target
 
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
 ExperimentKind = Literal[
@@ -96,7 +96,7 @@ class Plan(Frozen):
     schema_version: int = SCHEMA_VERSION
     study: str
     models: tuple[PlannedModel, ...]
-    targets: tuple[LocalTarget, ...]
+    targets: tuple[Target, ...]
     measuring: Measuring
     pack: bool
     experiments: tuple[PlannedExperiment, ...]
@@ -112,7 +112,18 @@ class Plan(Frozen):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """What an hour of the dearest target costs; None where the price of one is unknown."""
-        known = [self.prices.get(target.name, TargetPrices()).price for target in self.targets]
-        priced = [price.usd_per_hour for price in known if price is not None]
+        """What an hour of the dearest launch costs, all its nodes; None where the price of a target is unknown."""
+        most = {target.name: 1 for target in self.targets}
+        for cell in self.cells.values():
+            most[cell.target] = max(most.get(cell.target, 1), cell.nodes)
+        priced = [
+            price.usd_per_hour * most[target.name]
+            for target in self.targets
+            if (price := self.prices.get(target.name, TargetPrices()).price) is not None
+        ]
         return max(priced) if len(priced) == len(self.targets) else None
+
+    def usd_per_hour_of(self, cell: Cell) -> float | None:
+        """What an hour of a cell costs, all its nodes; None where the price of its target is unknown."""
+        price = self.prices.get(cell.target, TargetPrices()).price
+        return None if price is None else price.usd_per_hour * cell.nodes

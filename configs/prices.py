@@ -18,7 +18,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from configs.base import Frozen
-from configs.target import LocalTarget
+from configs.target import Resources
 
 Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
 CATALOG = Path(__file__).parent / "catalog" / "prices.csv"
@@ -65,23 +65,21 @@ class Offer(Frozen):
     machine: str | None = None
     price: Price
 
-    def is_for(self, target: LocalTarget) -> bool:
+    def is_for(self, target: Resources) -> bool:
         """Whether the target is this machine, in this region where the offer names one."""
         if self.target is not None:
             return fnmatchcase(target.name, self.target)
         region = target.region
         return self.is_like(target) and (self.price.region is None or self.price.region == region)
 
-    def is_like(self, target: LocalTarget) -> bool:
+    def is_like(self, target: Resources) -> bool:
         """The same machine, in whatever region."""
         if self.target is not None:
             return fnmatchcase(target.name, self.target)
         return self.machine is not None and target.instance is not None and fnmatchcase(target.instance, self.machine)
 
 
-def target_prices(
-    target: LocalTarget, own: Sequence[Offer] = (), catalog: Sequence[Offer] | None = None
-) -> TargetPrices:
+def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequence[Offer] | None = None) -> TargetPrices:
     """What the study, the user's file and the catalog know of a target, the first source that knows first.
 
     In the user's file the first offer that fits counts, so narrow ones stand above wide ones. The catalog
@@ -152,7 +150,7 @@ def _sum(parts: Sequence[tuple[int, Price | None]]) -> Price | None:
     )
 
 
-def _prices_of(target: LocalTarget, own: Sequence[Offer], shipped: Sequence[Offer]) -> TargetPrices:
+def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]) -> TargetPrices:
     """Prices of exactly this machine, its parts left alone."""
     found = [offer.price for offer in own if offer.is_for(target)]
     found += [offer.price for offer in shipped if offer.is_for(target) and offer.price.market == "on_demand"]

@@ -49,6 +49,19 @@ class Failure(Frozen):
     log: str | None = Field(None, description="path relative to the run folder")
 
 
+class Accounting(Frozen):
+    """What the scheduler says of a job. Unknown is None: a cluster may keep no accounts, or no energy."""
+
+    job_id: str
+    state: str = Field(description="the scheduler's own word: COMPLETED, NODE_FAIL, ...")
+    nodes: tuple[str, ...] = ()
+    queued_seconds: float | None = Field(None, description="from submission to start")
+    elapsed_seconds: float | None = None
+    cpu_seconds: float | None = Field(None, description="of all processes on all nodes")
+    max_rss_bytes: int | None = Field(None, description="of the largest task, as the scheduler samples it")
+    energy_joules: float | None = None
+
+
 class RankPart(Frozen):
     """What one rank says of one visit. Figures are numbers with their unit in the name."""
 
@@ -81,6 +94,7 @@ class Record(Frozen):
     failure: Failure | None = None
     environment: str | None = Field(None, description="hash; the text is in environments/<hash>.json")
     hosts: list[str] = []
+    accounting: Accounting | None = Field(None, description="of the job; every visit of a job carries the same")
     figures: dict[str, Figure] = Field({}, description="of rank 0, and those that are of the whole job")
     rank_figures: dict[str, list[Figure]] = Field({}, description="figure -> value by rank, where ranks differ")
     num_columns: int = Field(0, description="columns of raw samples in the archive beside; 0: there is none")

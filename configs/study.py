@@ -7,7 +7,7 @@ Raises StudyError with every problem found, each with the dotted field and what 
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
@@ -38,7 +38,7 @@ from configs.experiments import (
 )
 from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
-from configs.target import LocalTarget
+from configs.target import LocalTarget, SlurmTarget, Target
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
@@ -84,7 +84,7 @@ class StudySpec(Frozen):
     layout: Layout = Layout()
     dtype: Dtype = "float32"
     engine: Engine = "rankwise"
-    targets: list[LocalTarget] = Field([LocalTarget()], min_length=1)
+    targets: list[Target] = Field([LocalTarget()], min_length=1)
     experiments: dict[str, Experiment] = Field(min_length=1)
     measuring: Measuring = Measuring()
     pack: bool = Field(True, description="false: every cell gets a launch of its own")
@@ -130,8 +130,10 @@ class StudySpec(Frozen):
                 raise ValueError(
                     f"experiments.{name}.models: no model is called {unknown[0]!r}{suggestion(unknown[0], known)}"
                 )
-        if len({target.name for target in self.targets}) != len(self.targets):
-            raise ValueError("targets: two targets have the same name")
+        names = [target.name for target in self.targets]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise ValueError(f"targets[{place}].name: two targets are called {name}; give each a `name`")
         return self
 
 
@@ -241,11 +243,11 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "compression": CompressionPasses,
         "layouts": Layouts,
     },
+    "targets": {"local": LocalTarget, "slurm": SlurmTarget},
 }
 _PLAIN: dict[str, type[BaseModel]] = {
     "models": ModelSpec,
     "layout": Layout,
-    "targets": LocalTarget,
     "measuring": Measuring,
     "objectives": Objectives,
     "forecast": Forecast,
@@ -255,7 +257,7 @@ _PLAIN: dict[str, type[BaseModel]] = {
 def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
     """One validation error of pydantic as `dotted.field: what is wrong`, unions' tags left out."""
     location = list(detail["loc"])
-    tag_at = {"workload": 1, "experiments": 2}.get(str(location[0]) if location else "", len(location))
+    tag_at = {"workload": 1, "experiments": 2, "targets": 2}.get(str(location[0]) if location else "", len(location))
     if len(location) > tag_at and location[tag_at] in _KINDS[str(location[0])]:
         tag = str(location.pop(tag_at))
     else:
@@ -263,19 +265,31 @@ def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
     dotted = ""
     for item in location:
         dotted += f"[{item}]" if isinstance(item, int) else f"{'.' if dotted else ''}{item}"
-    message = _message(detail, str(location[-1]) if location else "", _model_at(location, tag))
+    model = _model_at(location, tag)
+    message = _message(detail, str(location[-1]) if location else "", model)
+    if tag and len(location) == tag_at and message.partition(": ")[0] in model.model_fields:
+        return f"{dotted}.{message}"  # a check of several fields names the one that is wrong
     return f"{dotted}: {message}" if dotted else message
 
 
 def _model_at(location: list[Any], tag: str) -> type[BaseModel]:
-    top = str(location[0]) if len(location) > 1 else ""
-    if tag:
-        return _KINDS[top][tag]
-    return _PLAIN.get(top, StudySpec)
+    """The model in which the last item of a location is a field."""
+    top = str(location[0]) if location else ""
+    if not tag:
+        return _PLAIN.get(top, StudySpec) if len(location) > 1 else StudySpec
+    model = _KINDS[top][tag]
+    for item in location[1:-1]:
+        field = model.model_fields.get(str(item))
+        annotation = field.annotation if field is not None else None
+        inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
+        model = next((part for part in inner if issubclass(part, BaseModel)), model)
+    return model
 
 
 def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden" and model is LocalTarget and name in SlurmTarget.model_fields:
+        return "is for a target of kind slurm; give the target `kind: slurm`"
     if kind == "extra_forbidden":
         return f"unknown key{suggestion(name, list(model.model_fields))}"
     if kind == "missing":
@@ -301,4 +315,6 @@ def study_yaml(study: StudySpec) -> str:
     data["workload"]["kind"] = study.workload.kind
     for name, experiment in study.experiments.items():
         data["experiments"][name]["kind"] = experiment.kind
+    for place, target in enumerate(study.targets if "targets" in data else []):
+        data["targets"][place]["kind"] = target.kind
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)

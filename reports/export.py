@@ -128,7 +128,7 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
         line |= _estimate(rate, result.estimate(rate))
     price = price_of(study, result)
     cost = cell_cost(result, price if result.compared else None)
-    line["usd_per_hour"] = price.usd_per_hour if price else None
+    line["usd_per_hour"] = price.usd_per_hour * cell.nodes if price else None
     for usd in _USD:
         line |= _estimate(usd, getattr(cost, usd))
     for kind in LATENCY_COLUMNS:
@@ -187,6 +187,7 @@ def records_parquet(study: StudyResult) -> bytes:
         values = [getattr(reading.record.failure, name, None) for reading in readings]
         columns[f"failure_{name}"] = pyarrow.array(values, kind)
     columns["hosts"] = pyarrow.array([reading.record.hosts for reading in readings], pyarrow.list_(pyarrow.string()))
+    columns |= _accounts(readings, pyarrow)
     cells = {id(reading.record.cell): reading.record.cell for reading in readings}  # shared by a cell's records
     texts = {identity: cell.model_dump_json() for identity, cell in cells.items()}
     columns["cell"] = pyarrow.array([texts[id(reading.record.cell)] for reading in readings], pyarrow.string())
@@ -206,6 +207,20 @@ def records_parquet(study: StudyResult) -> bytes:
     content = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), content, compression="zstd", version="2.6", store_schema=False)
     return content.getvalue()
+
+
+def _accounts(readings: tuple[Reading, ...], pyarrow: Any) -> dict[str, Any]:
+    """What the scheduler says of each record's job, as `scheduler_<field>`; no column where there was no scheduler."""
+    accounts = [reading.record.accounting for reading in readings]
+    if not any(accounts):
+        return {}
+    kinds = {"job_id": pyarrow.string(), "state": pyarrow.string(), "max_rss_bytes": pyarrow.int64()}
+    kinds["nodes"] = pyarrow.list_(pyarrow.string())
+    kinds |= dict.fromkeys(("queued_seconds", "elapsed_seconds", "cpu_seconds", "energy_joules"), pyarrow.float64())
+    return {
+        f"scheduler_{name}": pyarrow.array([getattr(one, name, None) for one in accounts], kind)
+        for name, kind in kinds.items()
+    }
 
 
 def _figures(readings: tuple[Reading, ...], name: str, pyarrow: Any) -> Any:

@@ -3,7 +3,10 @@
 Each function takes the study as read and gives a `Table`, sentences, or None where there is nothing to show.
 """
 
-from configs.cell import GenerateWorkload, Seq2SeqWorkload
+from collections.abc import Iterable
+
+from configs.cell import Cell, GenerateWorkload, Seq2SeqWorkload
+from configs.plan import Plan
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
@@ -35,7 +38,7 @@ def environment_sentence(study: StudyResult) -> str | None:
     names, known = _differing(study)
     if not names:
         return None
-    own = {f"variables.{name}" for cell in study.plan.cells.values() for name in cell.env} | set(SET_BY_THE_STUDY)
+    own = facts_set_by(study.plan, study.plan.cells.values())
     foreign = [name for name in names if name not in own]
     if not foreign:
         return f"The records come from {len(known)} environments, which differ only in what the study itself sets."
@@ -52,8 +55,18 @@ SET_BY_THE_STUDY = (
     "cores_per_rank",
     "threads",
     "variables.MALLOC_MMAP_THRESHOLD_",
+    "variables.GLOO_SOCKET_IFNAME",
+    "variables.NCCL_SOCKET_IFNAME",
+    "variables.TORCH_FR_BUFFER_SIZE",
 )
-"""Follow from the number of ranks, the target, and the pass that looks for peak memory."""
+"""Follow from the number of ranks and nodes, the target, and the pass that looks for peak memory."""
+
+
+def facts_set_by(plan: Plan, cells: Iterable[Cell]) -> set[str]:
+    """Facts of the environment that the study itself sets; on clusters also which of its nodes a job gets."""
+    found, clusters = list(cells), {target.name for target in plan.targets if target.kind == "slurm"}
+    names = {f"variables.{name}" for cell in found for name in cell.env} | set(SET_BY_THE_STUDY)
+    return names | ({"hostname"} if all(cell.target in clusters for cell in found) else set())
 
 
 def _differing(study: StudyResult) -> tuple[list[str], dict[str, dict[str, str]]]:
@@ -113,7 +126,7 @@ def loading_table(study: StudyResult) -> Table | None:
         if seconds:
             size = reading.numbers_by_rank("load_bytes")
             cell = reading.record.cell
-            group = (model_title(study.plan, cell.model), str(cell.layout), cell.dtype, cell.engine)
+            group = (model_title(study.plan, cell.model), cell.place, cell.dtype, cell.engine)
             groups.setdefault(group, []).append((max(seconds), sum(size) if size else None))
     rows: list[tuple[str, ...]] = []
     for fixed, loads in groups.items():

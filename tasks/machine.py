@@ -1,9 +1,16 @@
-"""What this machine has, held against what a plan needs and against what a run was begun on. No Prefect here."""
+"""What machines have, held against what a plan needs and against what a run was begun on. No Prefect here.
+
+    check_plan(plan, folder)              # what can be said anywhere: cores, memory, disk of this machine
+    check_clusters(plan)                  # what only the schedulers of its clusters can say; before a run
+
+A study of a cluster can be checked and planned where there is no Slurm.
+"""
 
 import json
 import os
 import platform
 import shutil
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,11 +18,14 @@ from typing import Any
 import psutil
 
 from configs.base import canonical_json, write_atomically
+from configs.cell import Cell
 from configs.model import Manifest
 from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.study import StudyError
+from configs.target import LocalTarget, SlurmTarget, Target
 from engine.planner.local import cpu_model
+from slurm.partitions import Cluster, ClusterError, Need, identity, lacks, read_cluster
 from slurm.profilers import why_not
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
@@ -28,7 +38,7 @@ class EnvironmentChanged(ValueError):
 
 
 def check_plan(plan: Plan, folder: Path) -> None:
-    """Raise StudyError naming each resource that the plan lacks here."""
+    """Raise StudyError naming each resource that the plan lacks here; of clusters nothing is asked."""
     problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan) + _profiler_problems(plan)
     free = shutil.disk_usage(_existing(folder)).free
     if free < _LEAST_FREE_DISK_BYTES:
@@ -40,7 +50,46 @@ def check_plan(plan: Plan, folder: Path) -> None:
         raise StudyError(problems)
 
 
+def check_clusters(plan: Plan) -> None:
+    """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer."""
+    problems: list[str] = []
+    cluster: Cluster | None = None
+    for place, target in enumerate(plan.targets):
+        if not isinstance(target, SlurmTarget):
+            continue
+        try:
+            cluster = cluster or read_cluster()
+        except ClusterError as error:
+            raise StudyError([f"targets[{place}]: {error}"]) from error
+        found = lacks(target, _needs(plan, target), cluster) + _shared_problems(target)
+        problems += [f"targets[{place}].{problem}" for problem in found]
+    if problems:
+        raise StudyError(problems)
+
+
+def _needs(plan: Plan, target: SlurmTarget) -> list[Need]:
+    """What each cell needs of the nodes of a cluster."""
+    sizes, found = _sizes(plan), []
+    for cell in plan.cells.values():
+        if cell.target == target.name:
+            weights = 0 if target.gpus_per_node else _weight_bytes(cell, sizes) or 0
+            cores = cell.layout.ranks // cell.nodes * cell.cores_per_rank
+            found.append(Need(cell.nodes, cores, -(-weights // cell.nodes) >> 20))
+    return found
+
+
+def _shared_problems(target: SlurmTarget) -> list[str]:
+    """That the folder which all nodes see can be written here, where jobs are made."""
+    if target.shared is None:
+        return []
+    folder = Path(target.shared)
+    if not folder.is_dir():
+        return [f"shared: {folder} is no folder here; the nodes and this machine must see it under one path"]
+    return [] if os.access(folder, os.W_OK | os.X_OK) else [f"shared: {folder} cannot be written"]
+
+
 def _rank_problems(plan: Plan) -> list[str]:
+    """Of local targets: those of a cluster were held against its nodes when the cells were made."""
     problems = []
     cores = len(os.sched_getaffinity(0))
     targets = {target.name: target for target in plan.targets}
@@ -48,6 +97,8 @@ def _rank_problems(plan: Plan) -> list[str]:
         for point in experiment.points:
             cell = plan.cells[point.cell]
             target, ranks = targets[cell.target], cell.layout.ranks
+            if not isinstance(target, LocalTarget):
+                continue
             held = min(cores // cell.cores_per_rank, target.max_ranks or cores)
             if ranks > held:
                 limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
@@ -69,29 +120,38 @@ def _price_problems(plan: Plan) -> list[str]:
 
 def _profiler_problems(plan: Plan) -> list[str]:
     profiler = plan.measuring.profiler
-    problem = why_not(profiler) if profiler else None
+    here = any(isinstance(target, LocalTarget) for target in plan.targets)  # a cluster's nodes are not this machine
+    problem = why_not(profiler) if profiler and here else None
     return [f"measuring.profiler: {problem}"] if problem else []
 
 
 def _memory_problems(plan: Plan) -> list[str]:
-    """Weights alone, for all ranks of a cell, against what is free: less cannot work."""
+    """Weights alone, for all ranks of a cell on this machine, against what is free: less cannot work."""
     available = psutil.virtual_memory().available
-    # A hub's model that was not fetched yet has no manifest; the flow looks again when it has.
-    sizes = {model.identity: _parameters(Path(model.manifest)) for model in plan.models if model.manifest}
+    local = {target.name for target in plan.targets if isinstance(target, LocalTarget)}
+    sizes = _sizes(plan)
     problems = {}
     for cell in plan.cells.values():
-        parameters = sizes.get(cell.model or "")
-        if parameters is None:
-            continue
-        # Training keeps weights, gradients and two AdamW moments in float32.
-        per_parameter = 16 if cell.workload.kind == "train" else _DTYPE_BYTES[cell.dtype]
-        needed = parameters * per_parameter * cell.layout.dp
-        if needed > available:
+        needed = _weight_bytes(cell, sizes) if cell.target in local else None
+        if needed is not None and needed > available:
             problems[cell.model, cell.layout.dp] = (
                 f"model {cell.model} on {cell.layout}: its weights alone need {needed / 2**30:.1f} GiB, "
                 f"{available / 2**30:.1f} GiB are available"
             )
     return list(problems.values())
+
+
+def _sizes(plan: Plan) -> dict[str, int | None]:
+    """Parameters by model. A hub's that was not fetched yet has no manifest; the flow looks again when it has."""
+    return {model.identity: _parameters(Path(model.manifest)) for model in plan.models if model.manifest}
+
+
+def _weight_bytes(cell: Cell, sizes: dict[str, int | None]) -> int | None:
+    """What all ranks of a cell hold at least; None where the model's size is not known."""
+    parameters = sizes.get(cell.model or "")
+    # Training keeps weights, gradients and two AdamW moments in float32.
+    per_parameter = 16 if cell.workload.kind == "train" else _DTYPE_BYTES[cell.dtype]
+    return None if parameters is None else parameters * per_parameter * cell.layout.dp
 
 
 def _parameters(manifest: Path) -> int | None:
@@ -101,9 +161,12 @@ def _parameters(manifest: Path) -> int | None:
     return total // 4 or None
 
 
-def check_environment(run: RunPaths, accept: bool) -> dict[str, Any]:
-    """Compare today's environment with the one that the run folder was begun in; keep today's."""
-    today = fingerprint()
+def check_environment(run: RunPaths, accept: bool, targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
+    """Compare today's environment with the one that the run folder was begun in; keep today's.
+
+    Raises EnvironmentChanged, and ClusterError where a cluster of the targets cannot be asked.
+    """
+    today = fingerprint(targets)
     path = run.folder / "environment.json"
     if path.exists():
         try:
@@ -123,15 +186,30 @@ def check_environment(run: RunPaths, accept: bool) -> dict[str, Any]:
     return today
 
 
-def fingerprint() -> dict[str, Any]:
-    """What makes figures comparable: machine and versions."""
+def fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
+    """What makes figures comparable: machines and versions.
+
+    Of a cluster its name, partition and kind of nodes count, not the machine that submits: a run may go on from
+    another one. Raises ClusterError.
+    """
+    facts: dict[str, Any] = {}
+    cluster: Cluster | None = None
+    for target in targets:
+        if isinstance(target, SlurmTarget):
+            cluster = cluster or read_cluster()
+            facts[f"target {target.name}"] = identity(target, cluster)
+        else:
+            facts |= this_machine()
+    return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+
+
+def this_machine() -> dict[str, Any]:
+    """What the machine is on which local targets lie."""
     return {
         "host": platform.node(),
         "cpu_model": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
     }
 
 

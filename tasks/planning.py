@@ -14,10 +14,11 @@ from configs.cell import Cell, Layout, NoopWorkload
 from configs.expand import LayoutChoice
 from configs.hardware import Machine
 from configs.hardware_catalog import instance
+from configs.placement import placed
 from configs.plan import Plan, PlannedForecast, PlannedModel
 from configs.prediction import Prediction
 from configs.study import StudyError, StudySpec
-from configs.target import LocalTarget
+from configs.target import Target
 from engine.planner.choice.layouts import ranked_layouts, with_layout
 from tasks.predictions import MachineOf, Predictor
 
@@ -41,6 +42,7 @@ def layout_choice(
     planner since, and must not change what they are held against.
     """
     predictor = Predictor(_empty_plan(study, models), inputs, cache, machine_of)
+    targets = {target.name: target for target in study.targets}
 
     def ranked(cell: Cell, ranks: int) -> list[tuple[Layout, Prediction]]:
         architecture = predictor.architectures.get(cell.model or "")
@@ -48,11 +50,16 @@ def layout_choice(
             raise StudyError(
                 [f"layouts: auto: {architecture or 'the model is not known'}; name the layouts in a sweep"]
             )
-        widest = with_layout(cell, Layout(dp=ranks))
-        found = ranked_layouts(cell, architecture, predictor.machine(widest), ranks, predictor.predict)
-        return _as_before(cell, found, before) or found
+        try:
+            machine = predictor.machine(with_layout(cell, Layout(dp=ranks)))
+        except ValueError as error:
+            raise StudyError([f"layouts: auto: {error}, or name the layouts in a sweep"]) from error
+        found = ranked_layouts(cell, architecture, machine, ranks, predictor.predict)
+        return _as_before(cell, found, before, targets[cell.target]) or found
 
-    def ranks(target: LocalTarget) -> int:
+    def ranks(target: Target) -> int:
+        if target.kind == "slurm":
+            return ranks_at_hand(target)
         there = machine_of(Cell(workload=NoopWorkload(), target=target.name)) if machine_of is not None else None
         if there is None or there.accelerator.kind == "cpu":
             return ranks_at_hand(target)
@@ -61,8 +68,10 @@ def layout_choice(
     return LayoutChoice(ranks=ranks, ranked=ranked)
 
 
-def ranks_at_hand(target: LocalTarget) -> int:
+def ranks_at_hand(target: Target) -> int:
     """How many ranks a target holds, as `tasks.machine.check_plan` counts them; 1 or more."""
+    if target.kind == "slurm":
+        return target.most_ranks
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores // target.cores_per_rank, target.max_ranks or cores))
 
@@ -81,20 +90,25 @@ def with_forecast(plan: Plan, study: StudySpec, inputs: Path, cache: Path) -> Pl
 
 def _machines(plan: Plan, inputs: Path, cache: Path) -> dict[str, Machine]:
     """Target -> the machine as it is with the most ranks of its scaling experiments at work."""
+    unknown = {target.name for target in plan.targets if target.kind == "slurm" and target.machine is None}
     widest: dict[str, Cell] = {}
     for experiment in plan.experiments:
         for point in experiment.points if experiment.kind in SCALING and experiment.model is not None else ():
             cell = plan.cells[point.cell]
+            if cell.target in unknown:
+                continue
             if cell.target not in widest or cell.layout.ranks > widest[cell.target].layout.ranks:
                 widest[cell.target] = cell
     if not widest:
         return {}
     predictor = Predictor(plan, inputs, cache)
-    try:
-        return {target: _bare(predictor.machine(cell)) for target, cell in widest.items()}
-    except Exception as error:  # a fault of the planner's own must not stop a run
-        _log.warning("what this machine is, is not known, so scaling with communication is not forecast: %s", error)
-        return {}
+    found: dict[str, Machine] = {}
+    for target, cell in widest.items():
+        try:
+            found[target] = _bare(predictor.machine(cell))
+        except Exception as error:  # a fault of the planner's own must not stop a run
+            _log.warning("scaling with communication is not forecast: %s", error)
+    return found
 
 
 def _bare(machine: Machine) -> Machine:
@@ -103,14 +117,15 @@ def _bare(machine: Machine) -> Machine:
 
 
 def _as_before(
-    cell: Cell, found: list[tuple[Layout, Prediction]], before: Plan | None
+    cell: Cell, found: list[tuple[Layout, Prediction]], before: Plan | None, target: Target
 ) -> list[tuple[Layout, Prediction]] | None:
     """The ranking of the earlier plan, where it ranked the same layouts of the same cell."""
     layouts = {layout for layout, _ in found}
     for experiment in before.experiments if before is not None else ():
         measured = {candidate.layout: candidate.cell for candidate in experiment.candidates if candidate.cell}
         alike = {candidate.layout for candidate in experiment.candidates} == layouts
-        if alike and measured and all(with_layout(cell, layout).key == key for layout, key in measured.items()):
+        same = (placed(with_layout(cell, layout), target, None).key == key for layout, key in measured.items())
+        if alike and measured and all(same):
             return [(candidate.layout, candidate.prediction) for candidate in experiment.candidates]
     return None
 

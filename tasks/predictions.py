@@ -17,12 +17,13 @@ from pathlib import Path
 from configs.calibration import QUIET_SHARE, Fingerprint
 from configs.cell import Cell, PromptedWorkload
 from configs.hardware import Machine
-from configs.hardware_catalog import accelerator
+from configs.hardware_catalog import HardwareCatalog, accelerator, catalog
 from configs.model import Manifest
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
 from configs.prediction import Prediction
 from configs.prompts import read_prompts
+from configs.target import SlurmTarget
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model
 from engine.planner.cells import CHARACTERS_PER_TOKEN, Learner, predict_cell
@@ -40,13 +41,14 @@ from engine.planner.learning import (
 from engine.planner.local import LocalMachine, fingerprint_of, local_gpus, local_machine, transport_of
 from reports.reading.load import CellResult, StudyResult, load_study
 from reports.reading.run_figures import OTHERS_SHARE
+from tasks.rented import for_cell, named_machine
 
 _log = logging.getLogger(__name__)
 MachineOf = Callable[[Cell], Machine]
 
 
 def with_predictions(plan: Plan, inputs: Path, cache: Path, before: Mapping[str, Prediction] | None = None) -> Plan:
-    """The plan with a prediction of every cell on this machine.
+    """The plan with a prediction of every cell on the machine of its target.
 
     before: predictions of an earlier run in the same folder. They stay: its records must not teach the planner what
     they are held against.
@@ -63,7 +65,8 @@ def with_predictions(plan: Plan, inputs: Path, cache: Path, before: Mapping[str,
 class Predictor:
     """Predictions for the cells of one plan; what cells share is found once.
 
-    machine_of: where the cells would run, this machine if not given. known: further experiences, beside the cache's.
+    machine_of: where the cells would run; if not given, this machine for local targets, and for a cluster's the one
+    that it names. known: further experiences, beside the cache's.
     """
 
     def __init__(
@@ -78,9 +81,10 @@ class Predictor:
         self._inputs = inputs
         self._cache = cache
         self._here = machine_of is None
-        self._machine_of = machine_of or self._this_machine
+        self._machine_of = machine_of or self._machine_of_target
+        self._targets = {target.name: target for target in plan.targets}
         self._known = tuple(known)
-        self._machines: dict[tuple[str, int, int], Machine] = {}
+        self._machines: dict[tuple[str, int, int, int], Machine] = {}
         self._lengths: dict[tuple[str, str | None, int | None], list[int]] = {}
 
     @cached_property
@@ -114,13 +118,14 @@ class Predictor:
             machine = self.machine(cell)
             if architecture is None:  # noop: nothing to learn, nothing to read
                 return predict_cell(cell, None, machine)
-            return predict_cell(cell, architecture, machine, self.learner, self.prompt_lengths(cell))
+            learner = None if isinstance(self._targets.get(cell.target), SlurmTarget) else self.learner
+            return predict_cell(cell, architecture, machine, learner, self.prompt_lengths(cell))
         except (ValueError, OSError) as error:
             return Prediction(reason=str(error))
 
     def machine(self, cell: Cell) -> Machine:
         """Where a cell runs, while it runs, at the price of its target."""
-        place = (cell.target, cell.layout.ranks, cell.cores_per_rank)
+        place = (cell.target, cell.layout.ranks, cell.nodes, cell.cores_per_rank)
         if place not in self._machines:
             machine = self._machine_of(cell)
             prices = self.plan.prices.get(cell.target)
@@ -139,6 +144,19 @@ class Predictor:
             texts = read_prompts(self._inputs / f"{work.prompts}.jsonl", work.variant, work.limit)
             self._lengths[chosen] = [max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts]
         return self._lengths[chosen]
+
+    def _machine_of_target(self, cell: Cell) -> Machine:
+        """Raises ValueError for a cluster whose nodes are not known."""
+        target = self._targets.get(cell.target)
+        if not isinstance(target, SlurmTarget):
+            return self._this_machine(cell)
+        machine = named_machine(target, self._catalog)
+        assert machine is not None, "a cluster that names none is refused"
+        return for_cell(machine, cell, target, self._catalog)
+
+    @cached_property
+    def _catalog(self) -> HardwareCatalog:
+        return catalog(self._cache)
 
     def _this_machine(self, cell: Cell) -> Machine:
         """A GPU each where the ranks get one (as `engine.worker` chooses), else cores."""
@@ -176,7 +194,7 @@ def remember_run(run: RunPaths, cache: Path) -> int:
 
 
 def experiences_of(study: StudyResult, fingerprint: Fingerprint) -> Known:
-    """The cells of a run that were completed on such hardware.
+    """The cells of a run that were completed on such hardware, by local targets: a cluster's links are not known here.
 
     A repeat teaches only where others took little of the CPU: else it would teach how busy the machine was.
     """
@@ -187,8 +205,11 @@ def experiences_of(study: StudyResult, fingerprint: Fingerprint) -> Known:
     }
     devices = {digest: str((study.environments[digest] or {}).get("device", "cpu")) for digest in alike}
     configs = {model.identity: _config(model) for model in study.plan.models}
+    clusters = {target.name for target in study.plan.targets if isinstance(target, SlurmTarget)}
     found, used = [], {}
     for result in study.cells.values():
+        if result.cell.target in clusters:
+            continue
         config = configs.get(result.cell.model or "")
         quiet = {
             repeat: visit

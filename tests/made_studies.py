@@ -42,6 +42,7 @@ def write_visits(
     answers: dict[str, Any] | None = None,
     peak_mib: float | None = None,
     repeats: int = REPEATS,
+    environment: str = "e1",
     **figures: Any,
 ) -> None:
     """Completed repeats whose passes take so many seconds, each a little else; a cell that keeps answers has one."""
@@ -52,7 +53,8 @@ def write_visits(
     known |= figures
     for repeat in range(1 if work.answers else repeats):
         samples = decoded(cell, seconds * (1 + 0.002 * repeat))
-        write_record(run, cell, repeat, samples={**samples, **(answers or {})}, figures=known)
+        samples = {**samples, **(answers or {})}
+        write_record(run, cell, repeat, samples=samples, figures=known, environment=environment)
     if peak_mib is not None:
         write_record(run, cell, 0, figures={"peak_memory_bytes": int(peak_mib * 2**20)}, measuring_pass="memory")
 

@@ -4,6 +4,7 @@ import pytest
 
 from configs.form import StudyForm, study_of_form
 from configs.study import StudyError, parse_study
+from configs.target import SlurmTarget
 
 
 def test_the_form_as_it_stands_is_a_study() -> None:
@@ -33,6 +34,16 @@ def test_form_and_file_mean_the_same_study() -> None:
     target = {"kind": "local", "max_ranks": 2}
     filled = study_of_form(common | {"experiments": questions, "target": target})
     assert filled == parse_study(common | {"experiments": experiments, "targets": [target]})
+
+
+def test_a_cluster_can_be_chosen_with_the_fields_that_most_need() -> None:
+    here, cluster = StudyForm.model_json_schema()["properties"]["target"]["anyOf"]
+    assert (here["title"], cluster["title"]) == ("This machine", "Slurm")
+    assert "shared" not in cluster["properties"] and {"partition", "nodes", "account"} <= set(cluster["properties"])
+    target = {"kind": "slurm", "name": "lab", "partition": "lab", "nodes": 2, "max_running": 1}
+    assert study_of_form({"target": target}).targets == [SlurmTarget.model_validate(target)]
+    with pytest.raises(StudyError, match=r"targets\[0\].partitoin: unknown key \(did you mean partition"):
+        study_of_form({"target": {"kind": "slurm", "partitoin": "lab"}})
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ BAD = {
         study(experiments={"s": {"kind": "strong", "grow": "nodse", "to": 2}}),
         "experiments.s.grow: 'nodse' is not an axis that can grow\n  use one of: dp, tp, pp, nodes",
     ),
-    "axis not yet": (
+    "axis of a cluster": (
         study(experiments={"s": {"kind": "strong", "grow": "nodes", "to": 2}}),
-        "experiments.s.grow: nodes is not measured by this version",
+        "experiments.s.grow: target local is this machine, one node\n  use one of: dp, tp, pp",
     ),
     "field of a sweep": (
         study(experiments={"b": {"kind": "sweep", "over": {"batchsize": [1]}}}),

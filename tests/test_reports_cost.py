@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.cell import Cell
+from configs.job import Launcher, Submission
+from configs.paths import RunPaths
 from configs.prices import Price
-from configs.record import Status
-from configs.target import LocalTarget
+from configs.record import Accounting, Status
+from configs.target import LocalTarget, SlurmTarget
 from priced_runs import (
     LARGE,
+    START,
     as_prices,
+    at,
     cell,
     make_plan,
     train_cell,
@@ -33,7 +38,7 @@ from reports.decisions.cost import (
 )
 from reports.decisions.cost import unit_cost_table as unit_table
 from reports.decisions.pareto import cost_fronts, on_front, pareto_sentence, pareto_table, user_fronts
-from reports.decisions.spending import study_costs
+from reports.decisions.spending import launch_times, study_costs
 from reports.export import cells_csv
 from reports.numbers.statistics import Estimate
 from reports.plots.cost import cost_height, draw_costs
@@ -227,3 +232,61 @@ def test_targets_of_different_prices(tmp_path: Path) -> None:
     assert ratio[1] / ratio[0] == pytest.approx(1.5)
     (front,) = cost_fronts(costs)
     assert [point.front for point in front.points] == [True, True] and front.prices == 2
+
+
+def test_a_cell_pays_for_all_its_nodes(tmp_path: Path) -> None:
+    one = cell(target="lab")
+    two = cell(target="lab", dp=2, batch_size=4).model_copy(update={"nodes": 2})
+    plan = make_plan([one, two], prices={"lab": 3.6}, targets=[SlurmTarget(name="lab", nodes=2)])
+    run = write_run(tmp_path, plan)
+    for each in (one, two):
+        write_visits(run, each, [100.0] * 10)
+    study = load_study(run)
+    costs = {cost.result.cell.nodes: cost for cost in cell_costs(study)}
+    assert (costs[1].usd_per_hour, costs[2].usd_per_hour) == (3.6, 7.2)
+    for nodes, cost in costs.items():
+        rate = cost.result.estimate("tokens_per_second")
+        assert rate is not None and cost.usd_per_million_tokens is not None
+        assert cost.usd_per_million_tokens.median == pytest.approx(0.001 * nodes / rate.median * 1e6)
+    assert plan.usd_per_hour == 7.2
+    lines = cost_sentences(study, cell_costs(study), [])
+    assert lines[0].startswith("An hour of a node of target `lab` costs $3.600")
+    assert "on a cluster it is of one node, and a cell pays for all its nodes" in lines[1]
+
+
+def test_jobs_of_a_cluster_are_paid_from_start_to_end_on_each_node(tmp_path: Path) -> None:
+    """The queue is not paid for, nor what lies between jobs; accounts are believed where there are any."""
+    two = cell(target="lab", dp=2).model_copy(update={"nodes": 2})
+    plan = make_plan([two], prices={"lab": 3.6}, targets=[SlurmTarget(name="lab", nodes=2)])
+    run = write_run(tmp_path, plan)
+    write_cluster_job(
+        run, "j0", two, accounts=Accounting(job_id="1", state="COMPLETED", queued_seconds=100, elapsed_seconds=50)
+    )
+    write_cluster_job(run, "j1", two, began=400, ended=440)
+    launches = launch_times(load_study(run))
+    assert [(launch.began - START.timestamp(), launch.ended - launch.began) for launch in launches] == [
+        (100, 50),
+        (400, 40),
+    ]
+    assert [(launch.nodes, launch.node_seconds) for launch in launches] == [(2, 100), (2, 80)]
+    (cost,) = study_costs(load_study(run))
+    assert (cost.total_seconds, cost.total_node_seconds, cost.seconds["idle"]) == (90, 180, 0)
+    assert cost.usd == pytest.approx(0.18)
+    table = study_cost_table([cost])
+    assert table is not None and table.columns[3:5] == ("duration, hours", "node hours")
+    assert table.rows[0][2:5] == ("0.180", "0.0250", "0.0500")
+
+
+def write_cluster_job(
+    run: RunPaths, name: str, of: Cell, accounts: Accounting | None = None, began: float = 0.0, ended: float = 500.0
+) -> None:
+    """The files of a job under a scheduler, submitted at 0, that reached no visit."""
+    write_launch(run, name, of, began, None, ended)
+    paths = run.job(name)
+    for node in range(of.nodes):
+        launcher = Launcher(node_rank=node, pid=1, pid_started=1, host="h", started_at=at(began + node))
+        paths.node_launcher(node).write_text(launcher.model_dump_json())
+    paths.launcher.unlink()
+    paths.submission.write_text(Submission(job_id="1", submitted_at=at(0)).model_dump_json())
+    if accounts is not None:
+        paths.accounting.write_text(accounts.model_dump_json())

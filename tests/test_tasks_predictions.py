@@ -14,7 +14,7 @@ from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
 from configs.prediction import Prediction
 from configs.prices import Price, TargetPrices
-from configs.target import LocalTarget
+from configs.target import LocalTarget, SlurmTarget
 from engine.planner.learning import experience_path, read_experiences
 from engine.planner.local import this_fingerprint
 from flows.bench_planner_cells import made_up_calibration
@@ -167,6 +167,19 @@ def test_a_finished_run_teaches_the_next_prediction(cache: Path, tmp_path: Path)
 def test_other_hardware_and_busy_machines_teach_nothing(cache: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     plan = fetched_plan(cache, tmp_path)
     assert remember_run(measured_run(tmp_path / "run", plan, 100.0, **changes), cache) == 0
+
+
+def test_a_cluster_teaches_nothing_of_this_machine_and_learns_nothing_from_it(cache: Path, tmp_path: Path) -> None:
+    """Its nodes may be like this machine; its links and what its price is of are not."""
+    local = fetched_plan(cache, tmp_path)
+    assert remember_run(measured_run(tmp_path / "local", local, 10.0), cache) == 1
+    target = SlurmTarget(name="lab", machine="aws/g4dn.xlarge")
+    cell = next(iter(local.cells.values())).model_copy(update={"target": "lab"})
+    changes = {"targets": (target,), "cells": {cell.key: cell}, "repeats": {cell.key: 3}}
+    plan = local.model_copy(update=changes)
+    assert remember_run(measured_run(tmp_path / "lab", plan, 100.0), cache) == 0
+    said = only(with_predictions(plan, tmp_path, cache))
+    assert said.tokens_per_second is not None and said.correction is None
 
 
 def test_what_cannot_be_learnt_from_is_passed_over(cache: Path, tmp_path: Path) -> None:

@@ -3,15 +3,16 @@
     costs = cell_costs(study)                        # by cell, with the throughput's interval carried over
     table = unit_cost_table(study, costs)            # and the other tables and sentences of this section
 
-A target's price is of the whole machine, so a cell that uses a part of it pays for all of it. Where no
-price is known there are no dollars, and the report says how to give one. A price is stale by the day
-the study was measured, never by today's: rendering again gives the same report.
+A target's price is of a whole machine, of one node where it has several: a cell that uses a part of it pays for all
+of it, and for all its nodes. Where no price is known there are no dollars, and the report says how to give one. A price
+is stale by the day the study was measured, never by today's: rendering again gives the same report.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
+from configs.cell import Cell
 from configs.prices import STALE_DAYS, Price
 from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
@@ -45,6 +46,11 @@ class CellCost:
     joules_per_token: Estimate | None = None
 
     @property
+    def usd_per_hour(self) -> float | None:
+        """What an hour of the cell costs, all its nodes; None where the price is unknown."""
+        return None if self.price is None else self.price.usd_per_hour * self.result.cell.nodes
+
+    @property
     def usd_per_million(self) -> Estimate | None:
         """Of what its throughput counts: embeddings where it encodes, else tokens; None for items of noop."""
         return self.usd_per_million_embeddings or self.usd_per_million_tokens
@@ -75,11 +81,11 @@ def cell_costs(study: StudyResult) -> list[CellCost]:
 
 
 def cell_cost(result: CellResult, price: Price | None) -> CellCost:
-    """The price of an hour over the work of an hour."""
+    """The price of an hour of all the cell's nodes over the work of an hour."""
     joules = _joules_per_token(result)
     if price is None:
         return CellCost(result, None, joules_per_token=joules)
-    per_second = price.usd_per_hour / HOUR_SECONDS
+    per_second = price.usd_per_hour * result.cell.nodes / HOUR_SECONDS
     items = result.estimate("prompts_per_second") or result.estimate("items_per_second")
     steps = result.estimate("step_seconds")
     return CellCost(
@@ -129,7 +135,7 @@ def unit_cost_table(costs: Sequence[CellCost]) -> Table | None:
             escaped(cost.result.name),
             escaped(cost.result.cell.target),
             count(cost.result.cell.layout.ranks),
-            number(cost.price.usd_per_hour if cost.price else None),
+            number(cost.usd_per_hour),
             estimate_cell(cost.usd_per_million_tokens),
             estimate_cell(cost.usd_per_million_embeddings),
             estimate_cell(cost.usd_per_thousand_steps),
@@ -170,7 +176,7 @@ def cost_sentences(study: StudyResult, costs: Sequence[CellCost], targets: Seque
             f"{HOW_TO_PRICE}."
         )
     if any(cost.price for cost in costs):
-        lines += [_whole_machine(costs), BILLING]
+        lines += [_whole_machine(study, costs), BILLING]
         left_out = sum(_has_figure(cost) for cost in costs) - MOST_ROWS
         if left_out > 0:
             lines.append(f"{plural(left_out, 'cell')} more are left out of the table; `cells.csv` has a line for each.")
@@ -199,8 +205,10 @@ def _prices(study: StudyResult) -> dict[str, Price | None]:
 
 def _price_sentence(study: StudyResult, target: str, price: Price) -> str:
     place = f" in {escaped(price.region)}" if price.region else ""
+    kinds = {known.name: known.kind for known in study.plan.targets}
+    what = f"a node of target {code(target)}" if kinds[target] == "slurm" else f"target {code(target)}"
     text = (
-        f"An hour of target {code(target)} costs ${number(price.usd_per_hour, 4)} ({market_name(price)}{place}; "
+        f"An hour of {what} costs ${number(price.usd_per_hour, 4)} ({market_name(price)}{place}; "
         f"source: {escaped(price.source)}"
     )
     return f"{text}{', ' + age if (age := _age(study, price)) else ''})."
@@ -228,34 +236,40 @@ def market_name(price: Price) -> str:
     return price.market.replace("_", " ")
 
 
-def _whole_machine(costs: Sequence[CellCost]) -> str:
+def _whole_machine(study: StudyResult, costs: Sequence[CellCost]) -> str:
     """That a part of a machine is paid as the whole, and how many cells that concerns."""
     most: dict[str, int] = {}
     for cost in costs:
         cell = cost.result.cell
-        most[cell.target] = max(most.get(cell.target, 0), cell.layout.ranks * cell.cores_per_rank)
-    fewer = sum(
-        cost.result.cell.layout.ranks * cost.result.cell.cores_per_rank < most[cost.result.cell.target]
-        for cost in costs
-    )
+        most[cell.target] = max(most.get(cell.target, 0), _cores_a_node(cell))
+    fewer = sum(_cores_a_node(cost.result.cell) < most[cost.result.cell.target] for cost in costs)
     text = "The price is of the whole machine, whatever part of it a cell uses"
+    if any(target.kind == "slurm" for target in study.plan.targets):
+        text += "; on a cluster it is of one node, and a cell pays for all its nodes"
     if not fewer:
         return f"{text}."
     verb = "uses" if fewer == 1 else "use"
     return f"{text}: {fewer:,} of {plural(len(costs), 'cell')} {verb} less of it than the largest."
 
 
+def _cores_a_node(cell: Cell) -> int:
+    return cell.layout.ranks // cell.nodes * cell.cores_per_rank
+
+
 def study_cost_table(targets: Sequence[TargetCost]) -> Table | None:
     """What the whole study cost, by target."""
     if not targets:
         return None
-    columns = ("provider", "target", "total cost, USD", "duration, hours", "cost per hour, USD", "market", "launches")
+    several = any(target.node_seconds != target.seconds for target in targets)
+    hours = ("duration, hours", "node hours") if several else ("duration, hours",)
+    columns = ("provider", "target", "total cost, USD", *hours, "cost per hour, USD", "market", "launches")
     rows = tuple(
         (
             escaped(provider(target)),
             escaped(target.target),
             number(target.usd),
             _hours(target.total_seconds),
+            *([_hours(target.total_node_seconds)] if several else []),
             number(target.price.usd_per_hour if target.price else None, 4),
             market_name(target.price) if target.price else "price unknown",
             count(target.launches),
@@ -291,7 +305,7 @@ def phase_table(targets: Sequence[TargetCost]) -> Table | None:
         for target in targets:
             seconds = target.seconds[phase]
             row += [number(seconds), percent(seconds / target.total_seconds if target.total_seconds else None)]
-            row += [number(target.usd_for(seconds))] if target in priced else []
+            row += [number(target.usd_of(phase))] if target in priced else []
         rows.append(tuple(row))
     return Table(tuple(columns), tuple(rows))
 
@@ -300,10 +314,10 @@ def study_cost_sentence(targets: Sequence[TargetCost]) -> str | None:
     """What the study cost and how much of that was measuring; None where no launch left its times."""
     if not targets:
         return None
-    total = sum(target.total_seconds for target in targets)
+    total = sum(target.total_node_seconds for target in targets)
     passes = ("measuring", "memory pass", *PROFILING)
-    measuring = sum(target.seconds[phase] for target in targets for phase in passes)
-    failed = sum(target.seconds["failed attempts"] for target in targets)
+    measuring = sum(target.node_seconds[phase] for target in targets for phase in passes)
+    failed = sum(target.node_seconds["failed attempts"] for target in targets)
     known = [usd for target in targets if (usd := target.usd) is not None]
     took = f"{_hours(total)} h of machine time, {percent(measuring / total if total else None)} of it measuring"
     took += f" and {percent(failed / total)} in failed attempts" if failed else ""

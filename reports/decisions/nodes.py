@@ -150,7 +150,7 @@ def _group(result: CellResult) -> tuple[str, ...]:
     cell = result.cell
     engine: list[str] = [cell.engine] if cell.engine != "rankwise" else []
     engine += ["+".join(cell.compression)] if cell.compression else []
-    return (result.model, cell.workload.kind, str(cell.layout), cell.dtype, *engine, work_title(cell))
+    return (result.model, cell.workload.kind, cell.place, cell.dtype, *engine, work_title(cell))
 
 
 def node_table(cells: Sequence[NodeCell]) -> Table | None:

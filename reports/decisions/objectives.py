@@ -359,4 +359,4 @@ def _largest_batch(series: Sequence[Judgement]) -> tuple[str, str] | None:
     text = f"batch {size:,} is the largest that holds the objective"
     if size == tried:
         text = f"batch {size:,}, the largest tried, holds the objective"
-    return text, f"{cell.layout}, {cell.dtype}, {cell.target}"
+    return text, f"{cell.place}, {cell.dtype}, {cell.target}"

@@ -85,10 +85,10 @@ def cost_fronts(costs: Iterable[CellCost]) -> list[Pareto]:
     prices: dict[tuple[str, str], set[float]] = {}
     for cost in costs:
         total = cost.result.estimate("throughput")
-        if cost.price is not None and cost.usd_per_million is not None and total is not None:
+        if cost.usd_per_hour is not None and cost.usd_per_million is not None and total is not None:
             group = (cost.result.model, cost.result.cell.workload.kind)
             groups.setdefault(group, []).append((cost.result, cost.usd_per_million, total))
-            prices.setdefault(group, set()).add(cost.price.usd_per_hour)
+            prices.setdefault(group, set()).add(cost.usd_per_hour)
     return [
         replace(
             _pareto(f"Throughput against cost: {model}, {kind}", model, _cost_labels(members[0][0]), False, members),

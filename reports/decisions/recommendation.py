@@ -94,9 +94,9 @@ def _of_group(
 
     def usd(result: CellResult) -> Mapping[int, float]:
         cost = priced.get(result.key)
-        if cost is None or cost.price is None:
+        if cost is None or cost.usd_per_hour is None:
             return {}
-        factor = cost.price.usd_per_hour / HOUR_SECONDS * usd_scale
+        factor = cost.usd_per_hour / HOUR_SECONDS * usd_scale
         return {repeat: factor / value for repeat, value in result.values("throughput").items() if value > 0}
 
     def usd_estimate(result: CellResult) -> Estimate | None:
@@ -208,7 +208,7 @@ def _short(result: CellResult) -> str:
 def _how(cell: Cell) -> str:
     """`dp=2, bfloat16, int8, transformers`."""
     engine = [cell.engine] if cell.engine != "rankwise" else []
-    return ", ".join([str(cell.layout), cell.dtype, *cell.compression, *engine])
+    return ", ".join([cell.place, cell.dtype, *cell.compression, *engine])
 
 
 def recommendation_sentences(

@@ -18,7 +18,7 @@ from configs.objectives import Purpose
 from configs.paths import RunPaths
 from configs.prices import Market, Price, TargetPrices
 from configs.prompts import read_prompts
-from configs.target import LocalTarget
+from configs.target import Resources
 from reports.decisions.cost import CellCost, market_name, one_unit
 from reports.decisions.nodes import batch_of, without_batch, work_key
 from reports.decisions.spending import TargetCost
@@ -104,7 +104,7 @@ def _market(
     yield from _without_price(study, name, purposes)
 
 
-def _priced_targets(study: StudyResult) -> Iterator[tuple[LocalTarget, TargetPrices, Price]]:
+def _priced_targets(study: StudyResult) -> Iterator[tuple[Resources, TargetPrices, Price]]:
     for target in study.plan.targets:
         prices = study.plan.prices.get(target.name)
         if prices is not None and prices.price is not None:
@@ -188,7 +188,7 @@ def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
             gains[model] = gain
     for model, (ratio, small, best) in gains.items():
         cell = best.result.cell
-        basis = f"batch {batch_of(cell):,} against {batch_of(small.result.cell):,} ({cell.layout}, {cell.dtype}, "
+        basis = f"batch {batch_of(cell):,} against {batch_of(small.result.cell):,} ({cell.place}, {cell.dtype}, "
         basis += f"{escaped(cell.target)}), same price an hour"
         if small.usd_per_million and best.usd_per_million:
             low, high = (cost.usd_per_million.median for cost in (best, small) if cost.usd_per_million)

@@ -3,8 +3,9 @@
     targets = study_costs(study)       # by target, in the plan's order
 
 Times are those that the launchers and the records left (`jobs/<job>/launcher.json`, `end.json`, `started_at`
-and `finished_at` of each attempt, superseded and failed ones included). Waiting for a turn on the machine
-is not a launch's own time.
+and `finished_at` of each attempt, superseded and failed ones included). Waiting for a turn on the machine, or in a
+cluster's queue, is not a launch's own time. Of a cluster's job the scheduler's accounts say when it had its nodes, and
+all its nodes are paid for; between jobs they are others', so nothing there is idle.
 """
 
 from dataclasses import dataclass, field
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.base import Frozen
-from configs.job import Job, JobEnd, Launcher
+from configs.job import Job, JobEnd, Launcher, Submission
 from configs.paths import JobPaths, RunPaths
 from configs.prices import Price
-from configs.record import PROFILING_PASSES, Record, Status
+from configs.record import PROFILING_PASSES, Accounting, Record, Status
 from reports.reading.load import StudyResult
 
 _Model = TypeVar("_Model", bound=Frozen)
@@ -40,7 +41,7 @@ PHASES = (
 
 @dataclass
 class TargetCost:
-    """Where the time of a target's launches went, in seconds by phase, and what it cost."""
+    """Where the time of a target's launches went, in seconds by phase (`node_seconds`: times nodes), and its cost."""
 
     target: str
     machine: str | None
@@ -49,6 +50,7 @@ class TargetCost:
     without_times: int = 0
     pause_seconds: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    node_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     startups: list[float] = field(default_factory=list)
 
     @property
@@ -57,13 +59,23 @@ class TargetCost:
         return sum(self.seconds.values())
 
     @property
+    def total_node_seconds(self) -> float:
+        """The same, each launch times its nodes: what is paid for."""
+        return sum(self.node_seconds.values())
+
+    @property
     def usd(self) -> float | None:
         """What all of it cost; None where the price is unknown."""
-        return self.usd_for(self.total_seconds)
+        return None if self.price is None else self.total_node_seconds / HOUR_SECONDS * self.price.usd_per_hour
 
-    def usd_for(self, seconds: float) -> float | None:
-        """What so many seconds of the target cost; None where the price is unknown."""
-        return None if self.price is None else seconds / HOUR_SECONDS * self.price.usd_per_hour
+    def usd_of(self, phase: str) -> float | None:
+        """What a phase cost; None where the price is unknown."""
+        return None if self.price is None else self.node_seconds[phase] / HOUR_SECONDS * self.price.usd_per_hour
+
+    def add(self, phase: str, seconds: float, nodes: int = 1) -> None:
+        """Time of so many nodes."""
+        self.seconds[phase] += seconds
+        self.node_seconds[phase] += seconds * nodes
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,12 @@ class LaunchTimes:
     ended: float
     phases: dict[str, float]
     startup: float | None
+    nodes: int = 1
+
+    @property
+    def node_seconds(self) -> float:
+        """What is paid for: its time on each of its nodes."""
+        return (self.ended - self.began) * self.nodes
 
 
 def study_costs(study: StudyResult) -> list[TargetCost]:
@@ -88,17 +106,18 @@ def study_costs(study: StudyResult) -> list[TargetCost]:
         cost = costs.setdefault(launch.target, TargetCost(launch.target, None, None))
         cost.launches += 1
         for phase, seconds in launch.phases.items():
-            cost.seconds[phase] += seconds
+            cost.add(phase, seconds, launch.nodes)
         if launch.startup is None:
             cost.without_times += 1
         else:
             cost.startups.append(launch.startup)
-    _add_gaps(launches, costs)
+    clusters = {target.name for target in study.plan.targets if target.kind == "slurm"}
+    _add_gaps([launch for launch in launches if launch.target not in clusters], costs)
     return [cost for cost in costs.values() if cost.launches]
 
 
 def _add_gaps(launches: list[LaunchTimes], costs: dict[str, TargetCost]) -> None:
-    """Time in which no launch ran, given to the target of the launch that ends it."""
+    """Time in which no launch of this machine ran, given to the target of the launch that ends it."""
     busy_until: float | None = None
     for launch in sorted(launches, key=lambda item: (item.began, item.ended)):
         if busy_until is not None and launch.began > busy_until:
@@ -106,7 +125,7 @@ def _add_gaps(launches: list[LaunchTimes], costs: dict[str, TargetCost]) -> None
             if gap > PAUSE_SECONDS:
                 costs[launch.target].pause_seconds += gap
             else:
-                costs[launch.target].seconds["idle"] += gap
+                costs[launch.target].add("idle", gap)
         busy_until = launch.ended if busy_until is None else max(busy_until, launch.ended)
 
 
@@ -122,9 +141,7 @@ def launch_times(study: StudyResult) -> list[LaunchTimes]:
 
 def _times(paths: JobPaths, records: list[Record]) -> LaunchTimes | None:
     """None for a launch that never ran: its visits were given up before it began."""
-    launcher, end = _read(paths.launcher, Launcher), _read(paths.end, JobEnd)
-    began = _seconds(launcher.turn_at or launcher.started_at) if launcher else None
-    ended = _seconds(end.finished_at) if end else None
+    began, ended = _had_its_machine(paths)
     visits = sorted(
         (_seconds(record.started_at), _seconds(record.finished_at), _phase(record))
         for record in records
@@ -142,7 +159,24 @@ def _times(paths: JobPaths, records: list[Record]) -> LaunchTimes | None:
     last = cursor if ended is None else max(cursor, ended)
     phases["between and after visits"] += last - cursor
     startup = None if began is None else max(0.0, visits[0][0] - began)
-    return LaunchTimes(records[0].cell.target, first, last, phases, startup)
+    cell = records[0].cell
+    return LaunchTimes(cell.target, first, last, phases, startup, cell.nodes)
+
+
+def _had_its_machine(paths: JobPaths) -> tuple[float | None, float | None]:
+    """From when until when a launch had its machine or its nodes; None where nothing says so."""
+    end = _read(paths.end, JobEnd)
+    ended = _seconds(end.finished_at) if end else None
+    launcher = _read(paths.launcher, Launcher)
+    if launcher is not None:
+        return _seconds(launcher.turn_at or launcher.started_at), ended
+    submission, accounts = _read(paths.submission, Submission), _read(paths.accounting, Accounting)
+    if submission is not None and accounts is not None and accounts.queued_seconds is not None:
+        began = _seconds(submission.submitted_at) + accounts.queued_seconds
+        return began, ended if accounts.elapsed_seconds is None else began + accounts.elapsed_seconds
+    names = paths.folder.glob(paths.node_launcher(0).name.replace("0", "*"))
+    started = [_seconds(found.started_at) for path in names if (found := _read(path, Launcher)) is not None]
+    return min(started, default=None), ended
 
 
 def _without_visits(paths: JobPaths, records: list[Record], began: float, ended: float) -> LaunchTimes | None:
@@ -152,7 +186,7 @@ def _without_visits(paths: JobPaths, records: list[Record], began: float, ended:
     if cell is None:
         return None
     phases = dict.fromkeys(PHASES, 0.0) | {"failed attempts": max(0.0, ended - began)}
-    return LaunchTimes(cell.target, began, max(began, ended), phases, None)
+    return LaunchTimes(cell.target, began, max(began, ended), phases, None, cell.nodes)
 
 
 def _phase(record: Record) -> str:

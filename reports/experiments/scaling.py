@@ -18,7 +18,7 @@ from configs.plan import PlannedExperiment
 from reports.laws.laws import MeasuredPoint, ScalingLaws, fit_laws, scaled
 from reports.laws.text import changed_text, law_lines, more_than_linear
 from reports.numbers.statistics import Estimate, Ratio, paired_ratio
-from reports.provenance import SET_BY_THE_STUDY
+from reports.provenance import facts_set_by
 from reports.reading.load import CellResult, StudyResult, flat_environment
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, number, percent, plural, ratio_cell, ratio_text
 
@@ -91,6 +91,8 @@ def _changed(cell: Cell, base: Cell, kind: str) -> list[str]:
     grows = f"workload.{GROWS[base.workload.kind]}"
     if kind == "weak" and theirs.get(grows) is not None:
         theirs[grows] = theirs[grows] * cell.layout.ranks // base.layout.ranks
+    if cell.nodes * base.layout.ranks == base.nodes * cell.layout.ranks:
+        theirs["nodes"] = cell.nodes  # each node has as many ranks as before
     differing = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
     return [f"{name.rpartition('.')[2]} {ours.get(name)} instead of {theirs.get(name)}" for name in differing]
 
@@ -110,7 +112,7 @@ def _fields(cell: Cell) -> dict[str, Any]:
 def _moved(study: StudyResult, result: CellResult, base: CellResult) -> list[str]:
     """Facts of the environment that no record of the baseline has: another machine, version or variable."""
     ours, theirs = _environment(study, result), _environment(study, base)
-    own = {f"variables.{name}" for cell in (result.cell, base.cell) for name in cell.env} | set(SET_BY_THE_STUDY)
+    own = facts_set_by(study.plan, (result.cell, base.cell))
     names = [name for name in sorted(ours.keys() & theirs.keys()) if not ours[name] & theirs[name] and name not in own]
     return [f"environment: {name}" for name in names]
 

@@ -26,6 +26,7 @@ from reports.experiments.latency import latency, latency_curves, latency_sentenc
 from reports.experiments.perf import perf_lines, perf_sentence, perf_table, recorded_cells
 from reports.experiments.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
 from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
+from reports.experiments.targets import side_by_side, targets_lines, targets_sentence, targets_table
 from reports.experiments.time_split import time_split, time_split_sentence, time_split_table
 from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
 from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
@@ -38,6 +39,7 @@ from reports.plots.optimization import draw_optimization
 from reports.plots.profiled import draw_profiled, profiled_height
 from reports.plots.scaling import draw_scaling
 from reports.plots.sweep import draw_sweep, sweep_axes
+from reports.plots.targets import draw_targets
 from reports.plots.time_split import draw_time_split
 from reports.reading.load import CellResult, StudyResult
 from reports.text import Table
@@ -82,6 +84,17 @@ def experiment_sections(
         ]
         for kind, maker in makers.items()
     }
+
+
+def target_sections(study: StudyResult, album: Album) -> list[Section]:
+    """Each experiment that several targets measured, these side by side."""
+    sections = []
+    for found in side_by_side(study):
+        drawn = any(side.ranked for side in found.sides)
+        plot = album.add(f"targets {found.title}", partial(draw_targets, found=found), 3.3) if drawn else None
+        lines = tuple(targets_lines(found))
+        sections.append(Section(found.title, targets_sentence(found), targets_table(found), plot, lines=lines))
+    return sections
 
 
 def _with_engines(

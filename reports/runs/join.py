@@ -230,7 +230,9 @@ def _contenders(nodes: Sequence[Node]) -> list[Contender]:
     for node in nodes:
         for item in node.cells:
             price = price_of(node.study, item.result)
-            found.append(Contender(node.name, item.result, price.usd_per_hour if price else None))
+            found.append(
+                Contender(node.name, item.result, price.usd_per_hour * item.result.cell.nodes if price else None)
+            )
     return found
 
 
@@ -251,7 +253,7 @@ def cost_table(nodes: Sequence[Node]) -> Table | None:
                     escaped(node.name),
                     escaped(model),
                     escaped(cheapest.result.name),
-                    number(price.usd_per_hour, 4),
+                    number(cheapest.usd_per_hour, 4),
                     estimate_cell(value),
                     escaped(price.source),
                 )

@@ -1,0 +1,247 @@
+"""Targets side by side: the same experiment on several targets, such as links of several speeds.
+
+    for found in side_by_side(study):            # one for each experiment and model that several targets measured
+        targets_sentence(found), targets_table(found)
+
+Within a target points are compared in pairs of the same block, with the experiment's own baseline and with the next
+best. A target's link is what a communication experiment of the study measured over it between nodes, else what the
+test of its nodes did.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from configs.paths import RunPaths
+from configs.plan import PlannedExperiment, Point
+from reports.experiments.communication import bus_factor, communication
+from reports.numbers.statistics import Estimate, Ratio, paired_ratio
+from reports.preflight import read_preflight
+from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, joined, number, ratio_cell, ratio_text
+
+COMPARED_KINDS = ("strong", "sweep", "optimization", "layouts")
+"""Weak scaling is left out: its points do different work."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two nodes of a target."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+    def __str__(self) -> str:
+        return f"{number(self.bytes_per_second / 1e6)} MB/s, {number(self.latency_seconds * 1e6)} us"
+
+
+@dataclass(frozen=True)
+class TargetPoint:
+    """One point on one target. ratio: throughput over that of the target's baseline; None for the baseline itself."""
+
+    label: str
+    result: CellResult
+    baseline: bool
+    ratio: Ratio | None
+
+    @property
+    def throughput(self) -> Estimate | None:
+        return self.result.estimate("throughput")
+
+    @property
+    def faster(self) -> bool | None:
+        """Than the baseline; None where they are not told apart, or one has no figure."""
+        if self.ratio is None:
+            return None
+        low, high = self.ratio.bounds
+        return True if low > 1 else (False if high < 1 else None)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One target with its points, in the plan's order."""
+
+    target: str
+    link: Link | None
+    points: tuple[TargetPoint, ...]
+
+    @property
+    def ranked(self) -> list[TargetPoint]:
+        """Those with a figure, the fastest first."""
+        known = [(value.median, point) for point in self.points if (value := point.throughput) is not None]
+        return [point for _, point in sorted(known, key=lambda pair: -pair[0])]
+
+    @property
+    def name(self) -> str:
+        """With the link where it is known: `1 Gbit/s (117 MB/s, 60 us)`."""
+        return self.target if self.link is None else f"{self.target} ({self.link})"
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """One experiment of one model on several targets; with all links known the slowest first."""
+
+    title: str
+    unit: str
+    sides: tuple[Side, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """Of all points, in the plan's order."""
+        return list(dict.fromkeys(point.label for side in self.sides for point in side.points))
+
+    @property
+    def by_link(self) -> bool:
+        """Whether the sides are in the order of their links."""
+        return all(side.link is not None for side in self.sides)
+
+
+def side_by_side(study: StudyResult) -> list[SideBySide]:
+    """Every experiment and model that was planned on more than one target."""
+    groups: dict[tuple[str, str | None], list[PlannedExperiment]] = {}
+    for experiment in study.plan.experiments if len(study.plan.targets) > 1 else ():
+        if experiment.kind in COMPARED_KINDS and experiment.points:
+            target = study.points(experiment)[0].cell.target
+            groups.setdefault((experiment.name.removesuffix(f" on {target}"), experiment.model), []).append(experiment)
+    links = _links(study) if groups else {}
+    found = []
+    for (name, model), members in groups.items():
+        if len(members) > 1:
+            sides = [_side(study, experiment, links) for experiment in members]
+            if all(side.link is not None for side in sides):
+                sides.sort(key=lambda side: side.link.bytes_per_second if side.link else 0.0)
+            title = study.title(members[0].model_copy(update={"name": name, "model": model}))
+            found.append(SideBySide(title, study.points(members[0])[0].unit, tuple(sides)))
+    return found
+
+
+def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, Link]) -> Side:
+    results = study.points(experiment)
+    named = next((index for index, point in enumerate(experiment.points) if point.baseline), 0)
+    base, compared = results[named], max(1, len(results) - 1)
+    names = [_name(point, result, results) for point, result in zip(experiment.points, results, strict=True)]
+    points = []
+    for index, (label, result) in enumerate(zip(names, results, strict=True)):
+        values = (result.values("throughput"), base.values("throughput"))
+        ratio = paired_ratio(*values, comparisons=compared, confidence=base.confidence) if index != named else None
+        points.append(TargetPoint(label, result, index == named, ratio))
+    return Side(base.cell.target, links.get(base.cell.target), tuple(points))
+
+
+def _name(point: Point, result: CellResult, results: Sequence[CellResult]) -> str:
+    """The layout on its nodes where that tells the points apart, else as the experiment calls it."""
+    places = {other.cell.place for other in results}
+    return result.cell.place if len(places) == len(results) else point.label
+
+
+def _links(study: StudyResult) -> dict[str, Link]:
+    """By target: of the communication experiments that cross nodes, else of the nodes' test."""
+    links: dict[str, Link] = {}
+    preflight = read_preflight(RunPaths(study.folder))
+    for tested in preflight.targets if preflight is not None else ():
+        if tested.pairs:
+            rate = median(pair.bytes_per_second for pair in tested.pairs)
+            links[tested.target] = Link(rate, median(pair.latency_seconds for pair in tested.pairs))
+    for experiment in study.plan.experiments:
+        if experiment.kind != "communication" or not experiment.points:
+            continue
+        for measured in communication(study, experiment) or []:
+            fitted = {link.operation: link for link in measured.links}
+            # A sum ends when all is there; a message is sent when it lies in the buffers of sockets and switches.
+            link = fitted.get("all_reduce") or fitted.get("point_to_point")
+            if link is not None and measured.result.cell.nodes > 1:
+                rate = link.bytes_per_second.median * bus_factor(link.operation, measured.ranks)
+                links[measured.result.cell.target] = Link(rate, link.latency_seconds.median)
+    return links
+
+
+def targets_table(found: SideBySide) -> Table:
+    """One row for each target and point."""
+    kind = found.sides[0].points[0].result.cell.workload.kind
+    latency = "latency_seconds" if kind in ("encode", "noop") else "time_per_output_token_seconds"
+    latency = "step_seconds" if kind == "train" else latency
+    columns = (
+        "target",
+        "link between nodes",
+        "point",
+        f"{found.unit}, median (interval)",
+        "times the baseline (interval)",
+        f"{LATENCY_UNITS.get(kind, 'ms a token')}, median (interval)",
+        "state",
+    )
+    rows = []
+    for side in found.sides:
+        for point in side.points:
+            rows.append(
+                (
+                    escaped(side.target),
+                    str(side.link) if side.link is not None else UNKNOWN,
+                    escaped(point.label),
+                    estimate_cell(point.throughput),
+                    "1" if point.baseline else ratio_cell(point.ratio),
+                    estimate_cell(point.result.estimate(latency), 1000),
+                    point.result.status.replace("_", " "),
+                )
+            )
+    return Table(columns, tuple(rows), text_columns=3).without_empty_columns()
+
+
+def targets_sentence(found: SideBySide) -> str:
+    """The winner on each target."""
+    return " ".join(_winner(side, found.unit) for side in found.sides)
+
+
+def _winner(side: Side, unit: str) -> str:
+    ranked = side.ranked
+    if not ranked:
+        return f"On {side.name} nothing has a figure."
+    best, value = ranked[0], ranked[0].throughput
+    assert value is not None, "ranked are those with a figure"
+    text = f"On {side.name} {best.label} is fastest: {estimate_text(value, unit)}"
+    if len(ranked) == 1:
+        return f"{text}; nothing else has a figure."
+    second, ours = ranked[1].result, best.result
+    values = (ours.values("throughput"), second.values("throughput"))
+    ratio = paired_ratio(*values, comparisons=len(ranked) - 1, confidence=ours.confidence)
+    if ratio is None:
+        return f"{text}; no block has both it and {ranked[1].label}."
+    apart = "; that may be noise" if ratio.bounds[0] <= 1 <= ratio.bounds[1] else ""
+    return f"{text}, {ratio_text(ratio, 'pair')} that of {ranked[1].label}{apart}."
+
+
+def targets_lines(found: SideBySide) -> list[str]:
+    """For each point but the baseline: on which targets it pays."""
+    lines = []
+    for label in found.labels:
+        points = {side.target: point for side in found.sides for point in side.points if point.label == label}
+        if any(point.baseline for point in points.values()):
+            continue
+        base = next(point.label for side in found.sides for point in side.points if point.baseline)
+        lines.append(_pays(label, base, [points.get(side.target) for side in found.sides], found))
+    return lines
+
+
+def _pays(label: str, base: str, points: Sequence[TargetPoint | None], found: SideBySide) -> str:
+    """`tp=2 on 2 nodes needs at least 1 Gbit/s to beat 1 rank: slower on 100 Mbit/s.`"""
+    sides = found.sides
+
+    def where(said: Callable[[TargetPoint], bool]) -> str:
+        return joined(
+            side.target for side, point in zip(sides, points, strict=True) if point is not None and said(point)
+        )
+
+    faster = [point is not None and point.faster is True for point in points]
+    rest = {
+        "slower on": where(lambda point: point.faster is False),
+        "not told apart on": where(lambda point: point.ratio is not None and point.faster is None),
+        "without a figure on": where(lambda point: point.ratio is None),
+    }
+    others = "; ".join(f"{words} {names}" for words, names in rest.items() if names)
+    first = faster.index(True) if True in faster else len(faster)
+    if all(faster):
+        return f"{label} is faster than {base} on every target."
+    if first == len(faster):
+        return f"{label} is faster than {base} on none of the targets: {others}."
+    if found.by_link and all(faster[first:]):
+        return f"{label} needs at least the link of {sides[first].name} to beat {base}: {others}."
+    return f"{label} is faster than {base} on {where(lambda point: point.faster is True)}; {others}."
