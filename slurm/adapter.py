@@ -6,6 +6,7 @@ machine that submits, by the files in the job folder, so that a study which was 
 
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
@@ -16,7 +17,18 @@ from configs.paths import JobPaths
 JobState = Literal["waiting", "running", "ended"]
 
 _RESERVED_BYTES = 8192
-_ADAPTERS = {"local": "slurm.local"}
+_ADAPTERS = {"local": "slurm.local", "slurm": "slurm.cluster"}
+
+REFUSED = "Refused"
+"""Kind of the end of a job that a scheduler took and will never start: wrong configuration, not to be tried again."""
+
+
+class Refused(ValueError):
+    """The scheduler does not take such a job: wrong configuration, not to be tried again. Names the target's field."""
+
+
+class Unavailable(OSError):
+    """The scheduler cannot take the job now; it may later. Whether it took it after all, `poll` finds out."""
 
 
 def adapter_for(kind: str) -> "Adapter":
@@ -51,42 +63,59 @@ def visit_under_way(paths: JobPaths) -> str | None:
     return None
 
 
-def reserve_end(paths: JobPaths) -> None:
-    """Allocate the block in which the job's end will be written, so that a full disk cannot silence it."""
-    with _reserved(paths).open("wb") as file:
+def reserve_end(paths: JobPaths, node_rank: int | None = None) -> None:
+    """Allocate the block for the end, of the job or of one node, so that a full disk cannot silence it."""
+    with _reserved(_end(paths, node_rank)).open("wb") as file:
         file.write(b" " * _RESERVED_BYTES)
         file.flush()
         os.fsync(file.fileno())
 
 
-def write_end(paths: JobPaths, end: JobEnd) -> None:
-    """Say how the job ended; the first to say so is believed. Raises OSError."""
-    if paths.end.exists():
+def write_end(paths: JobPaths, end: JobEnd, node_rank: int | None = None) -> None:
+    """Say how the job ended, or its part on one node; the first to say so is believed. Raises OSError."""
+    path = _end(paths, node_rank)
+    if path.exists():
         return
     content = end.model_dump_json().encode()
-    reserved = _reserved(paths)
+    reserved = _reserved(path)
     if not reserved.exists():
-        write_atomically(paths.end, content)
+        write_atomically(path, content)
         return
     with reserved.open("r+b") as file:
         file.write(content.ljust(_RESERVED_BYTES))
         file.flush()
         os.fsync(file.fileno())
-    reserved.replace(paths.end)
+    reserved.replace(path)
 
 
-def _reserved(paths: JobPaths) -> Path:
-    return paths.folder / ".end.json.reserved"
+def _end(paths: JobPaths, node_rank: int | None) -> Path:
+    return paths.end if node_rank is None else paths.node_end(node_rank)
+
+
+def _reserved(end: Path) -> Path:
+    return end.with_name(f".{end.name}.reserved")
 
 
 class Adapter(Protocol):
     """What every way of starting jobs can do. The folder holds `job.json`; its path is absolute."""
 
     def submit(self, folder: Path) -> None:
-        """Start the job and return at once. Raises OSError where that cannot be."""
+        """Start the job and return at once. Raises OSError where that cannot be, and as `submit_many`."""
+
+    def submit_many(self, folders: Sequence[Path]) -> None:
+        """Start jobs of one target; those of one shape together, as one array where the scheduler has such.
+
+        Raises Refused and Unavailable; what was started before that stays.
+        """
 
     def poll(self, folder: Path) -> JobState:
-        """Where the job stands; after "ended" there is an `end.json`."""
+        """Where the job stands; after "ended" there is an `end.json`. Never waits for a scheduler."""
+
+    def note(self, folder: Path) -> str:
+        """One line for a person about a job that has not ended: its name at the scheduler, why it waits, its nodes."""
 
     def cancel(self, folder: Path) -> None:
         """End the job; return when nothing of it is left, within 8 seconds. May be called at any time."""
+
+    def cancel_many(self, folders: Sequence[Path]) -> None:
+        """End jobs of one target together, as `cancel` does."""

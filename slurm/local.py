@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,23 @@ def submit(folder: Path) -> None:
     env = ["env", "-u", "CUDA_VISIBLE_DEVICES"] if devices is None else ["env", f"CUDA_VISIBLE_DEVICES={devices}"]
     command = [*env, sys.executable, "-m", "slurm.launch", str(job_json)]
     _submitted[folder] = executor.submit(CommandFunction(command, verbose=False))
+
+
+def submit_many(folders: Sequence[Path]) -> None:
+    """Start jobs; on this machine they measure one after the other, each when it is its turn."""
+    for folder in folders:
+        submit(folder)
+
+
+def note(folder: Path) -> str:
+    """This machine has no names for jobs, and why one waits is known to whoever polls."""
+    return ""
+
+
+def cancel_many(folders: Sequence[Path]) -> None:
+    """End jobs, one after the other."""
+    for folder in folders:
+        cancel(folder)
 
 
 def poll(folder: Path) -> JobState:
