@@ -1,13 +1,12 @@
 """The OpenLLaMA studies that are shipped: what they ask, what is planned for them, and the Slurm job around one."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from configs.architectures import ARCHITECTURES
+from configs.job import Job
 from configs.plan import Plan
 from configs.study import StudySpec, load_study
 from engine.inference.stages import stage_layers
@@ -16,6 +15,7 @@ from engine.planner.catalog import find_model
 from flows.cli.plan_study import planned
 from flows.long_prompts import VARIANTS, long_prompts
 from flows.precheck import check_study
+from tasks.manifest import write_manifest
 
 STUDIES = Path(__file__).parents[1] / "configs" / "studies"
 EXPERIMENTS = {
@@ -82,38 +82,21 @@ def test_the_prompts_are_twenty_of_each_length() -> None:
         assert len({prompt["prompt"] for prompt in prompts}) == 40
 
 
-def stand_in(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text("#!/bin/bash\n" + text)
-    (folder / name).chmod(0o755)
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_job_runs_the_study_in_the_container_and_keeps_the_account(tmp_path: Path, code: int) -> None:
-    """Stand-ins take the place of apptainer and sacct: their command lines are what counts."""
-    stand_in(tmp_path, "apptainer", f'printf "%s\\n" "$@"\nexit {code}\n')
-    stand_in(tmp_path, "sacct", 'echo "$@"\n')
-    environment = {
-        "PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin",
-        "SLURM_JOB_ID": "77",
-        "RANKWISE_IMAGE": "/images/rankwise.sif",
-        "RANKWISE_CODE": "/code",
-        "RANKWISE_SCRATCH": str(tmp_path / "scratch"),
-    }
-    job = [STUDIES / "openllama_cluster.sbatch", "--set", "models.0.id=/models/openllama"]
-    done = subprocess.run(["bash", *job], env=environment, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    said = done.stdout.split()
-    assert said[:2] == ["exec", "--nv"] and said[said.index("/images/rankwise.sif") + 1 :] == [
-        "rankwise",
-        "run",
-        "/code/configs/studies/openllama_cluster.yaml",
-        "--runs",
-        str(tmp_path / "scratch" / "runs"),
-        "--set",
-        "models.0.id=/models/openllama",
-    ]
-    account = tmp_path / "scratch" / "runs" / "openllama-cluster" / "sacct_77.txt"
-    assert account.read_text().startswith("--jobs 77 --parsable2 --format JobID,")
-    unset = {name: value for name, value in environment.items() if name != "RANKWISE_IMAGE"}
-    refused = subprocess.run(["bash", *job], env=unset, capture_output=True, text=True)
-    assert refused.returncode != 0 and "RANKWISE_IMAGE: name the container image" in refused.stderr
+def test_the_cluster_is_asked_for_two_nodes_with_a_gpu_each(tmp_path: Path) -> None:
+    """The study as a folder for sbatch; random weights of the same shape stand for the model."""
+    study = load_study(
+        STUDIES / "openllama_cluster.yaml",
+        ["models.0.id=synthetic:openllama-76m@0", "models.0.revision=null", "targets.0.partition=gpu"],
+    )
+    written = write_manifest(study, STUDIES, tmp_path / "cache", tmp_path / "openllama", None)
+    assert written.nodes == 2 and not written.large_models
+    script = (tmp_path / "openllama" / "submit.sbatch").read_text()
+    for option in ("nodes=2", "gpus-per-node=1", "cpus-per-task=8", "mem=30G", "time=240", "partition=gpu"):
+        assert f"\n#SBATCH --{option}\n" in script
+    assert "\nlaunch 1 " in script and "\nlaunch 2 " in script and "\nprofiled nsys 2 " in script
+    asked = json.loads((tmp_path / "openllama" / "exp_config.json").read_text())
+    assert set(asked["experiments"]) == set(EXPERIMENTS)
+    assert len((tmp_path / "openllama" / "prompts.jsonl").read_text().splitlines()) == 40
+    jobs = [Job.model_validate_json(path.read_bytes()) for path in (tmp_path / "openllama").glob("jobs/*/job.json")]
+    assert {(job.cell.nodes, job.cell.layout.pp, job.ranks_per_node) for job in jobs} == {(1, 1, 1), (2, 2, 1)}
+    assert {job.inputs for job in jobs} == {"../../inputs"}
