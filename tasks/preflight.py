@@ -1,0 +1,79 @@
+"""Stage 3: are the nodes what they should be? Slow and broken ones are named, and left out by the study's jobs.
+
+What was found is kept as `preflight.json` in the run folder and shown in the report; a run that goes on within some
+hours takes it as it is.
+"""
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from configs.base import write_atomically
+from configs.paths import RunPaths
+from configs.preflight import Preflight, TargetPreflight
+from configs.target import SlurmTarget
+from reports.preflight import read_preflight, sentences, summary
+from slurm.adapter import adapter_for
+from tasks.ledger import places, read_ledger
+from tasks.session import Session
+from tasks.trials import Told, settings_of, try_nodes
+
+REUSED = timedelta(hours=12)
+
+
+@task(name="preflight", task_run_name="test the nodes", cache_policy=NO_CACHE)
+def preflight(session: Session) -> Preflight:
+    """Test the nodes of every target that asks for it and has something to measure; tell the session and the board."""
+    run = session.run
+    before = read_preflight(run) or Preflight()
+    known = {target.target: target for target in before.targets}
+    for target in wanted(session):
+        earlier = known.get(target.name)
+        if earlier is None or not _holds(earlier, target):
+            told = Told(notice=partial(_say, session, target), check=session.watcher.check)
+            _say(session, target)
+            _end_earlier(run.preflight_run, target.kind)
+            known[target.name] = try_nodes(target, session.plan, run.preflight_run, session.cache, told)
+            write_atomically(run.preflight, Preflight(targets=tuple(known.values())).model_dump_json(indent=1))
+        found = known[target.name]
+        session.board.notes += [f"{target.name}: {text}" for text in (summary(found), *sentences(found))]
+    session.excluded = {name: frozenset(found.excluded) for name, found in known.items()}
+    return Preflight(targets=tuple(known.values()))
+
+
+def wanted(session: Session) -> list[SlurmTarget]:
+    """Targets whose nodes are to be tested: as they say, else where a cell that is not measured yet has several."""
+    ledger = read_ledger(session.run)
+    session.board.notes += ledger.set_aside
+    nodes: dict[str, int] = {}
+    for place in places(session.plan):
+        if ledger.decisive(place) is None:
+            cell = session.plan.cells[place[0]]
+            nodes[cell.target] = max(cell.nodes, nodes.get(cell.target, 1))
+    return [
+        target
+        for target in session.plan.targets
+        if isinstance(target, SlurmTarget)
+        and target.name in nodes
+        and (nodes[target.name] > 1 if target.preflight is None else target.preflight)
+    ]
+
+
+def _holds(found: TargetPreflight, target: SlurmTarget) -> bool:
+    """Whether an earlier test still says what a new one would: it tested something, lately, and nothing was changed."""
+    age = datetime.now(UTC) - datetime.fromisoformat(found.at)
+    return bool(found.nodes) and age < REUSED and found.settings == settings_of(target)
+
+
+def _end_earlier(run: RunPaths, kind: str) -> None:
+    """A run that was killed while it tested nodes left a job: its result would come too late."""
+    adapter = adapter_for(kind)
+    for folder in sorted(run.jobs.glob("[0-9]*-*")):
+        if not run.job(folder.name).end.exists():
+            adapter.cancel(folder)
+
+
+def _say(session: Session, target: SlurmTarget, waits: str = "") -> None:
+    session.board.stage = f"testing the nodes of {target.name}" + (f": {waits}" if waits else "")
