@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness screenshots clean
+.PHONY: study team test test-slow test-slurm lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm test-faults screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -16,10 +16,19 @@ team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until C
 	$(BIN)/rankwise team up
 
 test: $(VENV)/.installed-dev  ## every test that this machine can run, but the slow ones
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow and not slurm"
 
 test-slow: $(VENV)/.installed-dev  ## the others: the UI in a browser, a team's whole life, compiling peers, peaks of real steps
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m slow
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m "slow and not slurm"
+
+test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/lab.md
+	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow"
+
+test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, a quarter of an hour; KEEP=folder keeps the runs
+	$(BIN)/python -m flows.bench_faults $(if $(KEEP),--runs $(KEEP))
+
+lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started
+	sh slurm/lab/install.sh
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
 	$(BIN)/ruff format --check .
@@ -66,6 +75,9 @@ bench-inference: $(VENV)/.installed-dev  ## our engine against its peers and the
 
 bench-correctness: $(VENV)/.installed  ## planted defects and clean runs: is each called what it is? minutes
 	$(BIN)/python -m flows.bench_correctness
+
+bench-slurm: $(VENV)/.installed-dev  ## on a lab: seconds until a job measures and until it has left the queue, and the queue's bounds; as root
+	$(BIN)/python -m flows.bench_slurm $(if $(KEEP),--runs $(KEEP))
 
 screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
 	$(BIN)/python tests/take_screenshots.py

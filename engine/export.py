@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from configs.base import write_atomically
-from configs.model import Manifest
+from configs.model import Manifest, read_manifest
 from engine.model_scorer import EncodeScorer, ModelScorer, Seq2SeqScorer
 from engine.models.config import ModelConfig
 from engine.peers.folder_model import WorkKind, from_folder
@@ -183,7 +183,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-check", action="store_true")
     given = parser.parse_args(arguments)
     try:
-        manifest = Manifest.model_validate_json(given.manifest.read_bytes())
+        manifest = read_manifest(given.manifest)
         said = export(manifest, given.to, given.out, given.dtype, given.optimization, not given.no_check)
     except (ValueError, OSError, NotImplementedError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)

@@ -35,6 +35,7 @@ WORKLOADS = {
     "train": "engine.train",
     "noop": "engine.noop",
     "communication": "engine.communication",
+    "preflight": "engine.preflight",
 }
 
 
@@ -43,7 +44,7 @@ class PartNotWrittenError(Exception):
 
 
 class Meter:
-    """CPU time, storage traffic and wall time from its creation on."""
+    """CPU time, storage traffic and wall time from its creation on; the first rank of a node tells of its cores."""
 
     def __init__(self, place: Place) -> None:
         from configs.base import utc_now
@@ -51,7 +52,7 @@ class Meter:
 
         self._place = place
         self.started_at = utc_now()
-        self._busy = measure.machine_busy_seconds(place.allowed) if place.rank == 0 else None
+        self._busy = measure.machine_busy_seconds(place.allowed) if place.local_rank == 0 else None
         self._storage = measure.storage_bytes()
         self._cpu = measure.process_cpu_seconds()
         self._began = time.perf_counter()
@@ -71,7 +72,7 @@ class Meter:
             "io_read_bytes": storage.read - self._storage.read if storage and self._storage else None,
             "io_write_bytes": storage.written - self._storage.written if storage and self._storage else None,
         }
-        if self._place.rank == 0:
+        if self._place.local_rank == 0:
             busy = measure.machine_busy_seconds(self._place.allowed)
             figures["machine_cores"] = len(self._place.allowed)
             figures["cpu_busy_seconds"] = None if busy is None or self._busy is None else busy - self._busy
@@ -317,7 +318,7 @@ def main(arguments: list[str]) -> int:
     redirect_output(paths.rank_log(place.rank))
     progress = ProgressFile(paths.progress(place.rank), place.rank)
     try:
-        job = Job.model_validate_json(path.read_bytes())
+        job = Job.model_validate_json(path.read_bytes()).located(paths.folder)
         paths.parts.mkdir(exist_ok=True)
         if job.measuring_pass == "nsys":
             run_under_nsys(job, path, paths, place)

@@ -32,8 +32,9 @@ from tasks.cancellation import ApiWatcher, RunCancelled
 from tasks.credentials import api_environment
 from tasks.fetch import fetch_model
 from tasks.predictions import remember_run
+from tasks.preflight import preflight
 from tasks.provision import provision
-from tasks.publish import begin_progress, publish
+from tasks.publish import begin_jobs, begin_progress, publish
 from tasks.render import render
 from tasks.resolve import resolve_study
 from tasks.runlock import run_lock
@@ -96,7 +97,9 @@ def measure_study(
         run.jobs.mkdir(exist_ok=True)
         board = new_board()
         board.study = study.study
-        watcher = ApiWatcher(identifier, board, begin_progress(study.study))
+        with_jobs = any(target.kind != "local" for target in study.targets)
+        jobs = begin_jobs(study.study) if with_jobs else None
+        watcher = ApiWatcher(identifier, board, begin_progress(study.study), jobs)
         with watcher, MachineSlot(watcher, identifier) as slot:
             slot.prepare(create=api_named_by_environment() is None)
             try:
@@ -117,7 +120,7 @@ def _run(
     accept_environment: bool,
     base: Path,
 ) -> StudyResult:
-    """The method section: resolve, provision, measure, report."""
+    """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
     board.stage = "resolving"
     models = [fetch_model(spec, position, cache, base) for position, spec in enumerate(study.models)]
@@ -126,6 +129,7 @@ def _run(
     session = Session(run, plan, cache, board, watcher, slot)
     provision(session, accept_environment)
     finish_leftovers(session)
+    preflight(session)
     board.stage = "measuring"
     already = measure(session, only_failed)
     board.stage = "reporting"

@@ -12,6 +12,7 @@ from reports.decisions.cost import cell_cost, price_of
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.correctness import Judged
 from reports.experiments.engines import engines, engines_sentence
+from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.numbers.statistics import Estimate, paired_ratio
 from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult, unaltered
 from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
@@ -40,7 +41,7 @@ def answer(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentenc
 
 
 def _experiments(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentence]:
-    """Which engine, and which compression, of the experiments that ask so."""
+    """Which engine, which compression, and which point on which target, of the experiments that ask so."""
     found = []
     for experiment in study.plan.experiments:
         model = experiment.model or "the model"
@@ -50,6 +51,9 @@ def _experiments(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[S
         elif experiment.kind in ("sweep", "optimization") and experiment.points:
             sides = engines(study, experiment, judged)
             found += [] if sides is None else [Sentence(f"Engine for {model}:", engines_sentence(sides))]
+    for several in side_by_side(study):
+        told = " ".join([targets_sentence(several), *targets_lines(several)])
+        found.append(Sentence(f"Targets of {several.title}:", told))
     return found
 
 

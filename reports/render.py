@@ -25,14 +25,17 @@ from reports.experiments.sections import (
     experiments_of,
     perf_section,
     profile_section,
+    target_sections,
 )
 from reports.export import cells_csv, records_parquet
 from reports.planning.text import planning_context
 from reports.plots.album import Album
 from reports.plots.style import COLOURS
 from reports.plots.training import draw_losses
+from reports.preflight import preflight_sections
 from reports.quality import quality_lines, stopped_table
 from reports.reading.load import StudyResult, load_study
+from reports.scheduler import scheduler_table
 from reports.steady_text import steady_lines, unsteady_table
 from reports.text import escaped, plural
 
@@ -120,6 +123,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
     return {
         **decision_context(study, album, judged),
         **planning_context(study, album),
+        "sides": target_sections(study, album),
         "profiled": profile_section(study, album),
         "recorded": perf_section(study),
         "study": study,
@@ -131,6 +135,8 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "resources": tables.resources_table(study),
         "loading": provenance.loading_table(study),
         "noise": tables.noise_warning(study),
+        "scheduler": scheduler_table(study),
+        "preflight": preflight_sections(RunPaths(study.folder)),
         "failures": tables.failures_table(study),
         "models": provenance.models_table(study),
         "measuring": [*provenance.measuring_lines(study), *steady_lines(study), *quality_lines(study)],

@@ -11,10 +11,11 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.job import Job
 from configs.paths import RunPaths
-from slurm.local import cancel, poll
+from slurm.adapter import adapter_for
 from tasks.ledger import places
 from tasks.merge import collect_job
 from tasks.session import Session
+from tasks.staging import bring_home
 
 
 @dataclass
@@ -30,22 +31,31 @@ def adopt_jobs(session: Session) -> Leftovers:
     """Look at every job folder that was not collected. Jobs that still run for this plan are returned."""
     run, found = session.run, Leftovers()
     wanted = set(places(session.plan))
-    for folder in sorted(run.jobs.glob("[0-9]*-*")):
-        paths = run.job(folder.name)
-        if collected_marker(run, folder.name).exists() or not paths.job.exists():
-            continue
-        job = Job.model_validate_json(paths.job.read_bytes())
+    unwanted: dict[str, list[str]] = {}
+    for name, job in _uncollected(run):
         mine = {(visit.cell.key, job.measuring_pass, visit.repeat) for visit in job.visits} <= wanted
-        if poll(folder) != "ended" and mine:
-            found.running.append(folder.name)
-            found.notes.append(f"adopted {folder.name}, which an earlier run had started")
-            continue
-        if poll(folder) != "ended":
-            cancel(folder)
-            found.notes.append(f"ended {folder.name}, which an earlier run had left")
-        found.notes += collect_job(run, folder.name).set_aside
-        mark_collected(run, folder.name)
+        if adapter_for(job.target.kind).poll(run.job(name).folder) == "ended":
+            found.notes += collect_job(run, name).set_aside
+            mark_collected(run, name)
+        elif mine:
+            found.running.append(name)
+            found.notes.append(f"adopted {name}, which an earlier run had started")
+        else:
+            unwanted.setdefault(job.target.kind, []).append(name)
+    for kind, names in unwanted.items():
+        adapter_for(kind).cancel_many([run.job(name).folder for name in names])
+        for name in names:
+            found.notes.append(f"ended {name}, which an earlier run had left")
+            found.notes += collect_job(run, name).set_aside
+            mark_collected(run, name)
     return found
+
+
+def _uncollected(run: RunPaths) -> list[tuple[str, Job]]:
+    """Job folders that may hold what no record holds yet, oldest first."""
+    names = sorted(folder.name for folder in run.jobs.glob("[0-9]*-*"))
+    left = [name for name in names if not collected_marker(run, name).exists() and run.job(name).job.exists()]
+    return [(name, Job.model_validate_json(run.job(name).job.read_bytes())) for name in left]
 
 
 def collected_marker(run: RunPaths, name: str) -> Path:
@@ -56,3 +66,4 @@ def collected_marker(run: RunPaths, name: str) -> Path:
 def mark_collected(run: RunPaths, name: str) -> None:
     """Say that a job's parts are all merged."""
     collected_marker(run, name).touch()
+    bring_home(run, name)

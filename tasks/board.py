@@ -28,7 +28,7 @@ class Row:
 
 @dataclass
 class Board:
-    """Counts and rows of one run."""
+    """Counts and rows of one run. `left_behind`: jobs that a scheduler did not end when it was asked to."""
 
     study: str = ""
     total: int = 0
@@ -39,7 +39,22 @@ class Board:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stage: str = ""
+    left_behind: str = ""
     ended: bool = False
+
+    def under_way(self) -> list[dict[str, str]]:
+        """What waits in a scheduler's queue or runs, for a table."""
+        return [
+            {
+                "launch": row.label,
+                "block": f"{row.block} of {row.blocks}" if row.measuring_pass == "timed" else row.measuring_pass,
+                "cells": f"{row.done} of {row.visits}",
+                "state": row.state,
+                "job": row.note,
+            }
+            for row in list(self.rows)
+            if row.state in ("queued", "running", "starting")
+        ]
 
     @property
     def elapsed_seconds(self) -> float:

@@ -5,6 +5,7 @@ flow run's state. A thread does that, and updates the progress artifact; when th
 the measurement goes on and the thread tries again.
 """
 
+import json
 import logging
 import threading
 import time
@@ -29,12 +30,19 @@ class RunCancelled(Exception):
 
 
 class ApiWatcher:
-    """A context: polls the flow run's state, keeps the progress artifact up to date."""
+    """A context: polls the flow run's state, keeps the progress and the table of jobs up to date."""
 
-    def __init__(self, flow_run_id: UUID | None, board: Board, progress_artifact: UUID | None) -> None:
+    def __init__(
+        self,
+        flow_run_id: UUID | None,
+        board: Board,
+        progress_artifact: UUID | None,
+        jobs_artifact: UUID | None = None,
+    ) -> None:
         self._flow_run_id = flow_run_id
         self._board = board
         self._artifact = progress_artifact
+        self._jobs = jobs_artifact
         self._cancelled = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="api-watcher", daemon=True)
@@ -77,13 +85,15 @@ class ApiWatcher:
 
     def _watch_with(self, client: SyncPrefectClient) -> None:
         """Look until the end, or until the API does not answer. One client: to make one costs more than a look."""
-        shown, waited = -1.0, 0.0
+        shown: tuple[float, str] | None = None
+        waited = 0.0
         while not self._stop.wait(_POLL_SECONDS):
             waited += _POLL_SECONDS
             self._look(client)
-            if waited >= _ARTIFACT_SECONDS and self._board.percent != shown:
-                shown, waited = self._board.percent, 0.0
-                self._show(client, shown)
+            told = (self._board.percent, json.dumps(self._board.under_way()) if self._jobs else "")
+            if waited >= _ARTIFACT_SECONDS and told != shown:
+                shown, waited = told, 0.0
+                self._show(client, *told)
 
     def _look(self, client: SyncPrefectClient) -> None:
         assert self._flow_run_id is not None
@@ -95,6 +105,8 @@ class ApiWatcher:
             message = "it goes on; the API had missed its heartbeats"
             client.set_flow_run_state(self._flow_run_id, Running(message=message), force=True)
 
-    def _show(self, client: SyncPrefectClient, percent: float) -> None:
+    def _show(self, client: SyncPrefectClient, percent: float, jobs: str) -> None:
         if self._artifact is not None:
             client.update_artifact(self._artifact, ArtifactUpdate(data=round(percent, 1)))
+        if self._jobs is not None:
+            client.update_artifact(self._jobs, ArtifactUpdate(data=jobs))

@@ -8,7 +8,7 @@ A study makes of each of these steps a Prefect task; a command without Prefect c
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs.base import write_atomically
@@ -16,8 +16,9 @@ from configs.job import Job
 from configs.packing import Launch
 from configs.paths import RunPaths
 from configs.plan import Plan
-from slurm.local import cancel, poll, submit
+from slurm.adapter import adapter_for
 from tasks.merge import Collected, collect_job
+from tasks.staging import placed
 
 _START_SECONDS = 180.0
 """What a launch may take before its first cell and after its last: imports, rendezvous, loading."""
@@ -28,19 +29,21 @@ _GRACE_SECONDS = 30.0
 """The launcher keeps the job's time limit itself; this much later it is taken for lost."""
 
 
-def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path) -> Job:
-    """Make the job folder with everything that the nodes need to know."""
-    name = _job_name(launch, run)
-    paths = run.job(name)
-    paths.parts.mkdir(parents=True, exist_ok=True)
+def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: Sequence[str] = ()) -> Job:
+    """Make the job folder with everything that the nodes need to know.
+
+    exclude: nodes of a cluster that the job is kept from. Raises OSError.
+    """
     cell = launch.visits[0].cell
     manifests = {model.identity: model.manifest for model in plan.models}
     per_visit = plan.measuring.cell_timeout_seconds + _BETWEEN_CELLS_SECONDS
     job = Job(
-        name=name,
+        name=_job_name(launch, run),
         study=plan.study,
         measuring_pass=launch.measuring_pass,
         measuring=plan.measuring,
+        target=next(target for target in plan.targets if target.name == cell.target),
+        exclude=tuple(exclude),
         visits=launch.visits,
         ranks_per_node=cell.layout.ranks // cell.nodes,
         timeout_seconds=_START_SECONDS + len(launch.visits) * per_visit,
@@ -48,34 +51,41 @@ def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path) -> Job:
         inputs=str(run.inputs),
         cache=str(cache),
     )
-    write_atomically(paths.job, job.model_dump_json())
+    job = placed(job, run)
+    write_atomically(run.job(job.name).job, job.model_dump_json())
     return job
 
 
-def run_job(job: Job, run: RunPaths, notice: Callable[[str], None]) -> Collected:
+def run_job(
+    job: Job, run: RunPaths, notice: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Collected:
     """Submit a job, wait for its end, make records of what its ranks left.
 
-    notice: is told once where another launch has the machine. Whatever ends the waiting ends the job.
+    notice: is told once what the job waits for, be it another launch on this machine or a scheduler's queue.
+    check: is called again and again, and raises where the waiting shall end.
+    Whatever ends the waiting ends the job. Raises Refused for a job that the scheduler will never take.
     """
-    paths = run.job(job.name)
+    paths, adapter = run.job(job.name), adapter_for(job.target.kind)
+    here = job.target.kind == "local"
     deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
     waited_seconds = 0.0
     told = False
     try:
-        submit(paths.folder)
-        while (state := poll(paths.folder)) != "ended":
-            if state == "waiting" and paths.launcher.exists():
+        adapter.submit(paths.folder)
+        while (state := adapter.poll(paths.folder)) != "ended":
+            check()
+            if state == "waiting" and (not here or paths.launcher.exists()):
                 deadline += _POLL_SECONDS  # perhaps for hours: no limit counts meanwhile
                 waited_seconds += _POLL_SECONDS
                 if waited_seconds > _NOTICE_SECONDS and not told:
-                    notice("waiting for another launch on this machine")
+                    notice("waiting for another launch on this machine" if here else adapter.note(paths.folder))
                     told = True
             if time.monotonic() > deadline:
-                cancel(paths.folder)
+                adapter.cancel(paths.folder)
             time.sleep(_POLL_SECONDS)
     except BaseException:
         with contextlib.suppress(OSError):
-            cancel(paths.folder)
+            adapter.cancel(paths.folder)
         raise
     return collect_job(run, job.name)
 

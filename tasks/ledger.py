@@ -6,6 +6,7 @@ schema stops the run, since to measure beside it would mix two meanings in one f
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +92,7 @@ def set_aside(run: RunPaths, path: Path, reason: str) -> str:
         if damaged.exists():
             name = f"{damaged.parent.name}--{damaged.name}"
             taken = sum(1 for other in run.set_aside.iterdir() if other.name.startswith(name))
-            os.replace(damaged, run.set_aside / (f"{name}.{taken}" if taken else name))
+            shutil.move(damaged, run.set_aside / (f"{name}.{taken}" if taken else name))
     return f"{path.relative_to(run.folder)} could not be read and was set aside: {reason}"
 
 

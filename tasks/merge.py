@@ -5,9 +5,10 @@ made from how the job ended; a visit that never began is given back to be visite
 """
 
 import io
-import os
+import shutil
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,18 @@ import numpy as np
 from configs.base import canonical_json, content_hash, utc_now, write_atomically
 from configs.job import Job, JobEnd, Progress, Visit
 from configs.paths import JobPaths, RunPaths
-from configs.record import MAX_RECORD_BYTES, Failure, NewerSchemaError, RankPart, Record, Status, read_part, read_record
+from configs.record import (
+    MAX_RECORD_BYTES,
+    Accounting,
+    Failure,
+    Figure,
+    NewerSchemaError,
+    RankPart,
+    Record,
+    Status,
+    read_part,
+    read_record,
+)
 from tasks.ledger import set_aside
 
 _SHARED_CAUSE = "PeerLost"
@@ -32,6 +44,7 @@ class Collected:
     unvisited: list[Visit] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
     start_failure: str | None = None
+    end: JobEnd | None = None
 
 
 def collect_job(run: RunPaths, name: str) -> Collected:
@@ -41,7 +54,7 @@ def collect_job(run: RunPaths, name: str) -> Collected:
     end = JobEnd.model_validate_json(paths.end.read_bytes())
     ranks = _ranks(job)
     begun = {progress.visit for progress in _progresses(paths, ranks) if progress.visit} | {end.visit}
-    result = Collected()
+    result = Collected(end=end)
     for position, visit in enumerate(job.visits):
         recorded = run.record(visit.cell.key, job.measuring_pass, visit.repeat, visit.attempt)
         if recorded.exists():
@@ -67,12 +80,12 @@ def collect_job(run: RunPaths, name: str) -> Collected:
 def failed_records(run: RunPaths, job_name: str, visits: list[Visit], status: Status, message: str) -> list[Record]:
     """Records for visits that could not be made at all: no cell of the grid disappears."""
     records = []
-    measuring_pass = Job.model_validate_json(run.job(job_name).job.read_bytes()).measuring_pass
+    job = Job.model_validate_json(run.job(job_name).job.read_bytes())
     for position, visit in enumerate(visits):
         record = Record(
             key=visit.cell.key,
             cell=visit.cell,
-            measuring_pass=measuring_pass,
+            measuring_pass=job.measuring_pass,
             repeat=visit.repeat,
             attempt=visit.attempt,
             status=status,
@@ -80,7 +93,8 @@ def failed_records(run: RunPaths, job_name: str, visits: list[Visit], status: St
             position=position,
             started_at=None,
             finished_at=utc_now(),
-            failure=Failure(message=message[:600], log=_log(run, run.job(job_name), None)),
+            failure=Failure(message=message[:600], log=_log(run, job, None)),
+            accounting=_accounting(run.job(job_name)),
         )
         _write(run, record, {}, {})
         records.append(record)
@@ -150,8 +164,9 @@ def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: 
         position=position,
         started_at=min((part.started_at for part in parts), default=None),
         finished_at=max((part.finished_at for part in parts), default=end.finished_at),
-        failure=failure and failure.model_copy(update={"log": _log(run, paths, failure.rank)}),
+        failure=failure and failure.model_copy(update={"log": _log(run, job, failure.rank)}),
         hosts=[part.host for part in parts],
+        accounting=_accounting(paths),
         **_figures(parts),
     )
 
@@ -186,10 +201,31 @@ def _environment(parts: list[RankPart]) -> dict[str, Any]:
     return next((part.environment for part in parts if part.environment), {})
 
 
-def _log(run: RunPaths, paths: JobPaths, rank: int | None) -> str:
+def _log(run: RunPaths, job: Job, rank: int | None) -> str:
     """Where to read more, relative to the run folder."""
-    path = paths.launcher_log if rank is None else paths.rank_log(rank)
+    paths = run.job(job.name)
+    path = _launcher_log(paths, job) if rank is None else paths.rank_log(rank)
     return str(path.relative_to(run.folder))
+
+
+def _launcher_log(paths: JobPaths, job: Job) -> Path:
+    """Of several nodes the first that says that something was wrong."""
+    if job.target.kind == "local":
+        return paths.launcher_log
+    for node_rank in range(job.cell.nodes):
+        with suppress(OSError, ValueError):
+            end = JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+            if end.status is not Status.COMPLETED:
+                return paths.node_log(node_rank)
+    return paths.node_log(0)
+
+
+def _accounting(paths: JobPaths) -> Accounting | None:
+    """What the scheduler says of the job; None where it keeps no accounts."""
+    try:
+        return Accounting.model_validate_json(paths.accounting.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _figures(parts: list[RankPart]) -> dict[str, Any]:
@@ -210,14 +246,19 @@ def _figures(parts: list[RankPart]) -> dict[str, Any]:
 def _others_cpu_share(parts: list[RankPart]) -> float | None:
     """CPU seconds of processes that are not ours over those that the machine had, 0 to 1."""
     first = parts[0].figures
-    busy, wall, cores = (first.get(name) for name in ("cpu_busy_seconds", "visit_seconds", "machine_cores"))
-    own = [part.figures.get("cpu_seconds") for part in parts]
-    numbers = [value for value in (busy, wall, cores, *own) if isinstance(value, int | float)]
-    if len(numbers) < 3 + len(own) or not wall or not cores:
+    # The first rank of each node says what its machine had.
+    heads = [part.figures for part in parts if part.figures.get("machine_cores") is not None]
+    wall, own = first.get("visit_seconds"), [part.figures.get("cpu_seconds") for part in parts]
+    busy, cores = ([head.get(name) for head in heads] for name in ("cpu_busy_seconds", "machine_cores"))
+    if not heads or not wall or not all(isinstance(value, int | float) for value in (wall, *busy, *cores, *own)):
         return None
-    assert isinstance(busy, int | float) and isinstance(wall, int | float) and isinstance(cores, int | float)
-    ours = sum(value for value in own if isinstance(value, int | float))
-    return round(min(1.0, max(0.0, busy - ours) / (wall * cores)), 4)
+    others = _total(busy) - _total(own)
+    return round(min(1.0, max(0.0, others) / (_total([wall]) * _total(cores))), 4)
+
+
+def _total(values: list[Figure]) -> float:
+    """The sum of numbers."""
+    return sum(value for value in values if isinstance(value, int | float))
 
 
 def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], environment: dict[str, Any]) -> None:
@@ -235,7 +276,7 @@ def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], enviro
         np.savez(archive, allow_pickle=False, **samples)
         write_atomically(path.with_suffix(".npz"), archive.getvalue())
     record = record.model_copy(update=updates)
-    size = len(record.model_dump_json(exclude={"rank_figures", "hosts"}))
+    size = len(record.model_dump_json(exclude={"rank_figures": True, "hosts": True, "accounting": {"nodes"}}))
     assert size <= MAX_RECORD_BYTES, f"record of {record.key} has {size} bytes"
     write_atomically(path, record.model_dump_json())
 
@@ -269,7 +310,8 @@ def _keep_files(paths: JobPaths, recorded: Path, visit: Visit, ranks: int) -> No
         )
         for path in found:
             if path.exists():
-                os.replace(path, recorded.with_name(recorded.stem + path.name.removeprefix(visit.name)))
+                # The job folder may lie on a cluster's disk.
+                shutil.move(path, recorded.with_name(recorded.stem + path.name.removeprefix(visit.name)))
 
 
 def _remove_parts(paths: JobPaths, visit: Visit, ranks: int) -> None:

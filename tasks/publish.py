@@ -80,6 +80,18 @@ def begin_progress(study: str) -> UUID | None:
     return created if isinstance(created, UUID) else None
 
 
+def begin_jobs(study: str) -> UUID | None:
+    """A table of the jobs that a scheduler has, kept up to date while the run goes on; None without an API."""
+    try:
+        created = create_table_artifact(
+            [], key=f"jobs-{artifact_key(study)}", description=f"Study {study}: jobs that wait in the queue or run now"
+        )
+    except Exception as error:
+        get_run_logger().warning("no table of jobs: %s", error)
+        return None
+    return created if isinstance(created, UUID) else None
+
+
 def artifact_key(study: str) -> str:
     """Prefect allows lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", study.lower()).strip("-") or "study"
@@ -129,11 +141,12 @@ def _table_description(study: str, count: int) -> str:
 
 
 def _end_progress(key: str) -> None:
-    """All visits are done: whoever looks at the bar hears of it at once, not when it is next brought up to date."""
+    """All visits are done: whoever looks hears of it at once, not when it is next brought up to date."""
+    ended: dict[str | None, float | str] = {f"progress-{key}": 100.0, f"jobs-{key}": "[]"}
     this_run = ArtifactFilter(
-        flow_run_id=ArtifactFilterFlowRunId(any_=[UUID(flow_run.id)]), key=ArtifactFilterKey(any_=[f"progress-{key}"])
+        flow_run_id=ArtifactFilterFlowRunId(any_=[UUID(flow_run.id)]), key=ArtifactFilterKey(any_=list(map(str, ended)))
     )
     with quick_client() as client:
         for artifact in client.read_artifacts(artifact_filter=this_run):
             if artifact.id is not None:
-                client.update_artifact(artifact.id, ArtifactUpdate(data=100.0))
+                client.update_artifact(artifact.id, ArtifactUpdate(data=ended[artifact.key]))

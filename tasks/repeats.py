@@ -7,10 +7,12 @@ is not known well enough gets further repeats (`reports.numbers.stopping` says h
 """
 
 import time
+from collections.abc import Iterable
 
 from configs.base import write_atomically
 from configs.paths import RunPaths
 from configs.plan import Plan, Stop
+from configs.prices import TargetPrices
 from reports.decisions.spending import launch_times
 from reports.numbers.stopping import next_look, reason
 from reports.reading.load import CellResult, load_study
@@ -20,34 +22,63 @@ _HOUR_SECONDS = 3600.0
 
 
 class Budget:
-    """The time and money that a run may use. Time is this run's; money is what all launches of the folder took."""
+    """The time and money that a run may use. Time is this run's; money is what all launches of the folder took.
+
+    This machine costs money as long as the run goes on, a cluster's nodes as long as jobs run on them.
+    """
 
     def __init__(self, session: Session) -> None:
         rules = session.plan.measuring
-        self._began = time.monotonic()
+        self._began = self._here_since = time.monotonic()
         self._seconds = None if rules.budget_minutes is None else rules.budget_minutes * 60
-        self._affordable_seconds: float | None = None
-        if rules.budget_usd is not None:
-            hourly = session.plan.usd_per_hour
-            assert hourly is not None, "checked before anything was started"
-            spent = launched_seconds(session.run)
-            self._affordable_seconds = rules.budget_usd / hourly * _HOUR_SECONDS - spent
+        self._usd = rules.budget_usd
+        self._usd_per_second: dict[str, float] = {}
+        self._here_usd_per_second = self._paid_usd = 0.0
+        if self._usd is not None:
+            self._usd_per_second = _prices(session.plan)
+            here = [target.name for target in session.plan.targets if target.kind == "local"]
+            self._here_usd_per_second = max((self._usd_per_second[name] for name in here), default=0.0)
+            self._paid_usd = launched_usd(session.plan, session.run)
 
     def waited(self, seconds: float) -> None:
         """Time in which this run had to leave the machine to others is not its own."""
         self._began += seconds
+        self._here_since += seconds
 
-    def spent(self) -> Stop | None:
-        """Which budget is spent, if one is."""
-        elapsed = time.monotonic() - self._began
-        if self._affordable_seconds is not None and elapsed > self._affordable_seconds:
-            return "budget of money"
-        return "budget of time" if self._seconds is not None and elapsed > self._seconds else None
+    def elsewhere(self, seconds: float) -> None:
+        """Time in which nothing was measured on this machine costs no money of its own."""
+        self._here_since += seconds
+
+    def paid(self, target: str, node_seconds: float) -> None:
+        """A job of a cluster has ended, which had so many seconds of its nodes."""
+        self._paid_usd += node_seconds * self._usd_per_second.get(target, 0.0)
+
+    def spent(self, running: Iterable[tuple[str, float]] = (), here: bool = True) -> Stop | None:
+        """Which budget is spent, if one is.
+
+        running: target and node-seconds so far of jobs that have not ended. here: whether this machine is measured on.
+        """
+        now = time.monotonic()
+        if self._usd is not None:
+            usd = self._paid_usd + sum(seconds * self._usd_per_second.get(target, 0.0) for target, seconds in running)
+            usd += (now - self._here_since) * self._here_usd_per_second if here else 0.0
+            if usd > self._usd:
+                return "budget of money"
+        return "budget of time" if self._seconds is not None and now - self._began > self._seconds else None
 
 
-def launched_seconds(run: RunPaths) -> float:
-    """Wall time of all launches of a run folder, waiting for their turn left out; lost ones as far as records tell."""
-    return sum(launch.ended - launch.began for launch in launch_times(load_study(run)))
+def _prices(plan: Plan) -> dict[str, float]:
+    """USD for a second of each target, of one node of it."""
+    prices = {target.name: plan.prices.get(target.name, TargetPrices()).price for target in plan.targets}
+    assert all(price is not None for price in prices.values()), "checked before anything was started"
+    return {name: price.usd_per_hour / _HOUR_SECONDS for name, price in prices.items() if price is not None}
+
+
+def launched_usd(plan: Plan, run: RunPaths) -> float:
+    """What all launches of a run folder cost, waiting for their turn left out; lost ones as far as records tell."""
+    prices = _prices(plan)
+    launches = launch_times(load_study(run))
+    return sum(launch.node_seconds * prices.get(launch.target, 0.0) for launch in launches)
 
 
 def carried_on(plan: Plan, before: Plan) -> Plan:

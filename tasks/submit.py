@@ -1,13 +1,34 @@
-"""Stage 4: a job folder (`tasks.jobs`) becomes a submission."""
+"""Stage 4: job folders (`tasks.jobs`) become a submission; many of one shape are one array of a scheduler."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from slurm.local import submit
+from slurm.adapter import Refused, Unavailable, adapter_for
 from tasks.session import Session
 
 
-@task(name="submit", task_run_name="submit {name}", cache_policy=NO_CACHE)
-def submit_launch(name: str, session: Session) -> None:
-    """Hand a job folder, which holds its `job.json`, to the adapter."""
-    submit(session.run.job(name).folder)
+@dataclass(frozen=True)
+class Refusal:
+    """Why nothing was submitted. `final`: it never will be, as it stands; else another time it may."""
+
+    message: str
+    final: bool
+
+
+@task(name="submit", task_run_name="submit {what}", cache_policy=NO_CACHE)
+def submit_launches(what: str, names: Sequence[str], kind: str, session: Session) -> Refusal | None:
+    """Hand job folders, which hold their `job.json`, to the adapter of their target's kind.
+
+    A scheduler's refusal is an outcome of cells, not a failure of the pipeline. Raises OSError where this machine
+    cannot start them.
+    """
+    try:
+        adapter_for(kind).submit_many([session.run.job(name).folder for name in names])
+    except Refused as error:
+        return Refusal(str(error), final=True)
+    except Unavailable as error:
+        return Refusal(str(error), final=False)
+    return None

@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from lab import Lab
     from offline_team import OfflineTeam
 
 # The same examples in every run, on machines however slow.
@@ -54,6 +55,15 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[OfflineTeam]":
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Lab]":
+    """One Slurm cluster for all tests that are marked `slurm`; SLURM_CONF names it meanwhile."""
+    from lab import lab_for_tests
+
+    with lab_for_tests(tmp_path_factory.mktemp("lab")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from configs.cell import Cell, Layout, NoopWorkload
 from configs.job import Job, JobEnd, Measuring, Progress, Visit
 from configs.paths import JobPaths, RunPaths
 from configs.plan import Plan, PlannedExperiment, Point
-from configs.record import Failure, NewerSchemaError, RankPart, Status
-from configs.target import LocalTarget
+from configs.record import Accounting, Failure, NewerSchemaError, RankPart, Status
+from configs.target import LocalTarget, SlurmTarget
 from tasks.ledger import missing_visits, read_ledger
 from tasks.merge import collect_job
 
@@ -55,7 +55,16 @@ def plan() -> Plan:
     )
 
 
-def leave_part(paths: JobPaths, visit: Visit, rank: int, failure: Failure | None = None, finished: str = "2") -> None:
+def leave_part(
+    paths: JobPaths,
+    visit: Visit,
+    rank: int,
+    failure: Failure | None = None,
+    finished: str = "2",
+    heads_node: bool | None = None,
+) -> None:
+    heads_node = rank == 0 if heads_node is None else heads_node
+    of_node = {"cpu_busy_seconds": 3.4, "machine_cores": 2}
     part = RankPart(
         visit=visit.name,
         rank=rank,
@@ -65,13 +74,7 @@ def leave_part(paths: JobPaths, visit: Visit, rank: int, failure: Failure | None
         finished_at=finished,
         failure=failure,
         environment={"torch": "x"} if rank == 0 else {},
-        figures={
-            "visit_seconds": 2.0,
-            "cpu_seconds": 1.0 + rank,
-            "cpu_busy_seconds": 3.4,
-            "machine_cores": 2,
-            "backend": "gloo",
-        },
+        figures={"visit_seconds": 2.0, "cpu_seconds": 1.0 + rank, "backend": "gloo"} | (of_node if heads_node else {}),
     )
     archive = io.BytesIO()
     np.savez(archive, pass_seconds=np.array([1.0, 2.0 + rank]))
@@ -101,7 +104,7 @@ def test_parts_of_all_ranks_become_one_record(run: RunPaths) -> None:
     collected = collect_job(run, NAME)
     assert [record.status for record in collected.records] == [Status.COMPLETED] * 3
     record = next(iter(read_ledger(run).entries.values()))[0].record
-    assert record.rank_figures == {"cpu_seconds": [1.0, 2.0]}
+    assert record.rank_figures["cpu_seconds"] == [1.0, 2.0] and "backend" not in record.rank_figures
     assert record.figures["backend"] == "gloo"
     # 3.4 busy seconds, of which 3.0 ours, over 2 cores times 2 seconds.
     assert record.figures["others_cpu_share"] == pytest.approx(0.1)
@@ -259,3 +262,57 @@ def test_a_record_of_many_ranks_is_no_error(run: RunPaths) -> None:
 def test_a_launch_that_somebody_cancels_before_it_begins_counts_as_a_failed_start(run: RunPaths) -> None:
     leave_end(run.job(NAME), Status.CANCELLED)
     assert collect_job(run, NAME).start_failure is not None
+
+
+def on_two_nodes(run: RunPaths) -> JobPaths:
+    """The job as one of a cluster, with a rank on each of two nodes."""
+    paths = run.job(NAME)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    visits = tuple(
+        visit.model_copy(update={"cell": visit.cell.model_copy(update={"nodes": 2, "target": "slurm"})})
+        for visit in job.visits
+    )
+    target = SlurmTarget(nodes=2)
+    moved = job.model_copy(update={"visits": visits, "target": target, "ranks_per_node": 1})
+    paths.job.write_text(moved.model_dump_json())
+    return paths
+
+
+def visits_of(paths: JobPaths) -> tuple[Visit, ...]:
+    return Job.model_validate_json(paths.job.read_bytes()).visits
+
+
+def test_the_load_of_others_is_that_of_all_nodes(run: RunPaths) -> None:
+    paths = on_two_nodes(run)
+    for rank in range(2):
+        leave_part(paths, visits_of(paths)[0], rank, heads_node=True)
+    leave_end(paths)
+    (record,) = collect_job(run, NAME).records
+    # Twice 3.4 busy seconds, of which 3.0 ours, over twice 2 cores times 2 seconds.
+    assert record.figures["others_cpu_share"] == pytest.approx(0.475)
+
+
+def test_what_the_scheduler_says_is_in_every_record_of_the_job(run: RunPaths) -> None:
+    paths = on_two_nodes(run)
+    accounting = Accounting(job_id="12_3", state="NODE_FAIL", nodes=("lab1", "lab2"), elapsed_seconds=7.0)
+    paths.accounting.write_text(accounting.model_dump_json())
+    for rank in range(2):
+        leave_part(paths, visits_of(paths)[0], rank)
+    leave_end(paths, Status.NODE_FAILED, visits_of(paths)[1])
+    done, lost = collect_job(run, NAME).records
+    assert (done.status, lost.status) == (Status.COMPLETED, Status.NODE_FAILED)
+    assert done.accounting == lost.accounting == accounting
+    record = read_ledger(run).entries[lost.key, "timed", 0][0].record
+    assert record.accounting == accounting, "as it was written"
+
+
+def test_a_failure_of_no_rank_points_to_the_node_that_knows_of_it(run: RunPaths) -> None:
+    paths = on_two_nodes(run)
+    leave_end(paths, Status.NODE_FAILED, visits_of(paths)[0])
+    for node, status in enumerate((Status.COMPLETED, Status.NODE_FAILED)):
+        end = JobEnd(status=status, return_code=None, finished_at="9")
+        paths.node_end(node).write_text(end.model_dump_json())
+    whole = JobEnd.model_validate_json(paths.end.read_bytes())
+    paths.end.write_text(whole.model_copy(update={"rank": None}).model_dump_json())
+    failure = collect_job(run, NAME).records[0].failure
+    assert failure is not None and failure.log == f"jobs/{NAME}/launcher_1.log"

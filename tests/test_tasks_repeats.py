@@ -20,7 +20,7 @@ from reports.numbers.stopping import next_look
 from reports.reading.load import CellResult
 from reports.reading.read import Reading
 from tasks.machine import check_plan
-from tasks.repeats import Budget, carried_on, launched_seconds, planned_with_repeats
+from tasks.repeats import Budget, carried_on, launched_usd, planned_with_repeats
 
 STEADY = [100.0, 100.2, 99.9, 100.1, 99.8, 100.0, 100.1, 99.9, 100.2, 99.8, 100.0, 100.1, 99.9, 100.0]
 LOUD = [100.0, 140.0, 60.0, 120.0, 80.0, 150.0, 70.0, 110.0, 90.0, 130.0]
@@ -118,7 +118,7 @@ def test_money_counts_every_launch_of_the_folder(tmp_path: Path) -> None:
     run.job("torn").folder.mkdir()
     run.job("torn").launcher.write_text("{")
     run.job("torn").end.write_text("")
-    assert launched_seconds(run) == 1200
+    assert launched_usd(plan, run) == pytest.approx(2.0 / 3)  # twice ten minutes
     assert Budget(Stub(plan, run)).spent() is None  # type: ignore[arg-type]  # 0.67 of 1 dollar
     dearer = plan.model_copy(update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3.1, source="study"))}})
     assert Budget(Stub(dearer, run)).spent() == "budget of money"  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from configs.cell import (
     CommunicationWorkload,
     EncodeWorkload,
     NoopWorkload,
+    PreflightWorkload,
     PromptedWorkload,
     Seq2SeqWorkload,
     TrainWorkload,
@@ -84,7 +85,7 @@ def predict_cell(
     try:
         if isinstance(work, NoopWorkload):
             return _noop(cell, work, machine)
-        if isinstance(work, CommunicationWorkload):
+        if isinstance(work, CommunicationWorkload | PreflightWorkload):
             return Prediction(basis=basis, reason="single operations are what predictions are made from")
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")

@@ -74,7 +74,9 @@ def ensure_calibration(plan: Plan, say: Callable[[str], None]) -> None:
 
     What goes wrong is said and is no reason not to run. RANKWISE_CALIBRATE=0 switches it off.
     """
-    if os.environ.get("RANKWISE_CALIBRATE") == _OFF or all(cell.model is None for cell in plan.cells.values()):
+    local = {target.name for target in plan.targets if target.kind == "local"}
+    predicted = any(cell.model is not None and cell.target in local for cell in plan.cells.values())
+    if os.environ.get("RANKWISE_CALIBRATE") == _OFF or not predicted:
         return
     cache = cache_folder()
     if read_calibration(calibration_path(cache, this_fingerprint())) is not None:

@@ -1,19 +1,21 @@
-"""`rankwise status`, `logs`, `report` and `convert`: looking at a run folder, no Prefect needed."""
+"""`rankwise status`, `report` and `convert`: looking at a run folder, no Prefect needed."""
 
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from configs.job import Progress
-from configs.paths import RunPaths
+from configs.base import Frozen
+from configs.job import Job, Progress, Submission
+from configs.paths import JobPaths, RunPaths
 from configs.plan import Plan
 from configs.record import Status
+
+_Model = TypeVar("_Model", bound=Frozen)
 
 
 def open_run(folder: Path) -> tuple[RunPaths, Plan]:
@@ -36,7 +38,9 @@ def print_status(folder: Path, as_json: bool) -> int:
         console = Console(highlight=False, width=200)
     names = {model.identity: model.name for model in plan.models}
     table = Table(box=None, pad_edge=False)
-    for column in ("key", "cell", "repeat", "status", "attempts", "started", "why"):
+    with_jobs = any(row["job"] for row in rows)
+    columns = ("key", "cell", "repeat", "status", *(("job",) if with_jobs else ()), "attempts", "started", "why")
+    for column in columns:
         table.add_column(
             column, no_wrap=column != "why", justify="right" if column in ("repeat", "attempts") else "left"
         )
@@ -45,7 +49,8 @@ def print_status(folder: Path, as_json: bool) -> int:
         label = f"{names.get(cell.model or '', '')}  {cell.label}".strip()
         started = (row["started_at"] or "")[:19].replace("T", " ")
         why = row["failure"] or ""
-        table.add_row(row["key"], label, str(row["repeat"]), row["status"], str(row["attempts"]), started, why)
+        jobs = (row["job"] or "",) if with_jobs else ()
+        table.add_row(row["key"], label, str(row["repeat"]), row["status"], *jobs, str(row["attempts"]), started, why)
     console.print(table)
     done = sum(1 for row in rows if row["status"] == Status.COMPLETED)
     console.print(f"{done} of {len(rows)} repeats completed")
@@ -53,23 +58,28 @@ def print_status(folder: Path, as_json: bool) -> int:
 
 
 def status_rows(run: RunPaths, plan: Plan) -> list[dict[str, Any]]:
-    """Key, repeat, status, attempts, started_at, finished_at, record of each repeat.
+    """Key, repeat, status, attempts, started_at, finished_at, record, scheduler's job of each repeat.
 
-    A repeat without a record is `running` if a launch visits it now, else `waiting`.
+    A repeat without a record is `running` if a launch visits it now, `queued` if its job waits for nodes,
+    else `waiting`. The job is that which makes it now, or that which made it.
     """
     from tasks.ledger import read_ledger
 
-    ledger, running = read_ledger(run), _running_visits(run)
+    ledger, under_way = read_ledger(run), _under_way(run)
     rows = []
     for key in plan.cells:
         for repeat in range(plan.repeats[key]):
             entry = ledger.decisive((key, "timed", repeat))
             memory = ledger.decisive((key, "memory", 0))
+            state, job_id = under_way.get((key, repeat), ("waiting", None))
+            if entry and entry.record.accounting and job_id is None:
+                job_id = entry.record.accounting.job_id
             rows.append(
                 {
                     "key": key,
                     "repeat": repeat,
-                    "status": entry.status.value if entry else ("running" if (key, repeat) in running else "waiting"),
+                    "status": entry.status.value if entry else state,
+                    "job": job_id,
                     "attempts": ledger.attempts.get((key, "timed", repeat), 0),
                     "started_at": entry.record.started_at if entry else None,
                     "finished_at": entry.record.finished_at if entry else None,
@@ -81,50 +91,29 @@ def status_rows(run: RunPaths, plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-def _running_visits(run: RunPaths) -> set[tuple[str, int]]:
-    """(key, repeat) of what ranks say they visit now, in jobs that have not ended."""
-    found = set()
-    for path in run.jobs.glob("*/progress_0.json"):
-        if (path.parent / "end.json").exists() or "-memory-" in path.parent.name:
+def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None]]:
+    """(key, repeat) of timed visits of jobs that have not ended: how far they are, and the scheduler's job."""
+    found: dict[tuple[str, int], tuple[str, str | None]] = {}
+    for path in run.jobs.glob("*-timed-*/job.json"):
+        paths = JobPaths(path.parent)
+        if paths.end.exists():
             continue
-        try:
-            progress = Progress.model_validate_json(path.read_bytes().rstrip(b" \0"))
-        except ValueError:
-            continue  # being rewritten at this moment
-        if progress.phase == "visit" and progress.visit:
-            key, repeat, _ = progress.visit.split("-")
-            found.add((key, int(repeat[1:])))
+        job, submission = _read(paths.job, Job), _read(paths.submission, Submission)
+        progress = _read(paths.progress(0), Progress)
+        begun = progress.visit if progress and progress.phase == "visit" else None
+        waits = submission is not None and not paths.node_launcher(0).exists()
+        for visit in job.visits if job else ():
+            state = "running" if visit.name == begun else "queued" if waits else "waiting"
+            found[visit.cell.key, visit.repeat] = (state, submission.job_id if submission else None)
     return found
 
 
-def print_logs(folder: Path, follow: bool) -> int:
-    """Every rank's log, each line after the name of its job and rank."""
-    run, _ = open_run(folder)
-    positions: dict[Path, int] = {}
-    while True:
-        for path in sorted(run.jobs.glob("*/*.log")):
-            positions[path] = _print_new_lines(path, positions.get(path, 0))
-        if not follow or not _anything_runs(run):
-            return 0
-        time.sleep(0.5)
-
-
-def _print_new_lines(path: Path, position: int) -> int:
-    """Print whole lines after `position`; returns where to go on."""
-    with path.open("rb") as file:
-        file.seek(position)
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        print(f"{path.parent.name}/{path.stem}: {line}")
-    sys.stdout.flush()
-    return position + len(whole)
-
-
-def _anything_runs(run: RunPaths) -> bool:
-    from tasks.runlock import is_locked
-
-    return is_locked(run)
+def _read(path: Path, model: type[_Model]) -> _Model | None:
+    """A file of a job folder; None where there is none, or it is being written at this moment."""
+    try:
+        return model.model_validate_json(path.read_bytes().rstrip(b" \0"))
+    except (OSError, ValueError):
+        return None
 
 
 def render_again(folder: Path) -> int:

@@ -11,15 +11,17 @@ from rich.text import Text
 
 from tasks.board import Board, Row, current_board
 
-_COLOURS = {"completed": "green", "running": "cyan", "starting": "cyan", "waiting": "dim"}
+_COLOURS = {"completed": "green", "running": "cyan", "starting": "cyan", "queued": "blue", "waiting": "dim"}
+_UNDER_WAY = ("running", "starting", "queued")
 _ROWS_SHOWN = 30
+_FAILED_SHOWN = 5
 
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[None]:
     """Show the current board until the block ends."""
     if console.is_terminal:
-        with Live(get_renderable=lambda: _table(current_board()), console=console, refresh_per_second=2):
+        with Live(get_renderable=lambda: table_of(current_board()), console=console, refresh_per_second=2):
             yield
         return
     stop = threading.Event()
@@ -47,12 +49,15 @@ def summary_line(board: Board) -> str:
         return board.stage or "starting"
     running = sum(1 for row in board.rows if row.state in ("running", "starting"))
     done = board.done + sum(row.done for row in board.rows if row.state == "running")
+    queued = sum(1 for row in board.rows if row.state == "queued")
     line = f"{done} of {board.total} visits, {board.failed} failed, {running} running"
+    line += f", {queued} queued" if queued else ""
     line += f", {duration(board.elapsed_seconds)} elapsed"
     return line if board.ended else f"{line}, about {duration(board.remaining_seconds)} to go"
 
 
-def _table(board: Board) -> Group:
+def table_of(board: Board) -> Group:
+    """The launches, one a line, and a summary below."""
     table = Table(box=None, pad_edge=False)
     for name, justify in (("launch", "left"), ("cells", "right"), ("visit", "left"), ("state", "left")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -64,13 +69,17 @@ def _table(board: Board) -> Group:
 
 
 def _interesting(rows: list[Row]) -> list[Row]:
-    """All rows, or, of a long list, failures and what lies around the one that runs."""
+    """All rows, or, of a long list, what failed, what is under way, and what lies around that."""
     if len(rows) <= _ROWS_SHOWN:
         return rows
-    now = next((i for i, row in enumerate(rows) if row.state in ("running", "starting", "waiting")), len(rows))
+    going = [i for i, row in enumerate(rows) if row.state in _UNDER_WAY]
+    # Those that run come before those that wait in a queue, which may be many.
+    going.sort(key=lambda i: _UNDER_WAY.index(rows[i].state))
+    now = next((i for i, row in enumerate(rows) if row.state in (*_UNDER_WAY, "waiting")), len(rows))
     start = max(0, min(now - _ROWS_SHOWN // 2, len(rows) - _ROWS_SHOWN))
-    failed = [row for row in rows[:start] if row.failed][-5:]
-    return failed + rows[start : start + _ROWS_SHOWN - len(failed)]
+    failed = [i for i, row in enumerate(rows[:start]) if row.failed][-_FAILED_SHOWN:]
+    shown = list(dict.fromkeys([*failed, *going, *range(start, start + _ROWS_SHOWN)]))[:_ROWS_SHOWN]
+    return [rows[i] for i in sorted(shown)]
 
 
 def _block(row: Row) -> str:

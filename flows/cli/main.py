@@ -15,6 +15,8 @@ from flows.cli.catalog import app as catalog_commands
 from flows.cli.export import export as export_command
 from flows.cli.history import HistoryFile
 from flows.cli.history import app as history_commands
+from flows.cli.lab import app as lab
+from flows.cli.manifest import app as manifest
 from flows.cli.plan_command import plan as plan_command
 from flows.cli.team import app as team
 from flows.cli.verify import verify as verify_command
@@ -27,6 +29,8 @@ app = typer.Typer(
 )
 
 app.add_typer(team, name="team")
+app.add_typer(lab, name="lab")
+app.add_typer(manifest, name="manifest")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
 app.command("plan")(plan_command)
@@ -99,13 +103,41 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
 def logs(
     context: typer.Context,
     folder: RunFolder,
-    follow: Annotated[bool, typer.Option("--follow", help="go on as the logs grow")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="go on as the logs grow, until the run ends")] = False,
+    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="only of this rank")] = None,
+    job: Annotated[str, typer.Option(metavar="NAME", help="only of jobs whose name begins so: 0007")] = "",
 ) -> None:
-    """Print the logs of every rank."""
-    from flows.cli.inspect import print_logs
+    """Print what every rank and launcher wrote, and what the scheduler kept of it."""
+    from flows.cli.logs import print_logs
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: print_logs(folder, follow), folder, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: print_logs(folder, follow, rank, job), folder, context.obj["debug"]))
+
+
+@app.command()
+def push(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="name of a Slurm target of the study")],
+    study: Annotated[Path, typer.Option("--study", metavar="STUDY.yaml", help="the study file")],
+    assignments: Assignments = None,
+) -> None:
+    """Bring code, libraries and models to a cluster's shared folder before a run needs them."""
+    from flows.cli.push import push as push_to
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: push_to(target, study, assignments or []), study, context.obj["debug"]))
+
+
+@app.command()
+def collect(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of `rankwise manifest sbatch`, come home")],
+) -> None:
+    """Make records and the report of what the job of a manifest left in its folder."""
+    from flows.cli.manifest import collect as collect_folder
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: collect_folder(folder), folder, context.obj["debug"]))
 
 
 @app.command()

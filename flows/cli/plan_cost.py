@@ -7,7 +7,7 @@ A visit is as long as the measuring rules ask: warm-up passes, then as many as `
 need. Each launch pays for starting its ranks; each of the memory pass's visits for a process and a model of its own.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import ceil
 
@@ -56,29 +56,36 @@ def duration(seconds: float) -> str:
 
 
 def study_cost(plan: Plan) -> StudyCost:
-    """All launches one after the other, as a run makes them."""
+    """All launches one after the other. Dollars are of the nodes that each launch has."""
     rules = plan.measuring
     launches: Counter[tuple[str, str]] = Counter()
-    visits, seconds, unknown = 0, RUN_SECONDS, 0
+    busy: dict[str, float] = defaultdict(float)
+    cells: dict[str, Cell] = {}
+    visits, unknown = 0, 0
     for key, cell in plan.cells.items():
         repeats, pack = plan.repeats[key], cell.pack_key if plan.pack else key
+        cells[pack] = cell
         launches["timed", pack] = max(launches["timed", pack], repeats)
         visits += repeats
         one = visit_seconds(cell, plan.predictions.get(key, Prediction()), rules)
         if one is None:
             unknown += 1
             one = 0.0
-        seconds += repeats * one
+        busy[pack] += repeats * one
         for measuring_pass, taken in _untimed_seconds(cell, one, rules).items():
             launches[measuring_pass, pack] = 1
             visits += 1
-            seconds += taken
+            busy[pack] += taken
         if cell.engine == "transformers" and launches["timed", pack] == repeats:
-            seconds += repeats * TRANSFORMERS_SECONDS
-    count = sum(launches.values())
-    seconds += count * LAUNCH_SECONDS
-    hourly = plan.usd_per_hour
-    return StudyCost(count, visits, seconds, unknown, None if hourly is None else hourly * seconds / 3600)
+            busy[pack] += repeats * TRANSFORMERS_SECONDS
+    for (_, pack), count in launches.items():
+        busy[pack] += count * LAUNCH_SECONDS
+    usd = plan.usd_per_hour
+    if usd is not None:
+        usd = (
+            RUN_SECONDS * usd + sum(busy[pack] * (plan.usd_per_hour_of(cells[pack]) or 0.0) for pack in cells)
+        ) / 3600
+    return StudyCost(sum(launches.values()), visits, RUN_SECONDS + sum(busy.values()), unknown, usd)
 
 
 def _untimed_seconds(cell: Cell, visit: float, rules: Measuring) -> dict[str, float]:

@@ -37,6 +37,7 @@ from reports.planning.text import sources
 from tasks.inputs import copy_inputs, make_plan, planned_model
 from tasks.predictions import MachineOf, Predictor, experiences_of
 from tasks.providers.models import is_hub_repository, manifest_path
+from tasks.rented import for_cell, named_machine
 
 PLANNED = 0
 _HEADER = ("", "ranks", "predicted", "low to high", "first token", "peak memory", "fits", "USD / M tokens")
@@ -109,7 +110,8 @@ def planned(
         predictions = predictor.predict_all()
     plan = plan.model_copy(update={"predictions": predictions})
     basis = tuple(dict.fromkeys(said.basis for said in predictions.values() if said.basis))
-    local = any(cell.model and cell.target not in machines for cell in plan.cells.values())
+    local_targets = {target.name for target in study.targets if target.kind == "local"} - set(machines)
+    local = any(cell.model and cell.target in local_targets for cell in plan.cells.values())
     learnt = None if learn_from is None else _learnt(known, predictions, elsewhere is not None)
     return PlannedStudy(plan, basis, here.advice if local else None, study_cost(plan), learnt)
 
@@ -167,6 +169,7 @@ def _machines(
 ) -> tuple[dict[str, Machine], MachineOf | None]:
     """Machines of targets that are elsewhere, and where each cell would run; None where all would on this machine."""
     machines: dict[str, Machine] = {}
+    targets = {target.name: target for target in study.targets}
     for target in study.targets:
         name = named or target.machine
         if name is not None:
@@ -177,13 +180,13 @@ def _machines(
                 raise ValueError(f"{where}: {error}") from error
     if not machines:
         return {}, None
-    vcpus = {target: _cores(machine, known) for target, machine in machines.items()}
 
     def machine_of(cell: Any) -> Machine:
-        machine = machines.get(cell.target)
+        target = targets[cell.target]
+        machine = machines.get(target.name) or named_machine(target, known)
         if machine is None:
             return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
-        return _by_rank(machine, vcpus[cell.target], cell.cores_per_rank)
+        return for_cell(machine, cell, target, known)
 
     return machines, machine_of
 
@@ -194,26 +197,6 @@ def _machine_called(name: str, known: HardwareCatalog) -> Machine:
         return known.instance(name)
     device: Accelerator = known.accelerator(name)
     return Machine(name=device.name, accelerator=device, accelerators=8, inside=device.link)
-
-
-def _cores(machine: Machine, known: HardwareCatalog) -> int | None:
-    """Cores of an instance that computes on its CPU; None for one with accelerators."""
-    return known.instance_row(machine.name).vcpus if machine.accelerator.kind == "cpu" else None
-
-
-def _by_rank(machine: Machine, vcpus: int | None, cores_per_rank: int) -> Machine:
-    """An instance's CPU is one accelerator of all its cores in the catalog; a rank has its own cores only."""
-    if vcpus is None or vcpus <= cores_per_rank:
-        return machine
-    whole, share = machine.accelerator, cores_per_rank / vcpus
-    device = whole.model_copy(
-        update={
-            "memory_bytes": int(whole.memory_bytes * share),
-            "bytes_per_second": whole.bytes_per_second * share,
-            "peak_flops": {number: rate * share for number, rate in whole.peak_flops.items()},
-        }
-    )
-    return machine.model_copy(update={"accelerator": device, "accelerators": vcpus // cores_per_rank})
 
 
 def print_plan(study: PlannedStudy, top: int) -> None:

@@ -16,6 +16,7 @@ from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.record import MeasuringPass
 from configs.study import StudyError, StudySpec, load_study
+from configs.target import SlurmTarget, Target
 from flows.local_server import Lease, LocalServerError
 
 _API_SECONDS = 20.0
@@ -41,7 +42,7 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         code = WRONG_STUDY
     except KeyboardInterrupt as error:
         caught = error
-        console.print("interrupted; every launch was ended, what was measured is kept")
+        console.print(f"interrupted; {_left()}, what was measured is kept")
         code = OTHER_ERROR
     except BrokenPipeError as error:
         caught = error  # whoever read the output has seen enough
@@ -54,6 +55,13 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
     if debug:
         traceback.print_exception(caught)
     return code
+
+
+def _left() -> str:
+    """What became of the launches of a run that was ended."""
+    from tasks.board import current_board
+
+    return current_board().left_behind or "every launch was ended"
 
 
 def _readable(error: Exception) -> str:
@@ -75,8 +83,10 @@ def run_study(
     from flows.cli.calibrate import ensure_calibration
     from flows.local_server import begin
     from flows.prefect_settings import apply_environment
+    from tasks.machine import check_clusters
 
     study, plan = _checked(path, assignments, runs)
+    check_clusters(plan)
     if calibrate:
         ensure_calibration(plan, print)
     with begin(wait_for_named_seconds=_API_SECONDS) as api:
@@ -89,7 +99,7 @@ def run_study(
         api.wait_until_healthy()
         console = Console(soft_wrap=True, highlight=False)
         _print_header(console, plan, api)
-        accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study))
+        accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan)
         from flows.cli.live import show_progress
 
         try:
@@ -103,14 +113,14 @@ def run_study(
     return code
 
 
-def _asked_to_accept(run: RunPaths) -> bool:
+def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     """On a terminal, ask before measurements of two environments are mixed."""
     from tasks.machine import EnvironmentChanged, check_environment
 
     if not (run.folder / "environment.json").exists() or not sys.stdin.isatty():
         return False
     try:
-        check_environment(run, accept=False)
+        check_environment(run, accept=False, targets=plan.targets)
     except EnvironmentChanged as error:
         print(error)
         return input("measure the rest here all the same? [y/N] ").strip().lower() in ("y", "yes")
@@ -121,9 +131,8 @@ def _print_header(console: Console, plan: Plan, api: Lease) -> None:
     from importlib.metadata import version
 
     from tasks.ledger import places
-    from tasks.machine import fingerprint
 
-    count, here = Counter(measuring_pass for _, measuring_pass, _ in places(plan)), fingerprint()
+    count = Counter(measuring_pass for _, measuring_pass, _ in places(plan))
     untimed = [name for name in get_args(MeasuringPass) if name != "timed" and count[name]]
     extra = "".join(f" + {count[name]} for {name}" for name in untimed)
     console.print(
@@ -133,14 +142,26 @@ def _print_header(console: Console, plan: Plan, api: Lease) -> None:
     models = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
     if models:
         console.print(f"  models   {'   '.join(models)}", markup=False)
-    names = ", ".join(target.name for target in plan.targets)
-    console.print(f"  target   {names}  {here['cores']} cores, {here['memory_gib']} GiB")
+    for place, target in enumerate(plan.targets):
+        console.print(f"  {'' if place else 'target':<8} {target.name}  {_place_of(target)}", markup=False)
     console.print(f"  UI       {api.ui}")
     if api.instead_of:
         console.print(
             f"  note: {api.instead_of} did not answer for {_API_SECONDS:.0f} s; this run shows in the UI above"
         )
     console.print()
+
+
+def _place_of(target: Target) -> str:
+    """Where the cells of a target run, for the header."""
+    from tasks.machine import this_machine
+
+    if isinstance(target, SlurmTarget):
+        most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
+        ranks = f"{target.ranks_per_node} rank{'s' if target.ranks_per_node > 1 else ''} a node"
+        return f"Slurm, {f'partition {target.partition}' if target.partition else 'default partition'}, {most}, {ranks}"
+    here = this_machine()
+    return f"{here['cores']} cores, {here['memory_gib']} GiB"
 
 
 def _print_without_api(console: Console, run: RunPaths, url: str, error: Exception) -> int:
@@ -165,7 +186,7 @@ def _print_result(console: Console, state: object, folder: Path) -> int:
     for note in current_board().notes:
         console.print(f"  note: {note}", markup=False)
     if state.is_cancelled():
-        console.print("cancelled; every launch was ended, what was measured is kept")
+        console.print(f"cancelled; {_left()}, what was measured is kept")
         return OTHER_ERROR
     result = state.result(raise_on_failure=True)
     if result.already_measured:

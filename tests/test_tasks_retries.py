@@ -1,0 +1,136 @@
+"""What becomes of visits whose launch ended without them: a table of ends, and how often is enough."""
+
+from typing import Any
+
+import pytest
+
+from configs.cell import Cell, NoopWorkload
+from configs.job import JobEnd, Visit
+from configs.packing import Launch
+from configs.record import Record, Status
+from configs.target import LocalTarget, SlurmTarget, Target
+from tasks.merge import Collected
+from tasks.retries import LOCAL_RETRIES, Retries, nodes_to_leave_out
+
+CELLS = [Cell(workload=NoopWorkload(label=label), target="slurm") for label in "abc"]
+VISITS = [Visit(cell=cell, repeat=0, attempt=1) for cell in CELLS]
+CLUSTER = SlurmTarget(retries=2)
+
+
+def ended(status: Status, *nodes: str) -> JobEnd:
+    return JobEnd(status=status, return_code=None, nodes=nodes, finished_at="9")
+
+
+def record(visit: Visit, status: Status) -> Record:
+    return Record(
+        key=visit.cell.key, cell=visit.cell, repeat=visit.repeat, attempt=visit.attempt, status=status, job="j",
+        position=0, started_at=None, finished_at=None,
+    )  # fmt: skip
+
+
+def never_started(status: Status, *nodes: str, visits: list[Visit] = VISITS) -> Collected:
+    return Collected(unvisited=list(visits), start_failure="no word", end=ended(status, *nodes))
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_only_faults_of_the_cluster_ask_for_a_further_attempt(status: Status) -> None:
+    collected = Collected(records=[record(VISITS[0], status)], unvisited=VISITS[1:], end=ended(status))
+    outcome = Retries().after(collected, "timed", CLUSTER)
+    retried = [visit.attempt for visit in outcome.again if visit.cell == CELLS[0]]
+    assert retried == ([2] if status in ("node_failed", "preempted", "lost") else [])
+    assert list(outcome.again)[:2] == VISITS[1:], "who was not visited yet goes on first"
+    assert not outcome.given_up
+
+
+def test_on_this_machine_a_visit_that_was_lost_is_not_tried_again() -> None:
+    collected = Collected(records=[record(VISITS[0], Status.LOST)], unvisited=VISITS[1:], end=ended(Status.LOST))
+    assert Retries().after(collected, "timed", LocalTarget()).again == tuple(VISITS[1:])
+
+
+def test_a_damaged_file_is_no_fault_of_the_cluster() -> None:
+    collected = Collected(records=[record(VISITS[0], Status.LOST)], end=ended(Status.COMPLETED))
+    assert Retries().after(collected, "timed", CLUSTER).again == ()
+
+
+def test_a_visit_is_tried_again_so_often_and_no_more() -> None:
+    retries, attempts = Retries(), []
+    visits: tuple[Visit, ...] = (VISITS[0],)
+    while visits:
+        attempts.append(visits[0].attempt)
+        lost = Collected(records=[record(visits[0], Status.PREEMPTED)], end=ended(Status.PREEMPTED))
+        visits = retries.after(lost, "timed", CLUSTER).again
+    assert attempts == [1, 2, 3]
+    none = SlurmTarget(retries=0)
+    lost = Collected(records=[record(VISITS[0], Status.PREEMPTED)], end=ended(Status.PREEMPTED))
+    assert Retries().after(lost, "timed", none).again == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "given_up_as", "tries"),
+    [
+        (CLUSTER, Status.NODE_FAILED, Status.NODE_FAILED, 3),
+        (CLUSTER, Status.PREEMPTED, Status.PREEMPTED, 3),
+        (CLUSTER, Status.LOST, Status.LOST, 3),
+        (CLUSTER, Status.FAILED, Status.FAILED, 3),
+        (CLUSTER, Status.OUT_OF_MEMORY, Status.OUT_OF_MEMORY, 1),
+        (CLUSTER, Status.TIMEOUT, Status.TIMEOUT, 1),
+        (CLUSTER, Status.CANCELLED, Status.CANCELLED, 1),
+        (SlurmTarget(retries=0), Status.NODE_FAILED, Status.NODE_FAILED, 1),
+        (LocalTarget(), Status.LOST, Status.FAILED, 1 + LOCAL_RETRIES),
+        (LocalTarget(), Status.TIMEOUT, Status.FAILED, 1 + LOCAL_RETRIES),
+    ],
+)
+def test_a_launch_that_does_not_start_is_given_up_in_the_end(
+    target: Target, status: Status, given_up_as: Status, tries: int
+) -> None:
+    retries, made = Retries(), 0
+    while True:
+        made += 1
+        outcome = retries.after(never_started(status), "timed", target)
+        assert not (outcome.again and outcome.given_up)
+        if outcome.given_up:
+            break
+        assert outcome.failed_starts == made
+    assert (made, outcome.status, outcome.given_up) == (tries, given_up_as, tuple(VISITS))
+    assert "no word" in outcome.message
+
+
+def test_a_lost_visit_and_failed_starts_share_one_bound() -> None:
+    """A visit lost once whose next launch fails to start once has had its two; a companion has one left."""
+    retries = Retries()
+    lost = Collected(records=[record(VISITS[0], Status.NODE_FAILED)], end=ended(Status.NODE_FAILED))
+    (again,) = retries.after(lost, "timed", CLUSTER).again
+    both = [again, VISITS[1]]
+    assert retries.after(never_started(Status.LOST, visits=both), "timed", CLUSTER).again == tuple(both)
+    last = retries.after(never_started(Status.LOST, visits=both), "timed", CLUSTER)
+    assert (last.given_up, last.again) == ((again,), (VISITS[1],))
+
+
+def test_nodes_to_blame_are_remembered_for_all_that_goes_on() -> None:
+    retries = Retries()
+    first = Collected(
+        records=[record(VISITS[0], Status.NODE_FAILED)], unvisited=VISITS[1:2], end=ended(Status.NODE_FAILED, "n1")
+    )
+    launch = Launch("timed", retries.after(first, "timed", CLUSTER).again)
+    assert retries.blamed(launch) == {"n1"}
+    retries.after(never_started(Status.LOST, "n2", visits=list(launch.visits)), "timed", CLUSTER)
+    assert retries.blamed(launch) == {"n1", "n2"}
+    assert retries.blamed(Launch("memory", launch.visits)) == frozenset(), "another pass is another measurement"
+
+
+@pytest.mark.parametrize(
+    ("blamed", "slow", "usable", "needed", "left_out"),
+    [
+        ("a", "", "abc", 2, ("a",)),
+        ("a", "b", "abc", 1, ("a", "b")),
+        ("a", "b", "abc", 2, ("b",)),  # of the two, what was measured to be slow
+        ("a", "", "ab", 2, ()),  # both are needed: the job waits until they can be had
+        ("a", "", "b", 1, ("a",)),  # down now, and perhaps up again when the job starts
+        ("a", "", "", 1, ()),  # nobody knows
+        ("", "", "ab", 1, ()),
+    ],
+)
+def test_nodes_are_left_out_where_enough_others_are(
+    blamed: str, slow: str, usable: str, needed: int, left_out: Any
+) -> None:
+    assert nodes_to_leave_out(frozenset(blamed), frozenset(slow), usable, needed) == left_out
