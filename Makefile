@@ -24,7 +24,7 @@ test-slow: $(VENV)/.installed-dev  ## the others: the UI in a browser, a team's 
 test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/lab.md
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow"
 
-test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, a quarter of an hour; KEEP=folder keeps the runs
+test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m flows.bench_faults $(if $(KEEP),--runs $(KEEP))
 
 lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started
