@@ -39,11 +39,12 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Write under a temporary name in the same folder, flush to disk, then rename.
 
     A reader sees the old file or the new one, never a part of it. Raises OSError (a full disk,
-    a folder that cannot be written) and leaves no temporary file behind.
+    a folder that cannot be written) and leaves no temporary file behind. Until the file
+    has its `mode` only its owner may read it.
     """
     data = content.encode() if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -52,7 +53,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -56,6 +56,7 @@ NODE_LIBRARIES = (
 
 Notice = Callable[[str], None]
 _PIECE_BYTES = 16 << 20
+_INSTALL_LIMIT_SECONDS = 3600.0  # gigabytes over a slow network
 
 
 def run_digest(run_folder: Path) -> str:
@@ -187,7 +188,14 @@ def _stage_libraries(shared: Path, notice: Notice) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_INSTALL_LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"{shlex.join(command[:5])} ...: not done in {_INSTALL_LIMIT_SECONDS / 60:g} minutes"
+        ) from error
     if done.returncode != 0:
         said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
         raise ValueError(f"{shlex.join(command[:5])} ...: exit code {done.returncode}\n{said}")

@@ -200,7 +200,7 @@ def _write_files(plan: LabPlan) -> bool:
         data = content.encode() if isinstance(content, str) else content
         # A file that is bound over one of a node's must keep its inode.
         if not path.exists() or path.read_bytes() != data:
-            write_atomically(path, data)
+            write_atomically(path, data, mode)  # a key must not be another's to read, not even for an instant
             written = True
         path.chmod(mode)
     return written
