@@ -150,7 +150,11 @@ def _planned(request: LabRequest) -> LabPlan:
                 f"{each}: {'nodes need this folder' if each in _NEEDED else 'there is no such folder'}; hide others"
             )
     now_seconds = time.time()
-    request.folder.mkdir(parents=True, exist_ok=True)
+    request.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    about = request.folder.stat()
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        # Daemons run scripts from there as root.
+        raise ValueError(f"{request.folder}: it is another user's, or others may write there; choose another --folder")
     plan = LabPlan(
         **dict(request),
         subnet=network.free_subnet(request.name),
