@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import SCHEMA_VERSION, Frozen, content_hash
+from configs.training import TrainWorkload
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["rankwise", "transformers", "deepspeed", "onnxruntime"]
@@ -117,27 +118,6 @@ class EncodeWorkload(PromptedWorkload):
     normalize: bool = Field(True, description="bring embeddings to length 1")
 
 
-class TrainWorkload(Frozen):
-    """Causal language-model training: AdamW on packed token sequences."""
-
-    kind: Literal["train"] = "train"
-    data: str | None = Field(None, description="text file, or `stdlib`: Python's own source; none: random tokens")
-    tokenizer: str | None = Field(None, description="tokenizer.json, where the model brings none")
-    global_batch_size: PositiveInt = Field(8, description="sequences in an optimizer step, over all ranks")
-    sequence_length: PositiveInt = 128
-    steps: PositiveInt | None = Field(None, description="exactly so many steps; none: the measuring rules decide")
-    learning_rate: PositiveFloat = 3e-4
-    learning_rate_warmup_steps: NonNegative = 0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    gradient_clipping: PositiveFloat | None = 1.0
-    heldout_share: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of the data kept to evaluate on")
-    export: bool = Field(False, description="leave the trained model as a Hugging Face folder in the job folder")
-
-    def scaled(self, factor: int) -> "TrainWorkload":
-        """The same work a rank for `factor` times as many ranks."""
-        return self.model_copy(update={"global_batch_size": self.global_batch_size * factor})
-
-
 class NoopWorkload(Frozen):
     """Sleep and allocate as told: it times and tests the pipeline, not a model.
 
@@ -230,8 +210,6 @@ class Cell(Frozen):
         self._compression_supported()
         if kind == "train" and layout.dp > 1 and layout.strategy == "none":
             object.__setattr__(self, "layout", layout.model_copy(update={"strategy": "ddp"}))
-        elif kind == "train" and layout.strategy not in ("none", "ddp"):
-            raise ValueError(f"layout.strategy: {layout.strategy} is not measured by this version; use ddp")
         elif kind != "train" and layout.strategy != "none":
             raise ValueError(f"layout.strategy: {layout.strategy} is for training; a {kind} workload takes none")
         if self.engine != "rankwise" and not isinstance(self.workload, PromptedWorkload):
@@ -240,11 +218,8 @@ class Cell(Frozen):
             raise ValueError(
                 f"engine_mode: {self.engine_mode} is for engine transformers on one rank; leave it out here"
             )
-        if isinstance(self.workload, TrainWorkload) and self.workload.global_batch_size % layout.dp:
-            raise ValueError(
-                f"workload.global_batch_size: {self.workload.global_batch_size} cannot be shared equally "
-                f"by dp={layout.dp}; use a multiple of {layout.dp}"
-            )
+        if isinstance(self.workload, TrainWorkload):
+            self._training_supported(self.workload)
         if isinstance(self.workload, PromptedWorkload) and (self.workload.num_prompts or 1) < layout.dp:
             raise ValueError(
                 f"workload.num_prompts: {self.workload.num_prompts or 1} leaves ranks of dp={layout.dp} without work; "
@@ -254,12 +229,33 @@ class Cell(Frozen):
             raise ValueError(f"workload.fault_rank: {self.workload.fault_rank} is not below {layout.ranks} ranks")
         return self
 
+    def _training_supported(self, work: TrainWorkload) -> None:
+        layout, strategy = self.layout, self.layout.strategy
+        if work.global_batch_size % layout.dp:
+            raise ValueError(
+                f"workload.global_batch_size: {work.global_batch_size} cannot be shared equally "
+                f"by dp={layout.dp}; use a multiple of {layout.dp}"
+            )
+        share = work.global_batch_size // layout.dp
+        if work.micro_batch_size is not None and share % work.micro_batch_size:
+            raise ValueError(
+                f"workload.micro_batch_size: {share} sequences of a rank are no multiple of {work.micro_batch_size}"
+            )
+        if work.offload != "none" and strategy in ("none", "ddp"):
+            raise ValueError(f"workload.offload: {strategy} offloads nothing; use fsdp, zero1, zero2 or zero3")
+        if work.offload == "nvme" and strategy == "fsdp":
+            raise ValueError("workload.offload: FSDP2 offloads to the CPU only; use cpu, or zero3 for nvme")
+        if work.sharding == "hybrid" and strategy != "fsdp":
+            raise ValueError(f"workload.sharding: hybrid is a way of fsdp, not of {strategy}")
+        if layout.pp > 1:
+            raise ValueError("layout.pp: training is not pipelined by this version; use dp and tp")
+
     def _layout_supported(self) -> None:
         layout, kind = self.layout, self.workload.kind
         if kind == "communication":
             if layout.dp > 1 or layout.pp > 1 or layout.tp < 2:
                 raise ValueError("layout: a communication workload runs among the ranks of tp; use tp of 2 or more")
-        elif (layout.tp > 1 or layout.pp > 1) and kind not in PROMPTED:
+        elif (layout.tp > 1 or layout.pp > 1) and kind not in (*PROMPTED, "train"):
             raise ValueError(f"layout: a {kind} workload is measured without tp and pp by this version; use dp")
         elif self.engine == "transformers" and (layout.dp > 1 or min(layout.tp, layout.pp) > 1):
             raise ValueError(
@@ -310,6 +306,8 @@ class Cell(Frozen):
         fixed = self.model_dump(mode="json", exclude={"workload"})
         if isinstance(self.workload, CommunicationWorkload):
             fixed["transport"] = self.workload.transport  # groups are opened once a launch
+        if isinstance(self.workload, TrainWorkload):
+            fixed["prepared"] = self.workload.prepared
         return content_hash({**fixed, "kind": self.workload.kind}, digits=8)
 
     @property

@@ -15,9 +15,9 @@ from configs.cell import (
     Layout,
     NoopWorkload,
     Seq2SeqWorkload,
-    TrainWorkload,
 )
 from configs.study import suggestion
+from configs.training import TrainWorkload
 
 Draft = dict[str, Any]
 WORKLOADS: dict[str, type[BaseModel]] = {

@@ -22,7 +22,6 @@ from configs.cell import (
     Layout,
     NoopWorkload,
     Seq2SeqWorkload,
-    TrainWorkload,
 )
 from configs.experiments import (
     Communication,
@@ -37,6 +36,7 @@ from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
 from configs.study import NAME_PATTERN, ModelSpec, StudyError, StudySpec, parse_study
 from configs.target import LocalTarget, SlurmTarget
+from configs.training import TrainWorkload
 
 SLURM_FIELDS = (
     "kind",

@@ -22,7 +22,6 @@ from configs.cell import (
     Layout,
     NoopWorkload,
     Seq2SeqWorkload,
-    TrainWorkload,
     Workload,
 )
 from configs.experiments import (
@@ -39,6 +38,7 @@ from configs.experiments import (
 from configs.job import Measuring
 from configs.objectives import Objectives, Purpose
 from configs.target import LocalTarget, SlurmTarget, Target
+from configs.training import TrainWorkload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 

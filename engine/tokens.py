@@ -21,8 +21,9 @@ import torch
 from tokenizers import Tokenizer
 
 from configs.base import sha256_of_file
-from configs.cell import EncodeWorkload, PromptedWorkload, TrainWorkload
+from configs.cell import EncodeWorkload, PromptedWorkload
 from configs.prompts import numbered_prompts
+from configs.training import TrainWorkload
 from engine.context import Context
 from engine.inference.sharding import even_share
 from engine.models.config import ModelConfig

@@ -24,9 +24,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.base import write_atomically
-from configs.cell import TrainWorkload
 from configs.job import Visit
 from configs.record import Figure
+from configs.training import TrainWorkload
 from engine.agreement import largest, together, total
 from engine.context import Context, Outcome
 from engine.decoded import synchroniser

@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from configs.cell import TrainWorkload
 from configs.paths import RunPaths
 from configs.record import Record, Status
+from configs.training import TrainWorkload
 from tasks.inputs import write_stdlib_text
 from tasks.ledger import read_ledger
 

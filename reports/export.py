@@ -14,10 +14,10 @@ from configs.cell import (
     GenerateWorkload,
     NoopWorkload,
     Seq2SeqWorkload,
-    TrainWorkload,
 )
 from configs.rates import LATENCY_COLUMNS
 from configs.record import Figure
+from configs.training import TrainWorkload
 from reports.decisions.cost import cell_cost, price_of
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult

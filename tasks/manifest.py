@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from configs.base import write_atomically
-from configs.cell import TrainWorkload
 from configs.job import Profiler
 from configs.model import read_manifest
 from configs.packing import pack_launches
@@ -23,6 +22,7 @@ from configs.plan import Plan, PlannedModel
 from configs.record import MeasuringPass
 from configs.study import StudyError, StudySpec, study_yaml
 from configs.target import SlurmTarget
+from configs.training import TrainWorkload
 from slurm.manifests.scripts import LargeModel, Manifest, Step, readme, run_script, sbatch_script
 from tasks.inputs import copy_inputs, make_plan, planned_model
 from tasks.jobs import write_job

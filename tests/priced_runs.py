@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.cell import Cell, GenerateWorkload, Layout, TrainWorkload
+from configs.cell import Cell, GenerateWorkload, Layout
 from configs.job import Job, JobEnd, Launcher, Measuring, Visit
 from configs.objectives import Objectives, Purpose
 from configs.paths import RunPaths
@@ -15,6 +15,7 @@ from configs.plan import Plan, PlannedExperiment, PlannedModel, Point
 from configs.prices import Price, TargetPrices
 from configs.record import MeasuringPass, Record, Status
 from configs.target import LocalTarget
+from configs.training import TrainWorkload
 
 TINY = PlannedModel(name="tiny", identity="folder:abc", manifest="")
 LARGE = PlannedModel(name="large", identity="folder:def", manifest="")

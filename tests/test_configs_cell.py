@@ -3,9 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.cell import Cell, CommunicationWorkload, GenerateWorkload, Layout, NoopWorkload
 from configs.job import Visit
 from configs.packing import pack_launches
+from configs.training import TrainWorkload
 
 
 def cell(**changes: object) -> Cell:

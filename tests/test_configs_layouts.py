@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.cell import Cell, GenerateWorkload, Layout, TrainWorkload
+from configs.cell import Cell, GenerateWorkload, Layout
 from configs.expand import LayoutChoice, expand
 from configs.hardware import Machine
 from configs.hardware_catalog import instance
@@ -15,6 +15,7 @@ from configs.plan import Plan, PlannedModel
 from configs.prediction import Prediction
 from configs.study import StudyError, StudySpec, load_study, parse_study, study_yaml
 from configs.target import LocalTarget
+from configs.training import TrainWorkload
 from engine.planner.catalog import find_model
 from engine.planner.choice.layouts import by_speed, ranked_layouts, valid_layouts
 from tasks.inputs import make_plan

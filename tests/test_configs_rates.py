@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload
 from configs.rates import VisitSamples, by_rank, rates_of, time_per_output_token, visit_rates, wall_seconds
+from configs.training import TrainWorkload
 
 GENERATE = Cell(model="m", workload=GenerateWorkload(num_prompts=4, new_tokens=5, batch_size=2), layout=Layout(dp=2))
 SAMPLES = {

@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from configs.architectures import ARCHITECTURES
-from configs.cell import Cell, Layout, NoopWorkload, TrainWorkload
+from configs.cell import Cell, Layout, NoopWorkload
 from configs.intervals import Intervals, difference, intersection, intervals, length, union
 from configs.job import Job, Measuring, Visit
 from configs.model import Manifest
 from configs.paths import JobPaths
+from configs.training import TrainWorkload
 from engine.context import Context, Outcome
 from engine.kernels import linear
 from engine.llama import Llama

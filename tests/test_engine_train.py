@@ -16,11 +16,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.architectures import ARCHITECTURES
-from configs.cell import Cell, Layout, TrainWorkload
+from configs.cell import Cell, Layout
 from configs.job import Job, Measuring, Visit
 from configs.model import Manifest
 from configs.paths import JobPaths
 from configs.record import MeasuringPass
+from configs.training import TrainWorkload
 from engine import tokens, train
 from engine.context import Context, Outcome
 from engine.tokens import Windows, split_text, text_tokens

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from configs.cell import TrainWorkload
 from configs.study import load_study
+from configs.training import TrainWorkload
 from engine.planner.cells import DATA_SHEET_FACTOR
 from flows.cli import plan as planning
 from flows.cli.plan import split_words

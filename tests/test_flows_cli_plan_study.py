@@ -12,10 +12,11 @@ import yaml
 from test_tasks_predictions import measured_run
 
 from configs.calibration import calibration_path
-from configs.cell import Cell, NoopWorkload, TrainWorkload
+from configs.cell import Cell, NoopWorkload
 from configs.job import Measuring
 from configs.prediction import Prediction
 from configs.study import StudyError, load_study
+from configs.training import TrainWorkload
 from engine.planner.local import this_fingerprint
 from flows.bench_planner_cells import made_up_calibration, time_planning
 from flows.cli.plan_cost import LAUNCH_SECONDS, duration, study_cost, visit_seconds

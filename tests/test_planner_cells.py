@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from configs.architectures import ARCHITECTURES
-from configs.cell import Cell, Layout, NoopWorkload, TrainWorkload
+from configs.cell import Cell, Layout, NoopWorkload
 from configs.hardware import Machine
 from configs.hardware_catalog import accelerator, instance
+from configs.training import TrainWorkload
 from engine.planner.cells import EAGER_LAYER_SECONDS, RANDOM_PROMPT_TOKENS, Learned, interval, predict_cell
 from engine.planner.families import read_architecture
 from engine.planner.local import with_cores

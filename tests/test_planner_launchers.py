@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from configs.cell import Layout, Strategy, TrainWorkload
+from configs.cell import Layout, Strategy
 from configs.hardware import Accelerator, Machine
+from configs.training import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.choice.described import deepspeed_dict
 from engine.planner.choice.launchers import LauncherFiles, deepspeed_config, launcher_files, torch_settings

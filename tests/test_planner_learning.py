@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from configs.architectures import ARCHITECTURES
-from configs.cell import Cell, GenerateWorkload, TrainWorkload
+from configs.cell import Cell, GenerateWorkload
+from configs.training import TrainWorkload
 from engine.planner.cells import predict_cell
 from engine.planner.families import read_architecture
 from engine.planner.learning import (

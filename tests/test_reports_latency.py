@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from test_reports_render import MODEL, experiment, generate, plan_of, write_plan, write_record
 
-from configs.cell import Cell, Layout, TrainWorkload
+from configs.cell import Cell, Layout
 from configs.record import Status
+from configs.training import TrainWorkload
 from reports.experiments.latency import MOST_CURVES, latency, latency_curves, latency_sentence, latency_table
 from reports.experiments.time_split import time_split, time_split_sentence, time_split_table
 from reports.numbers.percentiles import percentiles, pool, quantiles

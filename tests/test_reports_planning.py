@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from configs.cell import Cell, GenerateWorkload, Layout, TrainWorkload
+from configs.cell import Cell, GenerateWorkload, Layout
 from configs.hardware import Accelerator, Link, Machine
 from configs.hardware_catalog import instance
 from configs.paths import RunPaths
 from configs.plan import Candidate, Plan, PlannedExperiment, PlannedForecast, Point
 from configs.prediction import Prediction
 from configs.record import Status
+from configs.training import TrainWorkload
 from engine.planner.forecast import Half
 from flows.cli.forecast import print_forecast
 from priced_runs import TINY, cell, figures_of, make_plan, strong, train_cell, write_record, write_run, write_visits

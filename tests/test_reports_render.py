@@ -11,12 +11,13 @@ import pytest
 from pyarrow import parquet
 
 from configs.base import SCHEMA_VERSION, canonical_json
-from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload, TrainWorkload
+from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload
 from configs.job import Measuring
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedExperiment, PlannedModel, Point
 from configs.record import Failure, NewerSchemaError, Record, Status
 from configs.target import LocalTarget
+from configs.training import TrainWorkload
 from reports.render import ReportSummary, render_report, report_text, template_environment
 
 MODEL = PlannedModel(name="tiny", identity="folder:abc", manifest="m/manifest.json")

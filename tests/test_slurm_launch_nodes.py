@@ -119,7 +119,7 @@ def test_an_exception_on_one_node_ends_the_other(hosts: TwoHosts, tmp_path: Path
 @pytest.mark.slow
 def test_a_hanging_rank_is_named_by_both(hosts: TwoHosts, tmp_path: Path) -> None:
     visit = spread(noop_visit("hangs", ranks=2, fault="hang", fault_rank=1))
-    paths = write_spread_job(tmp_path, [visit], group_timeout_seconds=2)
+    paths = write_spread_job(tmp_path, [visit], group_timeout_seconds=10)
     end = agreed(hosts.launch(paths))
     assert (end.status, end.visit, end.rank, end.kind) == (Status.TIMEOUT, visit.name, 1, "PeerLost")
     assert "noop.py" in paths.rank_log(1).read_text(), "the stack says where the rank hung"

@@ -25,10 +25,10 @@ from configs.cell import (
     PreflightWorkload,
     PromptedWorkload,
     Seq2SeqWorkload,
-    TrainWorkload,
 )
 from configs.hardware import Accelerator, Machine
 from configs.prediction import Prediction
+from configs.training import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.stored import QUANTISED

@@ -21,8 +21,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from configs.base import Frozen, content_hash
 from configs.calibration import Fingerprint
-from configs.cell import Cell, PromptedWorkload, TrainWorkload
+from configs.cell import Cell, PromptedWorkload
 from configs.hardware import Machine
+from configs.training import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, Learner, new_tokens_of, predict_cell
 from engine.planner.correction import Correction

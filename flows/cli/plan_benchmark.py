@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from configs.architectures import ARCHITECTURES
 from configs.base import write_atomically
-from configs.cell import Cell, Layout, Strategy, TrainWorkload
+from configs.cell import Cell, Layout, Strategy
 from configs.study import parse_study, study_yaml
+from configs.training import TrainWorkload
 
 if TYPE_CHECKING:
     from engine.planner.architecture import Architecture

@@ -11,10 +11,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import ceil
 
-from configs.cell import Cell, EncodeWorkload, NoopWorkload, PromptedWorkload, TrainWorkload
+from configs.cell import Cell, EncodeWorkload, NoopWorkload, PromptedWorkload
 from configs.job import Measuring
 from configs.plan import Plan
 from configs.prediction import Prediction
+from configs.training import TrainWorkload
 from engine.planner.cells import new_tokens_of
 from tasks.ledger import is_profiled
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.base import canonical_json
-from configs.cell import Cell, NoopWorkload, PromptedWorkload, TrainWorkload
+from configs.cell import Cell, NoopWorkload, PromptedWorkload
+from configs.training import TrainWorkload
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.tables import cpu_use
 from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent, shortened

@@ -9,8 +9,9 @@ the laws of `reports.laws`, which join measured points and are not drawn beyond 
 
 from dataclasses import dataclass
 
-from configs.cell import PROMPTED, Cell, PromptedWorkload, TrainWorkload
+from configs.cell import PROMPTED, Cell, PromptedWorkload
 from configs.hardware import Link, Machine
+from configs.training import TrainWorkload
 from engine.planner.forecast import HALF, LEAST_FOR_A_CHECK, Forecast, ForecastPoint, WorldSize, forecast
 from engine.planner.forecast_traffic import ddp_traffic
 from reports.experiments.scaling import Scaling, ScalingPoint

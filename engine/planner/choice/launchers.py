@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from configs.cell import TrainWorkload
+from configs.training import TrainWorkload
 from engine.planner.setup import TrainingSetup
 
 FILES = frozenset(

@@ -9,9 +9,10 @@ predicted can be measured. Layouts that leave ranks idle are among them, where t
 
 from collections.abc import Callable, Iterator, Sequence
 
-from configs.cell import Cell, Layout, PromptedWorkload, TrainWorkload
+from configs.cell import Cell, Layout, PromptedWorkload
 from configs.hardware import Machine
 from configs.prediction import Prediction
+from configs.training import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.choice.search import Limits, divisors, layouts
 from engine.planner.setup import InferenceSetup, TrainingSetup

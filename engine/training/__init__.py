@@ -1,0 +1,1 @@
+"""Training: strategies, tasks, data, steps, checkpoints and what is told while it goes on."""
