@@ -1,9 +1,9 @@
 """Named sizes for synthetic models: `synthetic:<architecture>@<seed>`.
 
 Each is a Hugging Face `config.json` in little. The Llamas' sizes were chosen for this project; gpt2-124m, bert-109m,
-minilm-22m and t5-61m have the shapes of GPT-2, BERT base, MiniLM-L6 and T5 small (their `config.json` on the hub), and
-there is one of about a million parameters of each family, to try what is computed. The number in a name is the count
-of parameters in millions.
+minilm-22m, t5-61m and vit-86m have the shapes of GPT-2, BERT base, MiniLM-L6, T5 small and ViT base (their
+`config.json` on the hub), and there is one of about a million parameters of each family, to try what is computed. The
+number in a name is the count of parameters in millions.
 """
 
 from typing import Any
@@ -163,6 +163,24 @@ def _t5(
     }
 
 
+def _vit(hidden: int, feed_forward: int, layers: int, heads: int, image: int, patch: int) -> dict[str, Any]:
+    return {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "hidden_size": hidden,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "image_size": image,
+        "patch_size": patch,
+        "num_channels": 3,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "qkv_bias": True,
+        "initializer_range": 0.02,
+    }
+
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama-1m": _llama(128, 352, 3, 4, 2, 2048, tied=True),
     "llama-4m": _llama(256, 704, 4, 4, 2, 4096, tied=True),
@@ -193,6 +211,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "t5-1m": _t5(128, 384, 2, 4, 2048),
     "t5-gated-1m": _t5(128, 320, 2, 4, 2048, "gated-gelu"),
     "t5-61m": _t5(512, 2048, 6, 8, 32128),
+    # Of images, and only trained: engine.models has no such family.
+    "vit-2m": _vit(192, 768, 4, 3, 32, 4),
+    "vit-86m": _vit(768, 3072, 12, 12, 224, 16),
 }
 
 

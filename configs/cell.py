@@ -243,12 +243,20 @@ class Cell(Frozen):
             )
         if work.offload != "none" and strategy in ("none", "ddp"):
             raise ValueError(f"workload.offload: {strategy} offloads nothing; use fsdp, zero1, zero2 or zero3")
-        if work.offload == "nvme" and strategy == "fsdp":
-            raise ValueError("workload.offload: FSDP2 offloads to the CPU only; use cpu, or zero3 for nvme")
+        if work.offload == "nvme" and strategy != "zero3":
+            raise ValueError(f"workload.offload: {strategy} offloads to the CPU only; use cpu, or zero3 for nvme")
+        if work.compiled and strategy == "zero3":
+            raise ValueError(
+                "workload.compiled: zero3 gathers weights in hooks that torch.compile cannot follow; use fsdp or zero2"
+            )
         if work.sharding == "hybrid" and strategy != "fsdp":
             raise ValueError(f"workload.sharding: hybrid is a way of fsdp, not of {strategy}")
         if layout.pp > 1:
             raise ValueError("layout.pp: training is not pipelined by this version; use dp and tp")
+        if layout.tp > 1 and strategy.startswith("zero"):
+            raise ValueError(f"layout.tp: {strategy} takes no tensor parallelism in this version; use fsdp or ddp")
+        if layout.tp > 1 and work.task != "causal_lm":
+            raise ValueError(f"layout.tp: {work.task} is trained without tensor parallelism; use dp, or causal_lm")
 
     def _layout_supported(self) -> None:
         layout, kind = self.layout, self.workload.kind
@@ -326,7 +334,7 @@ class Cell(Frozen):
         elif isinstance(work, CommunicationWorkload):
             size = "communication" if work.transport == "auto" else f"communication by {work.transport}"
         elif isinstance(work, TrainWorkload):
-            size = f"train batch {work.global_batch_size} x {work.sequence_length}"
+            size = work.label
         elif isinstance(work, PreflightWorkload):
             size = "preflight"
         else:
@@ -336,4 +344,5 @@ class Cell(Frozen):
             engine += f" {self.engine_mode}"
         cache = f", {self.page_cache} cache" if self.page_cache else ""
         passes = f", {' + '.join(self.compression)}" if self.compression else ""
-        return f"{self.place}, {self.dtype}{passes}, {size}{engine}{cache}"
+        strategy = "" if self.layout.strategy in ("none", "ddp") else f" {self.layout.strategy}"
+        return f"{self.place}{strategy}, {self.dtype}{passes}, {size}{engine}{cache}"

@@ -15,9 +15,18 @@ from configs.base import SCHEMA_VERSION, Frozen
 from configs.cell import Cell
 from configs.record import MeasuringPass, Status
 from configs.target import LocalTarget, Target
+from configs.training import TrainWorkload
 
 PROGRESS_BYTES = 4096
 Profiler = Literal["perf", "nsys"]
+LiveSink = Literal["tensorboard", "mlflow", "wandb", "prometheus"]
+LIVE_LIBRARIES: dict[LiveSink, tuple[str, ...]] = {
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow-skinny", "sqlalchemy", "alembic", "sqlparse"),
+    "wandb": ("wandb",),
+    "prometheus": ("prometheus-client",),
+}
+"""Distributions that must be installed where the ranks run; each kind is an extra of its own name."""
 
 
 class Measuring(Frozen):
@@ -42,6 +51,10 @@ class Measuring(Frozen):
     profiler: Profiler | None = Field(
         None, description="record one pass under this program, in a launch of its own; its files lie beside the record"
     )
+    live: tuple[LiveSink, ...] = Field((), description="where the first rank of a training visit tells how it goes")
+    prometheus_port: int = Field(
+        9410, ge=0, lt=65536, description="of the live endpoint, or the next free one after it; 0: any free one"
+    )
     seed: int = Field(0, ge=0)
 
 
@@ -56,6 +69,11 @@ class Visit(Frozen):
     def name(self) -> str:
         """Unique in the run folder among visits of one measuring pass."""
         return f"{self.cell.key}-r{self.repeat}-a{self.attempt}"
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether a further attempt goes on where this one was lost."""
+        return isinstance(self.cell.workload, TrainWorkload) and self.cell.workload.checkpoint_every is not None
 
 
 class Job(Frozen):
@@ -73,6 +91,9 @@ class Job(Frozen):
     manifest: str | None = Field(None, description="path of the model's manifest.json")
     inputs: str = Field(description="folder of the prompts and texts, named by hash")
     cache: str = Field(description="folder where nodes may keep what can be made again")
+    checkpoints: str | None = Field(
+        None, description="folder of training checkpoints, which all attempts of a run share; none: in the job's own"
+    )
     exclude: tuple[str, ...] = Field((), description="nodes of a cluster that the job must not get")
 
     @property
@@ -95,6 +116,7 @@ class Job(Frozen):
             update={
                 "inputs": absolute(self.inputs),
                 "cache": absolute(self.cache),
+                "checkpoints": absolute(self.checkpoints) if self.checkpoints else self.checkpoints,
                 "manifest": absolute(self.manifest) if self.manifest else self.manifest,
             }
         )

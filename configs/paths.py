@@ -6,8 +6,10 @@
   inputs/<sha256>.*   prompts and texts
   environments/<hash>.json
   jobs/<job>/         one launch: job.json, what its ranks left, logs
+  checkpoints/<key>-r<repeat>/  of a training visit, shared by its attempts
   records/<key>/      one JSON and one .npz for each repeat and attempt
   set_aside/          what could not be read
+  live/               what training told while it went on: event files, mlflow.db, wandb's offline runs
   preflight.json      what the nodes of a cluster showed before; preflight/ holds the jobs that tested them
 """
 
@@ -74,6 +76,12 @@ class JobPaths:
     @property
     def exports(self) -> Path:
         return self.folder / "exports"
+
+    @property
+    def live(self) -> Path:
+        """Of the whole run, so that its cells are seen side by side; of a job that lies in no run folder, its own."""
+        run = self.folder.absolute().parent
+        return run.parent / "live" if run.name == "jobs" else self.folder / "live"
 
     def rank_log(self, rank: int) -> Path:
         return self.folder / f"rank_{rank}.log"
@@ -144,6 +152,10 @@ class RunPaths:
     @property
     def jobs(self) -> Path:
         return self.folder / "jobs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
 
     @property
     def records(self) -> Path:

@@ -10,7 +10,9 @@ statistics (`reports.numbers.statistics`).
 The wall time of a pass is split, as the mean over ranks, into what each rank did and how long it then had
 to wait for the slowest: prefill + decode + other + waiting for `generate` and `seq2seq`, busy + waiting for the others
 and for micro-batches, which overlap. Of `encode` tokens are those of the prompts.
-Communication inside a step is part of the busy time: the engine does not time it, so it is unknown.
+A step of training is data + forward + backward + exposed communication + optimizer + other + waiting, where the
+engine can see what waits for communication, else busy + waiting. Elsewhere communication inside a step is part of the
+busy time: the engine does not time it, so it is unknown. What a checkpoint holds up is no part of a step.
 """
 
 import math
@@ -36,11 +38,19 @@ Column = NDArray[np.generic]
 Floats = NDArray[np.float64]
 
 _DECODED = ("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences")
+TRAINING_PARTS = (
+    "data_seconds",
+    "forward_seconds",
+    "backward_seconds",
+    "exposed_communication_seconds",
+    "optimizer_seconds",
+)
+"""Columns of what a step of training consists of, in its order; records of the first versions have none."""
 RATE_COLUMNS: dict[str, tuple[str, ...]] = {
     "generate": _DECODED,
     "seq2seq": _DECODED,
     "encode": ("pass_seconds", "request_seconds", "batch_sequences"),
-    "train": ("step_seconds",),
+    "train": ("step_seconds", *TRAINING_PARTS),
     "noop": ("pass_seconds",),
     "communication": ("pass_seconds",),
 }
@@ -76,6 +86,11 @@ class Rates:
     latency_seconds: float | None = None
     prefill_seconds: float | None = None
     decode_seconds: float | None = None
+    data_seconds: float | None = None
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+    exposed_communication_seconds: float | None = None
+    optimizer_seconds: float | None = None
     busy_seconds: float | None = None
     other_seconds: float | None = None
     waiting_seconds: float | None = None
@@ -201,7 +216,25 @@ def rates_of(visit: VisitSamples, figures: Mapping[str, Figure]) -> Rates:
     if isinstance(tokens, bool) or not isinstance(tokens, int | float):
         raise ValueError(f"figures.tokens_per_step: {tokens!r}; expected the tokens of one step over all ranks")
     rate = _rate(tokens * count, total)
+    parts = _training_parts(visit, busy, count) or parts
+    parts["waiting_seconds"] = _rate(total - busy, count)
     return Rates(total, count, tokens_per_second=rate, step_seconds=median, latency_seconds=median, **parts)
+
+
+def _training_parts(visit: VisitSamples, busy: float, count: int) -> dict[str, float | None]:
+    """Parts of a mean step, means over ranks; {} for records without. On GPUs communication is part of the others."""
+    present = [name for name in TRAINING_PARTS if name in visit.columns]
+    if count == 0 or not {*TRAINING_PARTS} - {"exposed_communication_seconds"} <= {*present}:
+        return {}
+    parts: dict[str, float | None] = {}
+    known = 0.0
+    for name in present:
+        ranks = visit.ranks(name)
+        seconds = sum(float(_floats(rank).sum()) for rank in ranks) / len(ranks)
+        parts[name] = seconds / count
+        known += seconds
+    parts["other_seconds"] = (busy - known) / count
+    return parts
 
 
 def _encode(visit: VisitSamples, figures: Mapping[str, Figure], parts: dict[str, float | None]) -> Rates:

@@ -59,7 +59,8 @@ class TrainWorkload(Frozen):
     min_period_seconds: Period | None = Field(None, description="train at least so long (30s, 2m), whatever the loss")
     max_period_seconds: Period | None = Field(None, description="and at most so long")
     target_loss: PositiveFloat | None = Field(
-        None, description="stop when the validation loss, or without one the mean of the last steps', is at most this"
+        None,
+        description="stop when the validation loss, or without one the mean of the last 10 steps', is at most this",
     )
     evaluate_every: PositiveInt | None = Field(None, description="steps between evaluations; none: at the end only")
     optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -97,6 +98,16 @@ class TrainWorkload(Frozen):
             )
         if self.heldout_share and self.validation_data is not None:
             raise ValueError("workload.heldout_share: validation_data is given; leave one of them out")
+        if self.target_loss is not None:
+            if self.steps is None and high is None:
+                raise ValueError(
+                    "workload.target_loss: it may never be reached; set steps or max_period_seconds as well"
+                )
+            if self.evaluate_every is None and (self.heldout_share or self.validation_data is not None):
+                raise ValueError(
+                    "workload.evaluate_every: target_loss is that of the validation data; say after how many steps "
+                    "it is evaluated"
+                )
         return self
 
     @property
@@ -107,6 +118,19 @@ class TrainWorkload(Frozen):
             include={"task", "optimizer", "micro_batch_size", "activation_checkpointing", "sharding", "offload",
                      "compiled"},
         )  # fmt: skip
+
+    @property
+    def label(self) -> str:
+        """What a table calls it: what differs from the plainest training is said."""
+        task = "" if self.task == "causal_lm" else f"{self.task} "
+        length = "" if self.task == "image_classification" else f" x {self.sequence_length}"
+        pieces = "" if self.micro_batch_size is None else f" in {self.micro_batch_size}s"
+        more = [f"{self.activation_checkpointing} checkpointing"] if self.activation_checkpointing != "none" else []
+        more += ["hybrid sharding"] if self.sharding == "hybrid" else []
+        more += [f"{self.offload} offload"] if self.offload != "none" else []
+        more += ["compiled"] if self.compiled else []
+        more += ["sgd"] if self.optimizer == "sgd" else []
+        return ", ".join([f"train {task}batch {self.global_batch_size}{length}{pieces}", *more])
 
     def accumulation(self, dp: int) -> int:
         """Micro-batches of a rank in a step, with `dp` replicas."""

@@ -27,15 +27,18 @@ if TYPE_CHECKING:
         TensorParallelConfig,
         create_tensor_parallel_config,
     )
+    from engine.training.recipes import ClassifyRecipe, OptimizerSpec
 
 _HOMES = {
     "BenchmarkConfig": "inference_benchmark",
     "BenchmarkResults": "inference_benchmark",
+    "ClassifyRecipe": "training.recipes",
     "ColumnParallelLinear": "tensor_parallel",
     "DistributedCheckpointLoader": "checkpoint_loader",
     "DistributedInferenceBenchmark": "inference_benchmark",
     "MultiGPUOrchestrator": "orchestrator",
     "NCCLCommunicator": "nccl",
+    "OptimizerSpec": "training.recipes",
     "RowParallelLinear": "tensor_parallel",
     "TensorParallelConfig": "tensor_parallel",
     "all_reduce_tensor": "parallel.node",
@@ -50,11 +53,13 @@ _HOMES = {
 __all__ = [
     "BenchmarkConfig",
     "BenchmarkResults",
+    "ClassifyRecipe",
     "ColumnParallelLinear",
     "DistributedCheckpointLoader",
     "DistributedInferenceBenchmark",
     "MultiGPUOrchestrator",
     "NCCLCommunicator",
+    "OptimizerSpec",
     "RowParallelLinear",
     "TensorParallelConfig",
     "all_reduce_tensor",

@@ -182,7 +182,7 @@ def run_rank(parent: int, folder: Path, quick: bool) -> int:
     if place.rank == 0:  # before there is a group or a thread: a fork would copy their locks
         for name, module, work in (
             ("framework_bytes", "engine.generate", a_little_generation),
-            ("training_framework_bytes", "engine.train", a_little_training),
+            ("training_framework_bytes", "engine.training.workload", a_little_training),
         ):
             importlib.import_module(module)  # as `engine.worker` does before it forks
             framework[name] = _framework_bytes(work)

@@ -384,7 +384,7 @@ def _loss(sizes: Sizes) -> Probe:
 
 
 def _optimizer(sizes: Sizes) -> Probe:
-    """Clipping and an AdamW step, as `engine.train` makes them."""
+    """Clipping and an AdamW step, as `engine.training` makes them."""
     parameters = [nn.Parameter(torch.randn(sizes.parameters // 4)) for _ in range(4)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)

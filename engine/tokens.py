@@ -1,39 +1,26 @@
-"""Prompts and texts as token ids, and each rank's share of them.
-
-Prompts are shared out in contiguous blocks over the replicas, whose ranks all get the same; a text becomes
-one long row of tokens, cut into windows in a seeded order, so that the global batch of a step is the same
-for every number of ranks.
+"""Prompts as token ids, and each rank's share of them: contiguous blocks over the replicas, whose ranks get the same.
 
     prompts = prompts_of_rank(workload, context, model.config)
-    ids = text_tokens(workload, context, model.config.vocabulary)
+
+What is trained on is `engine.training.data.examples`'s.
 """
 
-import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from configs.base import sha256_of_file
 from configs.cell import EncodeWorkload, PromptedWorkload
 from configs.prompts import numbered_prompts
-from configs.training import TrainWorkload
 from engine.context import Context
 from engine.inference.sharding import even_share
 from engine.models.config import ModelConfig
 from engine.weights import the_manifest
 
 RANDOM_PROMPT_TOKENS = 32
-_CHUNK_CHARACTERS = 1 << 20
-_RANDOM_TEXT_BATCHES = 32
-
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -203,123 +190,3 @@ def _of_length(ids: list[int], length: int, ends: bool) -> list[int]:
     last = ids[-1:] if ends and length > 1 else []
     body, wanted = ids[: len(ids) - len(last)] or ids, length - len(last)
     return (body * -(-wanted // len(body)))[:wanted] + last
-
-
-def text_tokens(workload: TrainWorkload, context: Context, vocabulary: int) -> np.ndarray:
-    """The training text as one row of ids (uint16 or uint32); random ids where the workload has no data.
-
-    Tokenised once: kept for the launch, and in the job's cache for later ones.
-    """
-    if workload.data is None:
-        count = _RANDOM_TEXT_BATCHES * workload.global_batch_size * (workload.sequence_length + 1)
-        return np.random.default_rng(context.job.measuring.seed).integers(0, vocabulary, count, dtype=np.uint32)
-    path = tokenizer_path(context, workload.tokenizer)
-    if path is None:
-        raise ValueError(
-            f"workload.tokenizer: {the_manifest(context).identity} brings no tokenizer.json; "
-            "name one, or leave data out to train on random tokens"
-        )
-    kept = context.kept.setdefault("text_tokens", {})
-    name = hashlib.sha256(f"{workload.data}:{_hash_of(path)}".encode()).hexdigest()[:16]
-    if name not in kept:
-        kept[name] = _cached_text(context, workload.data, path, name)
-    ids: np.ndarray = kept[name]
-    if ids.size and int(ids.max()) >= vocabulary:
-        raise ValueError(
-            f"workload.tokenizer: it makes token {int(ids.max())}, but the model has {vocabulary}; "
-            "use a tokenizer of the model's vocabulary"
-        )
-    return ids
-
-
-def _hash_of(tokenizer: Path) -> str:
-    try:
-        return sha256_of_file(tokenizer)
-    except OSError as error:
-        raise ValueError(f"workload.tokenizer: {tokenizer} cannot be read ({error.strerror or error})") from error
-
-
-def _cached_text(context: Context, data: str, tokenizer: Path, name: str) -> np.ndarray:
-    folder = Path(context.job.cache) / "tokens"
-    cached = folder / f"{name}.npy"
-    if cached.is_file():
-        try:
-            loaded: np.ndarray = np.load(cached, mmap_mode="r")
-            return loaded
-        except (ValueError, OSError):
-            cached.unlink(missing_ok=True)  # not whole; it can be made again
-    ids = _tokenise_text(context.inputs / f"{data}.txt", load_tokenizer(tokenizer))
-    folder.mkdir(parents=True, exist_ok=True)
-    # A name of its own for every rank that makes the file; the last rename wins, all are the same.
-    handle, unfinished = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, ids)
-        os.replace(unfinished, cached)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
-    return ids
-
-
-def _tokenise_text(path: Path, tokenizer: Tokenizer) -> np.ndarray:
-    """Ids of a text, without special tokens; cut at line ends into pieces of a mebibyte, to bound memory."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"workload.data: {path} cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"workload.data: {path} is not UTF-8 text (byte {error.start})") from error
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-    pieces, start = [], 0
-    while start < len(text):
-        end = text.find("\n", start + _CHUNK_CHARACTERS) + 1 or len(text)
-        pieces.append(np.array(tokenizer.encode(text[start:end], add_special_tokens=False).ids, dtype=dtype))
-        start = end
-    if not pieces:
-        raise ValueError(f"workload.data: {path} is empty")
-    return np.concatenate(pieces)
-
-
-def split_text(ids: np.ndarray, workload: TrainWorkload) -> tuple[np.ndarray, np.ndarray]:
-    """Training part and held-out part (the last share). Raises ValueError where one is below a sequence."""
-    heldout = int(len(ids) * workload.heldout_share)
-    training, rest = ids[: len(ids) - heldout], ids[len(ids) - heldout :]
-    needed = workload.sequence_length + 1
-    if len(training) < needed:
-        raise ValueError(
-            f"workload.data: {len(training)} tokens to train on are fewer than one sequence of {needed}; "
-            "use a longer text or a shorter workload.sequence_length"
-        )
-    if workload.heldout_share > 0 and len(rest) < needed:
-        raise ValueError(
-            f"workload.heldout_share: {len(rest)} tokens held out are fewer than one sequence of {needed}; "
-            "raise the share or use a longer text"
-        )
-    return training, rest
-
-
-class Windows:
-    """Sequences of `length` + 1 ids (input and target overlap by all but one), in a new order each epoch."""
-
-    def __init__(self, ids: np.ndarray, length: int, seed: int) -> None:
-        self.ids, self.length, self.seed = ids, length, seed
-        self.count = (len(ids) - 1) // length
-        assert self.count > 0
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
-
-    def rows(self, places: range) -> Ids:
-        """[len(places), length + 1]: what stands at these places of the endless row of epochs."""
-        rows = [self.window(self._shuffled(place // self.count)[place % self.count]) for place in places]
-        return np.stack(rows)
-
-    def window(self, number: int) -> Ids:
-        """The window with this number in the text's order."""
-        start = int(number) * self.length
-        return self.ids[start : start + self.length + 1].astype(np.int64)
-
-    def _shuffled(self, epoch: int) -> Ids:
-        if epoch != self._epoch:
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(self.count)
-            self._epoch = epoch
-        return self._order

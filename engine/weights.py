@@ -4,7 +4,7 @@ A checkpoint that does not fit is refused with the tensor and the file at fault.
 read: unpickling a checkpoint can run any code (`engine.convert` is the way out). A synthetic model's
 tensors are each made from a generator of their own, so that they are the same on every rank.
 
-    model = load_model(context, torch.bfloat16)     # once per launch
+    model = loaded_once(context, build)             # once per launch
     figures = load_figures(context)                 # load_seconds only in the visit that loaded
     save_model(model, config, Path("export"))
 """
@@ -12,13 +12,14 @@ tensors are each made from a generator of their own, so that they are the same o
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.base import write_atomically
 from configs.model import Manifest
@@ -39,28 +40,31 @@ _KEPT = "model"
 
 @dataclass
 class Loaded:
-    """The model of a launch, and what loading it took; `reported` once a visit has told so."""
+    """The model of a launch, and what loading it took; `reported` once a visit has told so.
 
-    model: Llama
+    variant: what it was changed into (its classes), where a launch may visit several.
+    """
+
+    model: nn.Module
     seconds: float
     file_bytes: int | None
     digest: str
+    variant: Any = None
     peak_bytes: int | None = None
     reported: bool = False
 
 
-def load_model(context: Context, dtype: torch.dtype) -> Llama:
-    """The launch's model on its device; loaded by the first call, kept for the others.
+def loaded_once(context: Context, build: Callable[[], tuple[nn.Module, int | None]], variant: Any = None) -> nn.Module:
+    """The launch's model: built by the first call, kept for the others that ask for the same variant.
 
-    Raises ValueError for a model that cannot be loaded.
+    build: a model, and bytes read of its files. Raises ValueError for a model that cannot be loaded.
     """
     loaded = context.kept.get(_KEPT)
-    if loaded is None:
-        manifest = the_manifest(context)
+    if loaded is None or loaded.variant != variant:
         began = time.perf_counter()
-        model, file_bytes = build_model(manifest, dtype, context.device)
+        model, file_bytes = build()
         seconds = time.perf_counter() - began
-        loaded = context.kept[_KEPT] = Loaded(model, seconds, file_bytes, weights_hash(model))
+        loaded = context.kept[_KEPT] = Loaded(model, seconds, file_bytes, weights_hash(model), variant)
         if context.memory_pass:
             # Loading may need more for a moment than the work: told apart, or it would hide the work's peak.
             loaded.peak_bytes = take_peak(context.device)
@@ -153,7 +157,7 @@ def write_folder(manifest: Manifest, folder: Path, dtype: torch.dtype = torch.fl
         name: synthetic_tensor(config, name, shape, manifest.synthetic_seed).to(dtype)
         for name, shape in config.tensor_shapes().items()
     }
-    _write(tensors, manifest.config, folder, dtype)
+    write_weights(tensors, manifest.config, folder, dtype)
 
 
 class HashedWeights:
@@ -197,10 +201,11 @@ def weights_hash(model: torch.nn.Module) -> str:
 def save_model(model: Llama, config: dict[str, Any], folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Leave a folder that transformers loads: config.json and model.safetensors in `dtype`."""
     tensors = {name: parameter.detach().to("cpu", dtype).contiguous() for name, parameter in model.named_parameters()}
-    _write(tensors, config, folder, dtype)
+    write_weights(tensors, config, folder, dtype)
 
 
-def _write(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
+def write_weights(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
+    """Leave config.json and model.safetensors in `dtype`, which the tensors have already."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / ".model.safetensors.tmp"
     try:

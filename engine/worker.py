@@ -32,7 +32,7 @@ WORKLOADS = {
     "generate": "engine.generate",
     "seq2seq": "engine.seq2seq",
     "encode": "engine.encode",
-    "train": "engine.train",
+    "train": "engine.training.workload",
     "noop": "engine.noop",
     "communication": "engine.communication",
     "preflight": "engine.preflight",
@@ -265,6 +265,10 @@ def run_memory(job: "Job", paths: "JobPaths", place: Place, progress: ProgressFi
     import engine.context  # noqa: F401
 
     workload = load_workload(job.cell.workload.kind)
+    if job.cell.layout.strategy.startswith("zero"):
+        from engine.training.zero.start import preload
+
+        preload()
     parent = os.getpid()
     for visit in job.visits:
         progress.say("visit", visit.name)

@@ -1,7 +1,7 @@
 """What the parts of training agree on: a task, its batches, and a trainer that a strategy makes of them.
 
-    task = make_task(workload, context)                     # engine.training.tasks: model, loss, data
-    trainer = STRATEGIES[strategy](task, options, context)  # engine.training.strategies
+    task = make_task(workload, context)                     # engine.training.task_types: model, loss, data
+    trainer = STRATEGIES[strategy](task, options, context)  # engine.training.strategies.table
     loss = trainer.forward(batch); trainer.backward(loss, batch, last=True)
     end = trainer.step(rate)
 
@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from configs.cell import Cell, Dtype, Strategy
 from configs.training import ActivationCheckpointing, Offload, Sharding, TrainWorkload
@@ -48,6 +49,7 @@ class Task:
     module (which a strategy may have wrapped) and returns the mean loss over the batch's targets, in float32.
     `metrics(module, batch)`: for evaluation, sums by name (`loss`, `targets`, and `correct` where a class is
     predicted). `config`: of the exported Hugging Face folder; `export(state, folder)` writes it from a whole state.
+    `make_optimizer`: of the wrapped model, where the options' is not wanted; torch's strategies alone take it.
     """
 
     model: nn.Module
@@ -56,6 +58,7 @@ class Task:
     metrics: Callable[[nn.Module, Batch], dict[str, Tensor]]
     config: dict[str, Any]
     export: Callable[[dict[str, Tensor], Any], None]
+    make_optimizer: Callable[[nn.Module], Optimizer] | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Trainer(Protocol):
         """Take up a state of the form that `state` gives."""
 
     def whole_model(self) -> dict[str, Tensor]:
-        """Float32 weights by the plain model's names, whole, on the CPU; on rank 0, {} on the others. All ranks call."""
+        """Float32 weights by the plain model's names, whole, on the CPU of rank 0; {} elsewhere. All ranks call."""
 
     def close(self) -> None:
         """Give up hooks, files and memory; the task's model may be prepared anew afterwards."""

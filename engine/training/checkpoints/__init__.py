@@ -1,0 +1,1 @@
+"""Checkpoints of a training run: written, kept, found again, exported."""

@@ -1,0 +1,61 @@
+"""A checkpoint as a Hugging Face folder, without the ranks that made it, nor as many, nor a GPU.
+
+    python -m engine.training.checkpoints.export CHECKPOINT FOLDER [--dtype bfloat16]
+
+CHECKPOINT is a step's folder (runs/<study>/checkpoints/<cell>-r0/step_00000120), or the folder above it, of which the
+newest whole one is taken. FOLDER then holds config.json, model.safetensors and the tokenizer, and is loaded as a model
+by Rankwise as by transformers. Checkpoints of DeepSpeed ZeRO lie in the library's own format: `workload.export`
+exports at the end of a run whatever the strategy.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from engine.training.checkpoints.files import EXPORT, MANIFEST, newest_whole, read_checkpoint, read_progress
+from engine.training.checkpoints.saving import read_tensors
+from engine.training.task_types.common import write_tokenizer
+from engine.weights import DTYPES, write_weights
+
+
+def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
+    """Write the folder; the step's folder that it was made of.
+
+    Raises ValueError for a checkpoint that is torn, is ZeRO's, or was made by a loop of one's own; OSError.
+    """
+    if not (checkpoint / MANIFEST).exists():
+        found = newest_whole(checkpoint)
+        if found.folder is None:
+            raise ValueError(f"{checkpoint}: holds no whole checkpoint{''.join(f'; {line}' for line in found.torn)}")
+        checkpoint = found.folder
+    manifest = read_checkpoint(checkpoint)
+    if manifest.format != "torch":
+        raise ValueError(f"{checkpoint}: is in the format of {manifest.format}; export at the end of the run instead")
+    told = read_progress(checkpoint).get(EXPORT)
+    if told is None:
+        raise ValueError(f"{checkpoint}: does not say what model it is of; it was not made by a train workload")
+    stored = read_tensors(checkpoint, "model")
+    tensors = {name: stored[name].to(DTYPES[dtype]).contiguous() for name in told["names"]}
+    write_weights(tensors, told["config"], folder, DTYPES[dtype])
+    write_tokenizer(Path(told["tokenizer"]) if told["tokenizer"] else None, folder)
+    return checkpoint
+
+
+def main(arguments: list[str]) -> int:
+    """Export; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    chosen = parser.parse_args(arguments)
+    try:
+        source = export(chosen.checkpoint, chosen.folder, chosen.dtype)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{source} -> {chosen.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,399 @@
+"""State of ranks into a checkpoint folder and back, through torch.distributed.checkpoint.
+
+    saver = Saver(folder, kept=2, group=own_group())     # all ranks; own_group: gloo, beside the training's
+    blocked_seconds = saver.save(state, step, progress)  # all ranks; goes on behind the training
+    saver.wait()
+    load(checkpoint, state)                              # in place, whatever the number of ranks that saved it
+
+What blocks is one copy of the state into memory that is kept for it. A thread then writes: the ranks agree on who
+writes what over a group of their own, on gloo, so that nothing meets the training's collectives; each writes and
+flushes its file; rank 0 writes the manifest and renames. A tensor that all ranks hold alike is copied and written by
+one of them. One checkpoint at most is under way: the next one waits, and the wait counts as blocked.
+
+Where writing fails (a full disk) the training goes on, the failure is told and counted, and the checkpoint before
+stays. Tensors' metadata are pickled by torch: read your own checkpoints only, never a stranger's.
+"""
+
+import copy
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+from torch.serialization import get_crc32_options, set_crc32_options
+
+from engine.failures import log_line, one_line
+from engine.training.checkpoints.files import (
+    PROGRESS,
+    Checkpoint,
+    StoredFile,
+    forget_older,
+    forget_unfinished,
+    publish,
+    step_folder,
+    stored_file,
+    unfinished_folder,
+    write_progress,
+)
+
+State = dict[str, Any]
+_VALUES = "values"
+GROUP_SECONDS = 1800.0
+"""A rank may wait so long for another one's slow disk; one that is gone ends the waiting at once."""
+
+
+def own_group(timeout_seconds: float = GROUP_SECONDS) -> dist.ProcessGroup | None:
+    """A group of all ranks for checkpoints alone, which every rank must open; None for a single process."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    return group
+
+
+def shared_out(state: State, rank: int, ranks: int) -> State:
+    """The tensors of a state that a rank saves: its shards, and its share of what all hold alike.
+
+    All ranks hold the same keys, so that all come to the same shares.
+    """
+    sizes = {path: leaf.nbytes for path, leaf in _leaves(state) if _is_whole(leaf)}
+    load, owner = [0] * ranks, {}
+    for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
+        owner[path] = load.index(min(load))
+        load[owner[path]] += sizes[path]
+
+    def mine(value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, dict):
+            kept = {key: mine(item, (*path, str(key))) for key, item in value.items()}
+            return {key: item for key, item in kept.items() if item is not None and item != {}}
+        if isinstance(value, DTensor):
+            return value
+        return value if owner.get(path) == rank else None
+
+    part: State = mine(state, ())
+    return part
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, str(key)))
+    else:
+        yield path, value
+
+
+def _is_whole(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not isinstance(leaf, DTensor)
+
+
+def values_of(state: State) -> list[tuple[str, Any]]:
+    """What is no tensor, by name. In one list: torch would write each hyperparameter of each weight by itself."""
+    return [(".".join(path), copy.deepcopy(leaf)) for path, leaf in _leaves(state) if not isinstance(leaf, Tensor)]
+
+
+class Staging:
+    """A copy of a state in memory of the CPU, which is kept for the next one."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, ...], Tensor] = {}
+
+    @torch.no_grad()
+    def copied(self, state: State) -> State:
+        """What the state is now; overwritten by the next call."""
+        staged: State = self._copied(state, ())
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return staged
+
+    def _copied(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, dict):
+            return {key: self._copied(item, (*path, str(key))) for key, item in value.items()}
+        if not isinstance(value, Tensor):
+            return copy.deepcopy(value)
+        kept = self._kept.get(path)
+        if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
+            kept = torch.empty_like(value, device="cpu")
+            kept = self._kept[path] = kept.pin_memory() if value.is_cuda and not isinstance(value, DTensor) else kept
+        local(kept).copy_(local(value), non_blocking=True)
+        return kept
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it; without gradients."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    held: Tensor = tensor.to_local()
+    return held
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Travels among a rank's write results: a file of its, as it was written."""
+
+    name: str
+    file: StoredFile
+
+
+class _Writer(FileSystemWriter):
+    """Writes under the unfinished name; what finishes a checkpoint finishes the manifest and renames."""
+
+    def __init__(self, saver: "Saver", step: int, progress: Mapping[str, Any]) -> None:
+        super().__init__(unfinished_folder(saver.folder, step), thread_count=1, overwrite=True)
+        self._saver, self._step, self._progress = saver, step, progress
+        self.manifest: Checkpoint | None = None
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results: list[Any] = list(super().write_data(plan, planner).wait())
+        folder = Path(self.path)
+        names = {result.storage_data.relative_path for result in results}
+        results += [_Written(name, stored_file(folder / name)) for name in sorted(names)]
+        if self._saver.rank == 0:
+            results.append(_Written(PROGRESS, write_progress(folder, self._progress)))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        everything: list[Any] = [result for of_rank in results for result in of_rank]
+        files = {result.name: result.file for result in everything if isinstance(result, _Written)}
+        super().finish(metadata, [[result for result in everything if not isinstance(result, _Written)]])
+        files[".metadata"] = stored_file(Path(self.path) / ".metadata")
+        self.manifest = self._saver.publish(self._step, files)
+
+
+class Saver:
+    """Saves into one folder; all ranks make the same calls. `written`: the last manifest, on rank 0.
+
+    background: False: `save` returns when the checkpoint is whole. fingerprint: of the manifest. Raises OSError, on all
+    ranks, for a folder that cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kept: int = 2,
+        group: dist.ProcessGroup | None = None,
+        background: bool = True,
+        fingerprint: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert kept >= 1
+        self.folder, self.kept, self.group, self.background = folder, kept, group, background
+        self.fingerprint = dict(fingerprint or {})
+        self.rank = dist.get_rank(group) if group else 0
+        self.ranks = dist.get_world_size(group) if group else 1
+        self.count = 0
+        self.failures: list[str] = []
+        self.written: Checkpoint | None = None
+        self.writing_seconds = 0.0
+        self._staging = Staging()
+        self._thread: threading.Thread | None = None
+        self._on_rank_0(self._prepare_folder)
+
+    def _prepare_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        forget_unfinished(self.folder)
+
+    def save(self, state: Callable[[], State], step: int, progress: Mapping[str, Any]) -> float:
+        """Begin a checkpoint of what is now. Seconds that the caller was kept for it.
+
+        progress: JSON-able; it is written behind, so that nobody may change it after this.
+        """
+        began = time.perf_counter()
+        self.wait()
+        whole = state()
+        mine = shared_out(whole, self.rank, self.ranks)
+        mine["random"] = {f"rank_{self.rank}": _random_state()}
+        if self.rank == 0:
+            mine[_VALUES] = values_of(whole)
+        if self.background:
+            staged = self._staging.copied(mine)
+            self._thread = threading.Thread(target=self._write, args=(staged, step, progress), daemon=True)
+            self._thread.start()
+        else:
+            self._write(mine, step, progress)
+        return time.perf_counter() - began
+
+    def save_with(self, save: Callable[[Path], None], step: int, progress: Mapping[str, Any], format: str) -> float:
+        """A checkpoint of files that `save(folder)` writes on all ranks. It blocks until that is whole."""
+        began = time.perf_counter()
+        self.wait()
+        unfinished = unfinished_folder(self.folder, step)
+
+        def published() -> None:
+            paths = [path for path in sorted(unfinished.rglob("*")) if path.is_file()]
+            files = {str(path.relative_to(unfinished)): stored_file(path) for path in paths}
+            files[PROGRESS] = write_progress(unfinished, progress)
+            self.publish(step, files, format)
+
+        with self._counted(step):
+            self._on_rank_0(lambda: unfinished.mkdir())
+            save(unfinished)
+            self._on_rank_0(published)
+        return time.perf_counter() - began
+
+    def publish(self, step: int, files: Mapping[str, StoredFile], format: str = "torch") -> Checkpoint:
+        """On rank 0, when all files are written: the checkpoint is there, and the oldest one goes."""
+        self.written = publish(self.folder, step, files, ranks=self.ranks, fingerprint=self.fingerprint, format=format)
+        forget_older(self.folder, step, self.kept)
+        return self.written
+
+    def whole(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return step_folder(self.folder, step)
+
+    def wait(self) -> float:
+        """Until none is under way. Seconds that this took."""
+        began = time.perf_counter()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return time.perf_counter() - began
+
+    def _write(self, state: State, step: int, progress: Mapping[str, Any]) -> None:
+        with self._counted(step), _single_process_allowed(self.group), _without_zip_checksums():
+            save_state(
+                state,
+                storage_writer=_Writer(self, step, progress),
+                process_group=self.group,
+                no_dist=self.group is None,
+            )
+
+    @contextmanager
+    def _counted(self, step: int) -> Iterator[None]:
+        """What goes wrong inside costs the checkpoint, never the training."""
+        began = time.perf_counter()
+        try:
+            yield
+            self.count += 1
+        except (Exception, CheckpointException) as error:
+            why = _first_cause(error)
+            self.failures.append(why)
+            log_line(f"the checkpoint of step {step} could not be written, the training goes on: {why}")
+            if self.rank == 0:
+                shutil.rmtree(unfinished_folder(self.folder, step), ignore_errors=True)
+        finally:
+            self.writing_seconds += time.perf_counter() - began
+
+    def _on_rank_0(self, work: Callable[[], object]) -> None:
+        """Raises on all ranks what it raised there."""
+        problem: list[str | None] = [None]
+        if self.rank == 0:
+            try:
+                work()
+            except OSError as error:
+                problem = [one_line(error)]
+        if self.group:
+            dist.broadcast_object_list(problem, group=self.group, group_src=0)
+        if problem[0] is not None:
+            raise OSError(problem[0])
+
+
+@contextmanager
+def _single_process_allowed(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """torch warns of saving without a process group, which is what one rank means to do."""
+    if group is not None:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+@contextmanager
+def _without_zip_checksums() -> Iterator[None]:
+    """The manifest has a checksum of the whole file; torch's own would take a fifth of the time that writing takes."""
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
+
+
+def _first_cause(error: BaseException) -> str:
+    """In one line; of what several ranks raised the first."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = min(error.failures.items())
+        return f"rank {rank}: {one_line(cause)}"
+    return one_line(error)
+
+
+def _random_state() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def load(checkpoint: Path, state: State) -> None:
+    """Bring a state to what it was, in place; each rank reads what it holds. Raises ValueError where it does not fit.
+
+    The state is of any strategy of torch's on any number of ranks; only the ranks that there were then get back their
+    random generators too.
+    """
+    reader = FileSystemReader(checkpoint)
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {".".join(path): leaf for path, leaf in _leaves(state) if isinstance(leaf, Tensor)}
+    place = f"random.rank_{_rank()}"
+    generators = {f"{place}.{name}": tensor for name, tensor in _random_state().items()}
+    generators = {name: tensor for name, tensor in generators.items() if name in stored}
+    wanted: State = {**tensors, **generators, _VALUES: []}
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise ValueError(f"{checkpoint}: has no {missing[0]}; it is of another model or optimizer")
+    try:
+        with _single_process_allowed(None):
+            load_state(wanted, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:
+        raise ValueError(f"{checkpoint}: {_first_cause(error)}") from error
+    _put_values(state, dict(wanted[_VALUES]), checkpoint)
+    for name, generator in generators.items():
+        (torch.set_rng_state if name.endswith(".cpu") else torch.cuda.set_rng_state)(generator)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _put_values(state: State, values: dict[str, Any], checkpoint: Path, path: tuple[str, ...] = ()) -> None:
+    for key, value in state.items():
+        here = (*path, str(key))
+        name = ".".join(here)
+        if isinstance(value, dict):
+            _put_values(value, values, checkpoint, here)
+        elif not isinstance(value, Tensor):
+            if name not in values:
+                raise ValueError(f"{checkpoint}: has no {name}; it is of another model or optimizer")
+            state[key] = values[name]
+
+
+def read_tensors(checkpoint: Path, part: str) -> dict[str, Tensor]:
+    """All tensors of a part of a state (`model`), whole, by the names that they have in it. Without a process group."""
+    reader = FileSystemReader(checkpoint)
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(what.size, dtype=what.properties.dtype)
+        for name, what in stored.items()
+        if name.startswith(f"{part}.") and isinstance(what, TensorStorageMetadata)
+    }
+    with _single_process_allowed(None):
+        load_state(dict(tensors), storage_reader=reader, no_dist=True)
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}

@@ -1,0 +1,151 @@
+"""A text to train on: one long row of tokens, cut into windows without gaps.
+
+    ids = text_tokens(workload.data, "data", workload, context, vocabulary)
+    training, rest = split_text(ids, workload, needed)
+
+Tokenised once: kept for the launch, and memory-mapped from the job's cache, so that the ranks of a node share it.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from configs.base import sha256_of_file
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.tokens import load_tokenizer, tokenizer_path
+from engine.training.data.examples import RANDOM_STEPS, Numbers, input_file, read_rows
+from engine.weights import the_manifest
+
+_CHUNK_CHARACTERS = 1 << 20
+
+
+def text_tokens(data: str | None, field: str, workload: TrainWorkload, context: Context, vocabulary: int) -> np.ndarray:
+    """The text that `field` of the workload names as one row of ids (uint16 or uint32); random ids without data.
+
+    Of rows with a `text`, each is followed by the model's token for an end, where its configuration names one.
+    """
+    if data is None:
+        count = RANDOM_STEPS * workload.global_batch_size * (workload.sequence_length + 1)
+        return np.random.default_rng(context.job.measuring.seed).integers(0, vocabulary, count, dtype=np.uint32)
+    tokenizer, end = the_tokenizer(workload, context), the_manifest(context).config.get("eos_token_id")
+    source = input_file(data, field, context)
+    end = end if isinstance(end, int) and source.suffix != ".txt" else None
+    name = hashlib.sha256(f"{data}:{_hash_of(tokenizer)}:{end}".encode()).hexdigest()[:16]
+    kept: dict[str, np.ndarray] = context.kept.setdefault("text_tokens", {})
+    if name not in kept:
+        kept[name] = _cached(Path(context.job.cache) / "tokens" / f"{name}.npy", data, field, context, tokenizer, end)
+    ids = kept[name]
+    if ids.size and int(ids.max()) >= vocabulary:
+        raise ValueError(
+            f"workload.tokenizer: it makes token {int(ids.max())}, but the model has {vocabulary}; "
+            "use a tokenizer of the model's vocabulary"
+        )
+    return ids
+
+
+def the_tokenizer(workload: TrainWorkload, context: Context) -> Path:
+    """The tokenizer's file. Raises ValueError where neither model nor workload brings one."""
+    path = tokenizer_path(context, workload.tokenizer)
+    if path is None:
+        raise ValueError(
+            f"workload.tokenizer: {the_manifest(context).identity} brings no tokenizer.json; "
+            "name one, or leave data out to train on random tokens"
+        )
+    return path
+
+
+def _hash_of(tokenizer: Path) -> str:
+    try:
+        return sha256_of_file(tokenizer)
+    except OSError as error:
+        raise ValueError(f"workload.tokenizer: {tokenizer} cannot be read ({error.strerror or error})") from error
+
+
+def _cached(cached: Path, data: str, field: str, context: Context, tokenizer_file: Path, end: int | None) -> np.ndarray:
+    """The ids as they lie in the cache, tokenised before where they are not there or not whole."""
+    if cached.is_file():
+        try:
+            loaded: np.ndarray = np.load(cached, mmap_mode="r")
+            return loaded
+        except (ValueError, OSError):
+            cached.unlink(missing_ok=True)  # not whole; it can be made again
+    tokenizer = load_tokenizer(tokenizer_file)
+    ids = _tokenised(_texts(data, field, context), tokenizer, end, field)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own for every rank that makes the file; the last rename wins, all are the same.
+    handle, unfinished = tempfile.mkstemp(dir=cached.parent, prefix=f".{cached.stem}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.save(file, ids)
+        os.replace(unfinished, cached)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+    mapped: np.ndarray = np.load(cached, mmap_mode="r")
+    return mapped
+
+
+def _texts(data: str, field: str, context: Context) -> Iterator[str]:
+    """A long text in pieces of a mebibyte, cut at line ends, to bound what tokenising holds; or the rows' texts."""
+    path = input_file(data, field, context)
+    if path.suffix != ".txt":
+        yield from (str(row["text"]) for row in read_rows(data, ["text"], field, context))
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"workload.{field}: {path} cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"workload.{field}: {path} is not UTF-8 text (byte {error.start})") from error
+    start = 0
+    while start < len(text):
+        stop = text.find("\n", start + _CHUNK_CHARACTERS) + 1 or len(text)
+        yield text[start:stop]
+        start = stop
+
+
+def _tokenised(texts: Iterator[str], tokenizer: Tokenizer, end: int | None, field: str) -> np.ndarray:
+    """Ids of all texts after one another, without the tokenizer's special tokens."""
+    dtype = np.uint16 if max(tokenizer.get_vocab_size(), (end or 0) + 1) <= 1 << 16 else np.uint32
+    pieces = []
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        pieces.append(np.array(ids if end is None else [*ids, end], dtype=dtype))
+    if not pieces:
+        raise ValueError(f"workload.{field}: is empty")
+    return np.concatenate(pieces)
+
+
+def split_text(ids: np.ndarray, workload: TrainWorkload, needed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training part and held-out part (the last share). Raises ValueError where one is below `needed` tokens."""
+    heldout = int(len(ids) * workload.heldout_share)
+    training, rest = ids[: len(ids) - heldout], ids[len(ids) - heldout :]
+    check_long_enough(training, needed, "data")
+    if workload.heldout_share > 0 and len(rest) < needed:
+        raise ValueError(
+            f"workload.heldout_share: {len(rest)} tokens held out are fewer than one sequence of {needed}; "
+            "raise the share or use a longer text"
+        )
+    return training, rest
+
+
+def check_long_enough(ids: np.ndarray, needed: int, field: str) -> None:
+    """Raise ValueError where a text has not one sequence."""
+    if len(ids) < needed:
+        verb = "train" if field == "data" else "evaluate"
+        raise ValueError(
+            f"workload.{field}: {len(ids)} tokens to {verb} on are fewer than one sequence of {needed}; "
+            "use a longer text or a shorter workload.sequence_length"
+        )
+
+
+def windows(ids: np.ndarray, numbers: Numbers, stride: int, length: int) -> Numbers:
+    """[len(numbers), length]: window n begins at n x stride."""
+    found: Numbers = ids[(numbers * stride)[:, None] + np.arange(length)].astype(np.int64)
+    return found

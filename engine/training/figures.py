@@ -1,0 +1,158 @@
+"""What a run leaves: its raw samples by step, and figures that say what a step was.
+
+    outcome.samples = samples(run)
+    outcome.figures = figures(run, config)          # config: of the model, a Hugging Face config.json
+
+Samples of a rank: `step_seconds` of measured steps, of which `data_seconds`, `forward_seconds`, `backward_seconds`,
+`exposed_communication_seconds` and `optimizer_seconds` are the parts; `checkpoint_seconds` that came on top. `loss` and
+`gradient_norm` are of the whole run, warm-up and earlier attempts included, and the same on all ranks.
+
+FLOPs are of a step over all ranks, by `engine.planner.flops`: **model** FLOPs by PaLM's convention (MFU's numerator),
+**hardware** FLOPs those of the products that are executed, whole score matrices counted as `torch.utils.flop_counter`
+does, the scores that a fused attention makes again in its backward pass and what checkpointing computes again included
+(HFU's). Both are None for a model that the planner does not know.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.record import Figure
+from configs.training import ActivationCheckpointing
+from engine.agreement import total
+from engine.context import Samples
+from engine.planner.architecture import Architecture
+from engine.planner.families import read_architecture
+from engine.planner.flops import forward_flops, model_flops, training_flops
+from engine.training.data.validation import means
+from engine.training.schedule import learning_rate, scaling_factor
+from engine.training.steps import Run
+
+
+def samples(run: Run) -> Samples:
+    """Columns of this rank; the history must be settled."""
+    warmup, columns = run.warmup, run.columns
+    found = {
+        "warmup_step_seconds": columns.step[:warmup],
+        "step_seconds": columns.step[warmup:],
+        **{f"{phase}_seconds": seconds[warmup:] for phase, seconds in columns.phases.items()},
+        "loss": run.history.losses,
+        "gradient_norm": run.history.norms,
+    }
+    if run.trainer.exposed.known:
+        found["exposed_communication_seconds"] = columns.exposed[warmup:]
+    if run.workload.checkpoint_every is not None:
+        found["checkpoint_seconds"] = columns.checkpoint[warmup:]
+    return {name: np.array(values, dtype=np.float64) for name, values in found.items()}
+
+
+def figures(run: Run, config: Mapping[str, Any]) -> dict[str, Figure]:
+    """What a step of the run was. All ranks call it.
+
+    `tokens_per_step` is of all ranks, `sequences` of this one; `train_tokens` is the size of the data.
+    """
+    work, options = run.workload, run.options
+    measured = run.here - run.warmup
+    tokens = _tokens_per_step(run, measured)
+    found: dict[str, Figure] = {
+        "tokens_per_step": tokens,
+        "sequences": work.global_batch_size // options.dp,
+        "accumulation": options.accumulation,
+        "steps": run.steps,
+        "train_rows": run.feed.examples.count,
+        "train_tokens": run.feed.examples.count * run.feed.examples.positions,
+        "learning_rate": learning_rate(work, work.learning_rate_warmup_steps),
+        "learning_rate_scaling": scaling_factor(work),
+        "skipped_steps": run.history.skipped,
+        "loss_scale": run.loss_scale,
+        **_flops(run, config, tokens),
+        **_traffic(run, measured),
+        **_evaluation(run),
+    }
+    seconds = sum(run.columns.step[run.warmup :]) + sum(run.columns.checkpoint[run.warmup :])
+    if work.checkpoint_every is not None and seconds > 0:
+        found["tokens_per_second_with_checkpoints"] = tokens * measured / seconds
+    return found
+
+
+def _tokens_per_step(run: Run, measured: int) -> int | float:
+    """Mean over measured steps, summed over replicas; of the latest one where none was measured."""
+    if measured == 0:
+        return run.step_tokens
+    tokens = total(torch.tensor([run.tokens], dtype=torch.int64), run.context).item() / run.options.tp / measured
+    return int(tokens) if tokens == int(tokens) else tokens
+
+
+def _flops(run: Run, config: Mapping[str, Any], tokens: int | float) -> dict[str, Figure]:
+    found: dict[str, Figure] = {"model_flops_per_step": None, "hardware_flops_per_step": None}
+    sequences = run.workload.global_batch_size
+    try:
+        architecture = read_architecture(config)
+    except ValueError:  # of a family that the planner does not know
+        return found
+    length = round(tokens / sequences)
+    if architecture.kind == "encoder_decoder":
+        length = run.workload.sequence_length
+    if length == 0:  # a resumed run that had nothing left to do
+        return found
+    found["model_flops_per_step"] = model_flops(architecture, sequences * length, length)
+    found["hardware_flops_per_step"] = hardware_flops(
+        architecture, sequences, length, run.options.activation_checkpointing
+    )
+    return found
+
+
+def hardware_flops(
+    architecture: Architecture, sequences: int, length: int, checkpointing: ActivationCheckpointing
+) -> float:
+    """Executed in a step. What checkpointing computes again is that of `engine.training.strategies.recompute`.
+
+    Selective: every second product of a block, from the second. Full: all but the last one, whose output nobody needs
+    (torch stops where everything that was saved is there again), and attention.
+    """
+    once = training_flops(architecture, sequences, length, fused=True).total
+    products = [
+        weight.size * weight.share
+        for weight in architecture.weights
+        if weight.block and weight.role == "matrix"
+        for _ in range(max(1, round(weight.products / architecture.layers)))
+    ]
+    if checkpointing == "none" or not products:
+        return once
+    forward = forward_flops(architecture, sequences, length)
+    again = products[:-1] if checkpointing == "full" else products[1::2]
+    attention = forward.attention if checkpointing == "full" else 0.0
+    return once + forward.blocks * sum(again) / sum(products) + attention
+
+
+def _traffic(run: Run, measured: int) -> dict[str, Figure]:
+    """Payload of this rank's collectives, a step; bytes of the node's network over all measured steps, by its first
+    rank."""
+    before, after = run.before, run.after
+    if before is None or after is None or measured == 0:
+        return {}
+    found: dict[str, Figure] = {}
+    if run.trainer.exposed.known:
+        found["communication_bytes_per_step"] = (after.payload_bytes - before.payload_bytes) / measured
+    if before.network is not None and after.network is not None:
+        moved = after.network.since(before.network)
+        found["network_sent_bytes"], found["network_received_bytes"] = moved.sent, moved.received
+        found["loopback_sent_bytes"] = moved.loopback
+    return found
+
+
+def _evaluation(run: Run) -> dict[str, Figure]:
+    """Of the last evaluation; what is held out of the training data keeps its own names as well."""
+    if not run.history.evaluations:
+        return {}
+    found: dict[str, Figure] = {
+        f"validation_{name}": value for name, value in means(run.history.evaluations[-1][1]).items()
+    }
+    found |= {"evaluations": len(run.history.evaluations), "evaluation_seconds": run.evaluation_seconds}
+    if run.workload.heldout_share > 0 and "validation_perplexity" in found:
+        found["heldout_tokens"] = found["validation_targets"]
+        found["heldout_loss"] = found["validation_loss"]
+        found["heldout_perplexity"] = found["validation_perplexity"]
+    return found

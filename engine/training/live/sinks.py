@@ -1,0 +1,174 @@
+"""Where what is told goes: one context manager for each kind, which opens, yields `write(told)`, and closes.
+
+    with SINKS["tensorboard"](about) as write:
+        write({"step": 10, "loss": 2.1, "time": 1700000000.0})
+
+They run in a process of their own (`engine.training.live.streamer`) and may raise and hang. Nothing here reaches for
+a network unless MLFLOW_TRACKING_URI does, and nothing writes outside the run folder.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from configs.base import write_atomically
+from engine.training.live.metrics import METRICS, PREFIX
+
+Write = Callable[[dict[str, Any]], None]
+PORTS_TRIED = 16
+_LABELS = ("study", "cell", "repeat")
+
+
+def _say(name: str, what: str) -> None:
+    print(f"live: {name}: {what}", file=sys.stderr, flush=True)
+
+
+def _values(told: dict[str, Any]) -> dict[str, float]:
+    return {name: float(told[name]) for name in METRICS if name in told and name != "step"}
+
+
+@contextmanager
+def tensorboard(about: dict[str, Any]) -> Iterator[Write]:
+    """Event files in the visit's folder, on disk after each write: `tensorboard --logdir <run>/live`."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(about["folder"])
+    _say("tensorboard", about["folder"])
+
+    def write(told: dict[str, Any]) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in _values(told).items()]
+        writer.add_event(Event(wall_time=told["time"], step=told["step"], summary=Summary(value=values)))
+        writer.flush()
+
+    try:
+        yield write
+    finally:
+        writer.close()
+
+
+@contextmanager
+def mlflow(about: dict[str, Any]) -> Iterator[Write]:
+    """A run of the experiment that the study is, in `<run>/live/mlflow.db` unless MLFLOW_TRACKING_URI says where.
+
+    MLflow 3 takes no new file stores (mlflow.store.tracking.file_store); SQLite is what works without a server.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
+    root = Path(about["root"])
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    place = server or f"sqlite:///{root}/mlflow.db"
+    root.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(tracking_uri=place)
+    known = client.get_experiment_by_name(about["study"])
+    artifacts = None if server else (root / "mlflow_artifacts").as_uri()
+    experiment = known.experiment_id if known else client.create_experiment(about["study"], artifacts)
+    tags = {name: str(about[name]) for name in ("cell", "key", "repeat", "attempt")}
+    run = client.create_run(experiment, run_name=about["name"], tags=tags).info.run_id
+    client.log_batch(run, params=[Param(name, str(value)) for name, value in _flat(about["config"]).items()])
+    _say("mlflow", f"run {run} of experiment {about['study']} in {place}")
+
+    def write(told: dict[str, Any]) -> None:
+        now = int(told["time"] * 1000)
+        client.log_batch(run, [Metric(name, value, now, told["step"]) for name, value in _values(told).items()])
+
+    try:
+        yield write
+    finally:
+        status = {"finished": "FINISHED", "failed": "FAILED"}.get(about.get("end", "killed"), "KILLED")
+        client.set_terminated(run, status)
+
+
+@contextmanager
+def wandb(about: dict[str, Any]) -> Iterator[Write]:
+    """An offline run below the visit's folder; `wandb sync` sends it up, when and if somebody wants that."""
+    folder = Path(about["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.update(
+        {f"WANDB_{kind}_DIR": str(folder / "wandb" / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+    )
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    import wandb as library
+
+    settings = library.Settings(
+        console="off", disable_git=True, disable_job_creation=True, save_code=False, silent=True,
+        x_disable_meta=True, x_disable_stats=True,
+    )  # fmt: skip
+    run = library.init(
+        project=about["study"], name=about["name"], group=about["cell"], config=about["config"], dir=str(folder),
+        mode="offline", settings=settings,
+    )  # fmt: skip
+    _say("wandb", str(Path(run.dir).parent))
+
+    def write(told: dict[str, Any]) -> None:
+        # Its own steps must rise; evaluations come after the step that they evaluate.
+        run.log({**_values(told), "step": told["step"], "_timestamp": told["time"]})
+
+    run.define_metric("*", step_metric="step")
+    try:
+        yield write
+    finally:
+        run.finish(exit_code=0 if about.get("end") == "finished" else 1)
+
+
+@contextmanager
+def prometheus(about: dict[str, Any]) -> Iterator[Write]:
+    """An HTTP endpoint on the node as long as the visit lasts, and a file by which a Prometheus server finds it."""
+    from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+    registry = CollectorRegistry()
+    labels = {name: str(about[name]) for name in _LABELS}
+    gauges = {name: Gauge(PREFIX + name, says, _LABELS, registry=registry) for name, says in METRICS.items()}
+    wanted = about["port"]
+    for port in range(wanted, wanted + (PORTS_TRIED if wanted else 1)):
+        try:
+            server, thread = start_http_server(port, registry=registry)
+            break
+        except OSError as error:
+            refused = error
+    else:
+        raise OSError(f"no free port among {wanted} to {wanted + PORTS_TRIED - 1}: {refused}")
+    address = f"{about['host']}:{server.server_port}"
+    found_by = Path(about["root"]) / "prometheus" / f"{about['name']}.json"
+    found_by.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(found_by, json.dumps([{"targets": [address], "labels": {"job": "rankwise"}}]))
+    _say("prometheus", f"http://{address}/metrics")
+
+    def write(told: dict[str, Any]) -> None:
+        gauges["step"].labels(**labels).set(told["step"])
+        for name, value in _values(told).items():
+            gauges[name].labels(**labels).set(value)
+
+    try:
+        yield write
+    finally:
+        found_by.unlink(missing_ok=True)
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted names; what is not set is left out."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[prefix + name] = value
+    return flat
+
+
+SINKS: dict[str, Callable[[dict[str, Any]], AbstractContextManager[Write]]] = {
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "wandb": wandb,
+    "prometheus": prometheus,
+}

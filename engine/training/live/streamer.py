@@ -1,0 +1,134 @@
+"""The process at the other end of a rank's pipe: reads what is told, hands it to each sink, in a thread for each.
+
+    python -m engine.training.live.streamer        (started by engine.training.live.telling)
+
+First line on the standard input: what the visit is (`telling._about`). Then a line for each time that something is
+told, and a last one that says how the visit ended; an end of file without it means that the rank was killed. Answers
+on the standard output with `opened` once and `closed` once; anything else that is said goes to the rank's log. A sink
+that cannot open is given up; one that fails later is tried again, and said so of once; one that hangs fills its own
+queue and nobody else's.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from engine.training.live.sinks import SINKS, Write
+
+WAITING = 64
+"""Tellings that a slow sink may be behind: a minute."""
+CLOSE_SECONDS = 8.0
+"""Less than the rank waits."""
+_LOWEST_PRIORITY = 19
+
+
+class Stream:
+    """One sink with its thread and its queue."""
+
+    def __init__(self, name: str, about: dict[str, Any]) -> None:
+        self.name = name
+        self.dropped = 0
+        self._failed = False
+        self.opened = threading.Event()
+        self._about = about
+        self._waiting: queue.Queue[dict[str, Any]] = queue.Queue(WAITING)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def put(self, told: dict[str, Any]) -> None:
+        """Leave it for the thread; where that is behind, what it has not told for longest is dropped."""
+        while True:
+            try:
+                return self._waiting.put_nowait(told)
+            except queue.Full:
+                self._drop()
+
+    def _drop(self) -> None:
+        with suppress(queue.Empty):
+            self._waiting.get_nowait()
+            self.dropped += 1
+
+    def _run(self) -> None:
+        try:
+            with SINKS[self.name](self._about) as write:
+                self.opened.set()
+                while "end" not in (told := self._waiting.get()):
+                    self._try(write, told)
+                self._about["end"] = told["end"]
+        except Exception as error:
+            self._say(f"is given up: {type(error).__name__}: {error}")
+        finally:
+            self.opened.set()
+            self._discard()
+
+    def _try(self, write: Write, told: dict[str, Any]) -> None:
+        """One that fails may work again later: a server that is away for a while. Said once."""
+        try:
+            write(told)
+        except Exception as error:
+            if not self._failed:
+                self._say(f"fails: {type(error).__name__}: {error}")
+            self._failed = True
+            self.dropped += 1
+
+    def _say(self, what: str) -> None:
+        print(f"live: {self.name} {what}", file=sys.stderr, flush=True)
+
+    def _discard(self) -> None:
+        """After a failure: whatever else comes is dropped until the end."""
+        while "end" not in self._about:
+            if "end" in self._waiting.get():
+                return
+            self.dropped += 1
+
+
+def main() -> int:
+    """Stream one visit. Returns the exit code."""
+    # Libraries print; what they say must not get between the answers.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    about = json.loads(sys.stdin.buffer.readline() or b"{}")
+    if not about:
+        return 1
+    streams = [Stream(name, dict(about)) for name in about["sinks"]]
+    ends = time.monotonic() + about["open_seconds"]
+    for stream in streams:
+        if not stream.opened.wait(max(0.0, ends - time.monotonic())):
+            print(f"live: {stream.name} is not open after {about['open_seconds']:g} s", file=sys.stderr, flush=True)
+    _answer(answers, {"said": "opened"})
+    os.nice(_LOWEST_PRIORITY)
+    ended = False
+    for line in sys.stdin.buffer:
+        told = json.loads(line)
+        for stream in streams:
+            stream.put(told)
+        if ended := "end" in told:
+            break
+    if not ended:
+        for stream in streams:
+            stream.put({"end": "killed"})
+    ends = time.monotonic() + CLOSE_SECONDS
+    for stream in streams:
+        stream.thread.join(max(0.0, ends - time.monotonic()))
+        if stream.thread.is_alive():
+            print(f"live: {stream.name} hangs and is left behind", file=sys.stderr, flush=True)
+    times = os.times()
+    cpu_seconds = times.user + times.system + times.children_user + times.children_system
+    _answer(answers, {"said": "closed", "dropped": sum(each.dropped for each in streams), "cpu_seconds": cpu_seconds})
+    return 0
+
+
+def _answer(descriptor: int, line: dict[str, Any]) -> None:
+    with suppress(OSError):  # the rank has ended
+        os.write(descriptor, json.dumps(line).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a library that hangs must not keep this process

@@ -1,0 +1,48 @@
+"""Bytes that this machine has sent and received, by the kernel's counters of its network interfaces.
+
+    before = network_bytes()                        # None where the kernel does not say
+    ...
+    after = network_bytes()
+    after.sent - before.sent
+
+/proc/self/net/dev (proc_pid_net(5)) counts all processes of the network namespace, protocol headers and what was sent
+twice included: what really went over the wires. What two ranks of one machine tell each other goes through the
+loopback and is counted apart. Memory shared between ranks, NVLink and InfiniBand verbs are not seen here.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+_COUNTERS = Path("/proc/self/net/dev")
+_HEADER_LINES = 2
+_RECEIVED, _SENT = 0, 8
+
+
+class NetworkBytes(NamedTuple):
+    """Since boot. `sent` and `received`: over all interfaces but the loopback; `loopback`: through that one."""
+
+    sent: int
+    received: int
+    loopback: int
+
+    def since(self, before: "NetworkBytes") -> "NetworkBytes":
+        """What came to it after `before`."""
+        return NetworkBytes(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def network_bytes(counters: Path = _COUNTERS) -> NetworkBytes | None:
+    """The counters now; None where there are none."""
+    try:
+        lines = counters.read_text().splitlines()[_HEADER_LINES:]
+    except OSError:
+        return None
+    sent = received = loopback = 0
+    for line in lines:
+        name, _, values = line.partition(":")
+        fields = values.split()
+        if name.strip() == "lo":
+            loopback = int(fields[_SENT])
+        else:
+            sent += int(fields[_SENT])
+            received += int(fields[_RECEIVED])
+    return NetworkBytes(sent, received, loopback)

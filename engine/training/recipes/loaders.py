@@ -1,0 +1,92 @@
+"""A user's data loader, shared out over processes, and counted through so that training can go on in mid-epoch.
+
+    shared = share_out(loader, world_size, rank, seed=0)
+    shared.begin(epoch=2, examples=640)       # 640 examples of this epoch are done, by all processes together
+    for inputs, targets in shared: ...
+
+Order is a function of (seed, epoch) alone. The examples of the first n steps of a global batch are the same for any
+number of processes, so a run that goes on with fewer of them repeats and leaves out none.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+_KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+         "prefetch_factor", "persistent_workers", "pin_memory_device")  # fmt: skip
+
+
+class PartSampler(DistributedSampler[Any]):
+    """torch's, which can begin in mid-epoch."""
+
+    skipped = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.skipped, None)
+
+    def __len__(self) -> int:
+        return super().__len__() - self.skipped
+
+
+class SharedLoader:
+    """A loader whose sampler gives this process its own part. remade: whether that had to be put in."""
+
+    def __init__(self, loader: "DataLoader[Any]", sampler: "DistributedSampler[Any]", remade: bool) -> None:
+        self.loader, self.sampler, self.remade = loader, sampler, remade
+        assert loader.batch_size is not None
+        self.batch_size: int = loader.batch_size
+        self._batches_skipped = 0
+
+    def begin(self, epoch: int, examples: int = 0) -> None:
+        """The coming iteration is of this epoch, after so many examples of all processes together."""
+        self.sampler.set_epoch(epoch)
+        own = examples // self.sampler.num_replicas
+        if isinstance(self.sampler, PartSampler):
+            self.sampler.skipped, self._batches_skipped = own, 0
+        else:
+            self._batches_skipped = own // self.batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.loader), self._batches_skipped, None)
+
+    @property
+    def batches(self) -> int:
+        """Of this process, in a whole epoch; equally many in each process that has an equal loader."""
+        own = self.sampler.num_samples
+        return own // self.batch_size if self.loader.drop_last else -(-own // self.batch_size)
+
+    def is_filling(self, position: int) -> bool:
+        """Whether the example at this position of this process's part is there twice, to make all parts equal."""
+        data: Any = self.loader.dataset
+        return position * self.sampler.num_replicas + self.sampler.rank >= len(data)
+
+
+def share_out(loader: "DataLoader[Any]", world_size: int, rank: int, seed: int) -> SharedLoader:
+    """The loader itself where its sampler is distributed already, else one like it with a sampler of ours.
+
+    Raises ValueError for a loader whose order is of the user's own making: only the user can share that out.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("train_data: a loader of an IterableDataset cannot be shared out; use a Dataset with a length")
+    if isinstance(loader.sampler, DistributedSampler):
+        if (loader.sampler.num_replicas, loader.sampler.rank) != (world_size, rank):
+            raise ValueError(
+                f"train_data: its DistributedSampler is rank {loader.sampler.rank} of {loader.sampler.num_replicas}, "
+                f"this process is {rank} of {world_size}; make it after the recipe, or leave the sampler out"
+            )
+        return SharedLoader(loader, loader.sampler, remade=False)
+    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise ValueError(
+            f"train_data: its {type(loader.batch_sampler if loader.batch_size is None else loader.sampler).__name__} "
+            "cannot be shared out; give it a torch.utils.data.distributed.DistributedSampler, or batch_size and shuffle"
+        )
+    shuffled = isinstance(loader.sampler, RandomSampler)
+    sampler = PartSampler(loader.dataset, world_size, rank, shuffle=shuffled, seed=seed, drop_last=loader.drop_last)
+    settings = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    remade: DataLoader[Any] = DataLoader(
+        loader.dataset, batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **settings
+    )
+    return SharedLoader(remade, sampler, remade=True)

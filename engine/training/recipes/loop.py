@@ -1,0 +1,240 @@
+"""The loop of a recipe: epochs of a shared loader, in steps of a global batch, until the bounds; evaluated and saved.
+
+    loop = Loop(recipe's parts ...)
+    history = loop.run()
+
+It is the loop of `engine.training.steps` without its measuring: a step is a Trainer's, bounds are `Bounds`,
+checkpoints are `Saver`'s. All processes call everything alike.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from configs.training import TrainWorkload
+from engine.agreement import total
+from engine.context import Context
+from engine.training.bounds import Bounds, Done
+from engine.training.checkpoints.saving import Saver, load, own_group
+from engine.training.checkpoints.visit import latest, read_progress
+from engine.training.recipes.loaders import SharedLoader
+from engine.training.trainer import Batch, History, Task, Trainer
+
+RECENT_STEPS = 10
+Metrics = Callable[[Any, Batch, int], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where checkpoints lie, after how many steps one is made, how many stay."""
+
+    folder: Path
+    every: int
+    kept: int
+
+
+@dataclass
+class Place:
+    """Where training is in the data. examples: of this epoch, done by all processes together."""
+
+    epoch: int = 0
+    examples: int = 0
+
+
+@dataclass
+class Loop:
+    """One training. accumulation: batches of this process in a step; batch_of: of what a loader gives.
+
+    judged: what a target loss is compared with, as it was at the end of the last epoch.
+    """
+
+    context: Context
+    workload: TrainWorkload
+    task: Task
+    trainer: Trainer
+    data: SharedLoader
+    validation: SharedLoader | None
+    batch_of: Callable[[Any], dict[str, Any]]
+    accumulation: int
+    rate: float
+    saving: Saving | None
+    say: Callable[[str], None]
+    place: Place = field(default_factory=Place)
+    history: History = field(default_factory=History)
+    unsettled: list[float] = field(default_factory=list)
+    saver: Saver | None = None
+    saved: int | None = None
+    judged: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """Done, by earlier attempts too."""
+        return self.history.steps + len(self.unsettled)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of a whole epoch; batches that fill no step are left out."""
+        return self.data.batches // self.accumulation
+
+    def run(self) -> History:
+        """Train until the bounds, from the last checkpoint where there is one."""
+        self._resume()
+        bounds, here = Bounds(self.workload, self.context), 0
+        steps = self._groups()
+        while not bounds.reached(Done(self.steps, here, self.history.trained_seconds, 0.0, self.judged)):
+            began = time.perf_counter()
+            self._step(next(steps))
+            here += 1
+            self.history.trained_seconds += time.perf_counter() - began
+            if self.place.examples == 0 or self.steps == self.workload.steps:
+                self._end_epoch()
+            if self._due():
+                self._save()
+        self.settle()
+        self._evaluate()
+        self._save()
+        if self.saver is not None:
+            self.saver.wait()
+        return self.history
+
+    def _groups(self) -> Iterator[list[Batch]]:
+        """The batches of each step; the place is that after the step when it is given."""
+        size = self.workload.global_batch_size
+        while True:
+            self.data.begin(self.place.epoch, self.place.examples)
+            batches = iter(self.data)
+            for step in range(self.place.examples // size, self.steps_per_epoch):
+                made = [self.batch_of(raw) for raw in islice(batches, self.accumulation)]
+                last = step == self.steps_per_epoch - 1
+                self.place = Place(self.place.epoch + 1, 0) if last else Place(self.place.epoch, (step + 1) * size)
+                yield self._shared(made)
+
+    def _shared(self, made: list[dict[str, Any]]) -> list[Batch]:
+        """Of one step: every example counts as much as any other."""
+        counts = [len(inputs["targets"]) for inputs in made]
+        whole = sum(counts) * self.context.world_size
+        return [Batch(inputs, count / whole, count, count) for inputs, count in zip(made, counts, strict=True)]
+
+    def _step(self, batches: list[Batch]) -> None:
+        own = 0.0
+        losses = []
+        for number, batch in enumerate(batches):
+            loss = self.trainer.forward(batch)
+            self.trainer.backward(loss, batch, last=number == len(batches) - 1)
+            losses.append(loss.detach() * batch.share)
+        end = self.trainer.step(self.rate)
+        own = float(torch.stack(losses).sum())
+        if not math.isfinite(own) or (end.applied and not math.isfinite(end.norm)):
+            raise FloatingPointError(
+                f"step {self.steps}: loss {own}, gradient norm {end.norm}; lower the optimizer's lr"
+            )
+        self.unsettled.append(own)
+        self.history.norms.append(end.norm)
+        self.history.skipped += not end.applied
+
+    def settle(self) -> None:
+        """Make the losses of the latest steps those of the global batch, on all processes."""
+        if self.unsettled:
+            summed = total(torch.tensor(self.unsettled, dtype=torch.float64), self.context)
+            self.history.losses += summed.tolist()
+            self.unsettled.clear()
+
+    def _end_epoch(self) -> None:
+        self.settle()
+        self._evaluate()
+        recent = self.history.losses[-self.steps_per_epoch :]
+        line = f"epoch {self.place.epoch}, step {self.steps}: loss {sum(recent) / len(recent):.4f}"
+        if self.validation is not None:
+            sums = self.history.evaluations[-1][1]
+            line += f", validation loss {sums['loss'] / sums['targets']:.4f}"
+            if "correct" in sums:
+                line += f", {100 * sums['correct'] / sums['targets']:.1f} % right"
+        self.judged = self._judge()
+        self.say(f"{line}, {self.history.trained_seconds:.0f} s")
+
+    def _judge(self) -> float:
+        """What a target loss is compared with: of the validation data, or without it the mean of the last steps."""
+        if self.validation is not None:
+            sums = self.history.evaluations[-1][1]
+            return sums["loss"] / sums["targets"]
+        recent = self.history.losses[-RECENT_STEPS:]
+        return sum(recent) / len(recent)
+
+    def _evaluate(self) -> None:
+        if self.validation is None or (self.history.evaluations and self.history.evaluations[-1][0] == self.steps):
+            return
+        self._agree_on_buffers()
+        names: list[str] = []
+        summed, seen = torch.zeros(3, dtype=torch.float64), 0
+        self.validation.begin(0)
+        with self.trainer.evaluating():
+            for raw in self.validation:
+                inputs = self.batch_of(raw)
+                count = len(inputs["targets"])
+                # Parts are filled up to be equal; what is there twice counts once.
+                real = sum(not self.validation.is_filling(seen + number) for number in range(count))
+                inputs["real"] = torch.tensor(real)
+                sums = self.task.metrics(self.trainer.module, Batch(inputs, 0.0, count, count))
+                names = list(sums)
+                summed[: len(names)] += torch.stack([each.detach().double().cpu() for each in sums.values()])
+                seen += count
+        sums_of_all = total(summed, self.context).tolist()
+        self.history.evaluations.append((self.steps, dict(zip(names, sums_of_all, strict=False))))
+
+    def _agree_on_buffers(self) -> None:
+        """Running means and the like, which each process has of its own examples, become the mean of all."""
+        if self.context.world_size == 1:
+            return
+        for buffer in self.task.model.buffers():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer /= self.context.world_size
+            else:
+                dist.broadcast(buffer, 0)
+
+    def _due(self) -> bool:
+        return self.saving is not None and self.steps % self.saving.every == 0
+
+    def _save(self) -> None:
+        """Begin a checkpoint; nothing where there are to be none or this step has one."""
+        if self.saver is None or self.saved == self.steps:
+            return
+        began = time.perf_counter()
+        self.settle()
+        self._agree_on_buffers()
+        progress = {
+            "history": asdict(self.history),
+            "place": asdict(self.place),
+            "judged": self.judged,
+            "global_batch_size": self.workload.global_batch_size,
+        }
+        self.saver.save(self.trainer.state, self.steps, progress)
+        self.saved = self.steps
+        self.history.trained_seconds += time.perf_counter() - began
+
+    def _resume(self) -> None:
+        if self.saving is None:
+            return
+        self.saver = Saver(self.saving.folder, kept=self.saving.kept, group=own_group())
+        found = latest(self.saving.folder)
+        if found is None:
+            return
+        state, progress = self.trainer.state(), read_progress(found)
+        load(found, state)
+        self.trainer.load(state)
+        self.history = History(**progress["history"])
+        self.history.evaluations = [(int(step), sums) for step, sums in self.history.evaluations]
+        self.place, self.judged = Place(**progress["place"]), progress["judged"]
+        size = self.workload.global_batch_size
+        if self.place.examples % size:  # of another global batch: begin the step that they reach into anew
+            self.place.examples -= self.place.examples % size
+        self.saved = self.history.steps
+        self.say(f"goes on from {found}, {self.history.steps} steps done")

@@ -1,0 +1,306 @@
+"""Training a classifier from Python: on one process, under torchrun, or on several hosts by the set-up script.
+
+    from engine.training.recipes import ClassifyRecipe, OptimizerSpec, is_master_process
+
+    recipe = ClassifyRecipe(model, nn.CrossEntropyLoss(), OptimizerSpec("Adam", patterns=["*"], lr=0.001))
+    history = recipe.train(train_loader, min_period="30s", max_period="2m", val_data=val_loader,
+                           checkpoints="checkpoints", verbose=is_master_process())
+
+The strategies, checkpoints and bounds are those of the `train` workload. A loader gives each process batches of its
+own batch size, so the global batch is that times the processes (times `accumulation`). After a lost process
+(`torchrun --max-restarts 3`) the script begins anew, and `train` goes on from the last checkpoint; with fewer
+processes than before it accumulates, so that the global batch stays what it was.
+"""
+
+import atexit
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.utils.data import DataLoader
+
+from configs.cell import Cell, Dtype, Layout, Strategy
+from configs.job import Job, Measuring, Visit
+from configs.paths import JobPaths
+from configs.training import TrainWorkload, period_seconds
+from engine.context import Context
+from engine.joining import choose_device
+from engine.parallel.node import (
+    barrier,
+    gather_tensors,
+)
+from engine.processes import place_from_environment
+from engine.training.checkpoints.visit import latest, read_progress
+from engine.training.recipes.loaders import SharedLoader, share_out
+from engine.training.recipes.loop import Loop, Saving
+from engine.training.recipes.optimizer import OptimizerSpec, assign, build
+from engine.training.strategies.table import STRATEGIES
+from engine.training.trainer import Batch, History, Options, Task
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Loader = DataLoader[Any]
+Backend = Literal["nccl", "gloo", "mpi"]
+
+
+class ClassifyRecipe:
+    """A model that maps inputs to a score for each class, with its loss and optimizer.
+
+    loss(outputs, targets): the mean over a batch, as torch.nn.CrossEntropyLoss gives. optimizer: one description, or
+    several for groups of parameters. use_distributed: join the other processes of torchrun or of the set-up script; a
+    process that was started alone trains alone. strategy: ddp, or fsdp where weights do not fit on one device. blocks:
+    what fsdp shards one by one (default: the model's children). dtype: of products, or of gathered weights with fsdp;
+    weights stay float32. accumulation: batches of a process in one step. backend: of the process group; default: nccl
+    on CUDA, else gloo, else mpi.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: OptimizerSpec | Sequence[OptimizerSpec],
+        use_distributed: bool = True,
+        *,
+        strategy: Literal["ddp", "fsdp"] = "ddp",
+        blocks: Sequence[nn.Module] | None = None,
+        dtype: Dtype = "float32",
+        gradient_clipping: float | None = None,
+        accumulation: int = 1,
+        backend: Backend | None = None,
+        timeout_seconds: float = 600.0,
+        seed: int = 0,
+    ) -> None:
+        if strategy not in ("ddp", "fsdp"):
+            raise ValueError(f"strategy: {strategy!r} is none of a recipe's; use ddp or fsdp")
+        self.specs = [optimizer] if isinstance(optimizer, OptimizerSpec) else list(optimizer)
+        self._taken = assign(model, self.specs)
+        self._device = _join(backend, timeout_seconds) if use_distributed else torch.device("cpu")
+        if not use_distributed and torch.cuda.is_available():
+            self._device = torch.device("cuda")
+        self.world_size = dist.get_world_size() if use_distributed and dist.is_initialized() else 1
+        self.rank = dist.get_rank() if self.world_size > 1 else 0
+        self.model, self.loss = model.to(self._device), loss
+        self._blocks = list(blocks) if blocks is not None else _children(model)
+        self._strategy: Strategy = strategy if self.world_size > 1 else "none"
+        self._dtype, self._clipping, self._accumulation = dtype, gradient_clipping, accumulation
+        self._timeout_seconds, self._seed = timeout_seconds, seed
+        self._trained = False
+
+    def train(
+        self,
+        train_data: Loader,
+        min_period: str | float | None = None,
+        max_period: str | float | None = None,
+        val_data: Loader | None = None,
+        *,
+        epochs: int | None = None,
+        target_loss: float | None = None,
+        checkpoints: str | Path | None = None,
+        checkpoint_every: int = 100,
+        checkpoints_kept: int = 2,
+        verbose: bool | None = None,
+    ) -> History:
+        """Train; what was seen: losses and norms of each step, and an evaluation (sums) at the end of each epoch.
+
+        It ends after `epochs`; or at `max_period` (30s, 2m, 1h, or seconds), or as soon as `min_period` is over and the
+        loss (of the validation data, if there is any) is at most `target_loss` at the end of an epoch; with min_period
+        alone, when that is over. Nothing said: one epoch. checkpoints: a folder that all hosts see; where it holds
+        one, training goes on from there, and periods count what was trained before. verbose: whether this process says
+        how it goes; default: the master. All processes call it.
+
+        Raises ValueError for what does not go together, FloatingPointError for a loss that is no number.
+        """
+        if self._trained:
+            raise ValueError("train: this recipe has been trained; make a new one for the next training")
+        verbose = self.rank == 0 if verbose is None else verbose
+        shared, held = self._shared(train_data, val_data)
+        folder = None if checkpoints is None else Path(checkpoints)
+        accumulation = self._accumulated(shared, folder)
+        if accumulation > shared.batches:
+            raise ValueError(
+                f"train_data: {shared.batches} batches for each of {self.world_size} processes are less than the "
+                f"{accumulation} of one step; use smaller batches or more data"
+            )
+        steps = None
+        if min_period is None and max_period is None:
+            steps = (1 if epochs is None else epochs) * (shared.batches // accumulation)
+        elif epochs is not None:
+            raise ValueError("epochs: a period is given; leave one of them out")
+        cell = self._cell(
+            global_batch_size=shared.batch_size * self.world_size * accumulation,
+            micro_batch_size=shared.batch_size,
+            steps=steps,
+            min_period_seconds=period_seconds(min_period),
+            max_period_seconds=period_seconds(max_period),
+            target_loss=target_loss,
+            gradient_clipping=self._clipping,
+        )
+        context, task = self._context(cell), self._task()
+        self._prepare()
+        self._trained = True
+        self._trainer = STRATEGIES[self._strategy](task, Options.of(cell), context)
+        assert isinstance(cell.workload, TrainWorkload)
+        loop = Loop(
+            context=context,
+            workload=cell.workload,
+            task=task,
+            trainer=self._trainer,
+            data=shared,
+            validation=held,
+            batch_of=self._batch,
+            accumulation=accumulation,
+            rate=self.specs[0].lr,
+            saving=None if folder is None else Saving(folder, checkpoint_every, checkpoints_kept),
+            say=_printed if verbose else _unsaid,
+        )
+        if verbose and shared.remade and self.world_size > 1:
+            _printed(f"train_data: a DistributedSampler was put in, for {self.world_size} processes")
+        return loop.run()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trained weights, whole, on the CPU of the master process; {} on the others. All processes call it."""
+        if not self._trained:
+            return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
+        return self._trainer.whole_model()
+
+    def _shared(self, train_data: Loader, val_data: Loader | None) -> tuple[SharedLoader, SharedLoader | None]:
+        shared = share_out(train_data, self.world_size, self.rank, self._seed)
+        held = None if val_data is None else share_out(val_data, self.world_size, self.rank, self._seed)
+        sizes = torch.tensor([shared.batches, shared.batch_size, held.batches if held else 0])
+        if any(not torch.equal(sizes, other.cpu()) for other in gather_tensors(sizes.to(self._device))):
+            raise ValueError("train_data: processes have loaders of different lengths; give all the same data")
+        return shared, held
+
+    def _accumulated(self, shared: SharedLoader, folder: Path | None) -> int:
+        """Batches of a process in a step; as many as keep the global batch of the checkpoint that is gone on from."""
+        own = shared.batch_size * self.world_size
+        found = None if folder is None else latest(folder)
+        before = own * self._accumulation if found is None else int(read_progress(found)["global_batch_size"])
+        if before % own:
+            if self.rank == 0:
+                _printed(f"the checkpoint's global batch of {before} is no multiple of {own}: it is {own} from here on")
+            return self._accumulation
+        return before // own
+
+    def _cell(self, **work: Any) -> Cell:
+        layout = Layout(dp=self.world_size, strategy=self._strategy)
+        return Cell(model="recipe", workload=TrainWorkload(**work), layout=layout, dtype=self._dtype)
+
+    def _context(self, cell: Cell) -> Context:
+        """What strategies and bounds are told of a launch."""
+        job = Job(
+            name="recipe",
+            study="recipe",
+            measuring_pass="timed",
+            measuring=Measuring(warmup=0, seed=self._seed, group_timeout_seconds=self._timeout_seconds),
+            visits=(Visit(cell=cell, repeat=0, attempt=1),),
+            ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)),
+            timeout_seconds=self._timeout_seconds,
+            inputs="",
+            cache="",
+        )
+        return Context(job, JobPaths(Path()), self.rank, self.world_size, self._device, None, barrier)
+
+    def _task(self) -> Task:
+        def loss(module: nn.Module, batch: Batch) -> Tensor:
+            return self.loss(_outputs(module, batch), batch.inputs["targets"]).float()
+
+        def metrics(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            """Sums over the first `real` examples."""
+            real, targets = int(batch.inputs["real"]), batch.inputs["targets"]
+            outputs, targets = _outputs(module, batch)[:real], targets[:real]
+            mean = self.loss(outputs, targets).float() if real else torch.zeros((), device=self._device)
+            sums = {"loss": mean * real, "targets": torch.tensor(float(real))}
+            if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
+                sums["correct"] = (outputs.argmax(1) == targets).float().mean() * real if real else torch.zeros(())
+            return sums
+
+        return Task(
+            self.model, self._blocks, loss, metrics, {}, lambda state, folder: None,
+            lambda module: build(self.model, self.specs, self._taken),
+        )  # fmt: skip
+
+    def _prepare(self) -> None:
+        """Nothing that no pattern matches is trained, and all processes begin with the master's weights."""
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in self._taken)
+        if self.world_size > 1:
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                dist.broadcast(tensor.detach(), 0)
+
+    def _batch(self, raw: Any) -> dict[str, Any]:
+        """inputs, targets of what the loader gives: a pair, or a mapping that has `labels` or `targets`."""
+        if isinstance(raw, Mapping):
+            named = dict(raw)
+            key = next((name for name in ("labels", "targets", "label") if name in named), None)
+            if key is None:
+                raise ValueError(f"train_data: batches have {', '.join(named)}, but no labels; name them `labels`")
+            targets = named.pop(key)
+            return {name: value.to(self._device) for name, value in named.items()} | {
+                "targets": targets.to(self._device)
+            }
+        if not isinstance(raw, Sequence) or len(raw) != 2:
+            raise ValueError(f"train_data: a batch is a {type(raw).__name__}; give pairs of inputs and targets")
+        return {_INPUTS: raw[0].to(self._device), "targets": raw[1].to(self._device)}
+
+
+_INPUTS = "inputs of a pair"
+
+
+def _outputs(module: nn.Module, batch: Batch) -> Tensor:
+    """A model is called with the inputs of a pair, or with those of a mapping by name."""
+    if _INPUTS in batch.inputs:
+        outputs: Any = module(batch.inputs[_INPUTS])
+    else:
+        outputs = module(**{name: value for name, value in batch.inputs.items() if name not in ("targets", "real")})
+    logits: Tensor = getattr(outputs, "logits", outputs)
+    return logits
+
+
+def _children(model: nn.Module) -> list[nn.Module]:
+    """Parts that have parameters, lists taken apart."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else [child]
+    return [child for child in found if any(True for _ in child.parameters())]
+
+
+def _join(backend: Backend | None, timeout_seconds: float) -> torch.device:
+    """This process's device, and the group of all processes where torchrun has started several."""
+    device, chosen = choose_device(place_from_environment())
+    if chosen is not None and not dist.is_initialized():
+        _meet(backend or chosen, timedelta(seconds=timeout_seconds))
+        atexit.register(_leave)
+    return device
+
+
+def _meet(backend: str, timeout: timedelta) -> None:
+    """The default process group, of the processes that torchrun has started this time.
+
+    Its agent keeps one store for all restarts, in which the addresses of processes that are gone still stand
+    (torch.distributed.elastic.rendezvous.dynamic_rendezvous); so each generation takes keys of its own.
+    """
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    keys = f"rankwise/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
+    generation = (store.add(keys, 1) - 1) // world_size  # nodes that come and go are no restart
+    own = dist.PrefixStore(f"{keys}/{generation}", store)  # type: ignore[attr-defined]  # not in __all__
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _leave() -> None:
+    """At the end of the script: groups that are still there at the interpreter's end can abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _printed(line: str) -> None:
+    print(line, flush=True)
+
+
+def _unsaid(line: str) -> None:
+    pass

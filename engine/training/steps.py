@@ -1,0 +1,292 @@
+"""The steps of one visit: data, forward, backward, optimizer, each timed; evaluation, checkpoints and live streams.
+
+    run = Run(workload, options, context, task, trainer, feed, validation, checkpoints, live)
+    train(run)                                      # run.history, run.columns
+
+Nothing in a step is there for the measuring's sake but readings of a clock: losses stay on their rank until a
+checkpoint, a decision or the end asks for them, and are then summed over ranks in one collective. A step is over when
+its loss and gradient norm are numbers on this rank. What a checkpoint holds up, evaluation and live streams lie outside
+of `step_seconds`; only checkpoints count as training time.
+
+On a GPU the phases of a step are those of the device, by CUDA events that are read when the step is over.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from configs.training import TrainWorkload
+from engine.agreement import total
+from engine.context import Context
+from engine.decoded import synchroniser
+from engine.training.bounds import PROFILE_WARMUP_STEPS, RECENT_STEPS, Bounds, Done
+from engine.training.checkpoints.visit import Checkpoints
+from engine.training.data.feed import Feed
+from engine.training.data.validation import evaluate
+from engine.training.live import Live
+from engine.training.network import NetworkBytes, network_bytes
+from engine.training.schedule import learning_rate
+from engine.training.trainer import Batch, Exposed, History, Options, StepEnd, Task, Trainer
+
+LOG_SECONDS = 20.0
+PHASES = ("data", "forward", "backward", "optimizer")
+Mark = float | torch.cuda.Event
+
+
+@dataclass
+class Columns:
+    """Seconds of each step of this attempt, warm-up included; phases are without what waited for communication."""
+
+    step: list[float] = field(default_factory=list)
+    checkpoint: list[float] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=list)
+    phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+
+
+@dataclass
+class Counters:
+    """What had been sent when measuring began, or ended: payload of this rank, and the whole node's network."""
+
+    payload_bytes: int
+    network: NetworkBytes | None
+
+
+@dataclass
+class Run:
+    """One visit's training. `history` is settled for so many steps as it has losses; `unsettled` are those since.
+
+    tokens: computed by this rank in measured steps. step_tokens: by all replicas in the latest step, where all have as
+    many.
+    """
+
+    workload: TrainWorkload
+    options: Options
+    context: Context
+    task: Task
+    trainer: Trainer
+    feed: Feed
+    validation: list[Batch]
+    checkpoints: Checkpoints
+    live: Live
+    history: History = field(default_factory=History)
+    columns: Columns = field(default_factory=Columns)
+    unsettled: list[float] = field(default_factory=list)
+    tokens: int = 0
+    step_tokens: int = 0
+    loss_scale: float | None = None
+    evaluation_seconds: float = 0.0
+    resumed_from: int = 0
+    before: Counters | None = None
+    after: Counters | None = None
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps behind the model, those of earlier attempts included."""
+        return self.history.steps + len(self.unsettled)
+
+    @property
+    def here(self) -> int:
+        """Steps of this attempt."""
+        return len(self.columns.step)
+
+    @property
+    def warmup(self) -> int:
+        """Steps of this attempt that are not measured."""
+        return min(self.context.job.measuring.warmup, self.here)
+
+
+class Stopwatch:
+    """Seconds of the phases of a step, and what of them was spent waiting for other ranks."""
+
+    def __init__(self, exposed: Exposed, device: torch.device) -> None:
+        self.exposed = exposed
+        self._mark: Callable[[], Mark] = _device_mark if device.type == "cuda" else time.perf_counter
+        self._laps: list[tuple[str, Mark, float]] = []
+
+    def begin(self) -> None:
+        """A step begins now."""
+        self._laps = [("", self._mark(), self.exposed.seconds)]
+
+    def lap(self, phase: str) -> None:
+        """What was done since the last call belongs to this phase."""
+        self._laps.append((phase, self._mark(), self.exposed.seconds))
+
+    def read(self) -> tuple[dict[str, float], float]:
+        """Seconds by phase without waiting, and those that were waited in all; the device must be done."""
+        seconds = dict.fromkeys(PHASES, 0.0)
+        _, last, waited = self._laps[0]
+        for phase, mark, waiting in self._laps[1:]:
+            seconds[phase] += _between(last, mark) - (waiting - waited)
+            last, waited = mark, waiting
+        return seconds, waited - self._laps[0][2]
+
+
+def _device_mark() -> Mark:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between(first: Mark, second: Mark) -> float:
+    if isinstance(first, float):
+        assert isinstance(second, float)
+        return second - first
+    assert isinstance(second, torch.cuda.Event)
+    return float(first.elapsed_time(second)) / 1000  # milliseconds
+
+
+def train(run: Run) -> None:
+    """All steps of the visit. Raises FloatingPointError for a loss or a norm that is no number."""
+    context, columns, history = run.context, run.columns, run.history
+    bounds, watch = Bounds(run.workload, context), Stopwatch(run.trainer.exposed, context.device)
+    synchronise = synchroniser(context.device)
+    run.resumed_from = history.steps
+    measured_seconds, loss = 0.0, _last_loss(run)
+    said, said_step = time.perf_counter(), run.steps
+    context.barrier()
+    while not bounds.reached(Done(run.steps, run.here, history.trained_seconds, measured_seconds, loss)):
+        number, profiled = run.steps, context.profiling and run.here == PROFILE_WARMUP_STEPS
+        if run.here == context.job.measuring.warmup:
+            run.before = _counters(run)
+        rate = learning_rate(run.workload, number)
+        began = time.perf_counter()
+        with context.profiled() if profiled else nullcontext():
+            own_loss, end = one_step(run, number, rate, watch)
+        synchronise()
+        now = time.perf_counter()
+        _keep(run, number, own_loss, end, now - began, watch)
+        blocked = _checkpoint(run)
+        columns.checkpoint.append(blocked)
+        history.trained_seconds += now - began + blocked
+        if run.here > context.job.measuring.warmup:
+            measured_seconds += now - began
+        if run.live.wants:
+            _tell(run, number, rate)
+        loss = _judged(run, loss)
+        if now - said >= LOG_SECONDS:
+            pace = (run.steps - said_step) * run.step_tokens / (now - said)
+            print(f"step {run.steps}: loss {_own_mean(run):.4f}, {pace:.0f} tokens/s over all ranks", flush=True)
+            said, said_step = now, run.steps
+    run.after = _counters(run)
+    settle(run)
+
+
+def one_step(run: Run, number: int, rate: float, watch: Stopwatch) -> tuple[float, StepEnd]:
+    """One optimizer step: this rank's share of the global batch's mean loss, and how the step ended."""
+    trainer, losses = run.trainer, []
+    watch.begin()
+    batches = run.feed.step(number)
+    watch.lap("data")
+    last = len(batches) - 1
+    for place, batch in enumerate(batches):
+        loss = trainer.forward(batch)
+        watch.lap("forward")
+        trainer.backward(loss, batch, last=place == last)
+        losses.append(loss.detach())
+        watch.lap("backward")
+    end = trainer.step(rate)
+    own = torch.stack(losses).tolist() if last else [losses[0].item()]
+    watch.lap("optimizer")
+    tokens = sum(batch.tokens for batch in batches)
+    run.step_tokens = tokens * run.options.dp
+    if run.here >= run.context.job.measuring.warmup:
+        run.tokens += tokens
+    return sum(value * batch.share for value, batch in zip(own, batches, strict=True)), end
+
+
+def _keep(run: Run, number: int, own_loss: float, end: StepEnd, seconds: float, watch: Stopwatch) -> None:
+    """Note a step that is over."""
+    if not math.isfinite(own_loss) or (end.applied and not math.isfinite(end.norm)):
+        raise FloatingPointError(
+            f"step {number}: loss {own_loss}, gradient norm {end.norm}; lower workload.learning_rate or use "
+            "dtype float32"
+        )
+    run.unsettled.append(own_loss)
+    run.history.norms.append(end.norm)
+    run.history.skipped += not end.applied
+    run.loss_scale = end.loss_scale
+    phases, waited = watch.read()
+    for phase, spent in phases.items():
+        run.columns.phases[phase].append(spent)
+    run.columns.exposed.append(waited)
+    run.columns.step.append(seconds)
+
+
+def settle(run: Run) -> None:
+    """Make the latest steps' losses those of the global batch, on all ranks; ranks of one replica hold the same."""
+    if run.unsettled:
+        summed = total(torch.tensor(run.unsettled, dtype=torch.float64), run.context) / run.options.tp
+        run.history.losses += summed.tolist()
+        run.unsettled.clear()
+
+
+def _checkpoint(run: Run) -> float:
+    """Seconds that a checkpoint held this rank up, if one is due after this step."""
+    if not run.checkpoints.due(run.steps):
+        return 0.0
+    began = time.perf_counter()
+    settle(run)
+    run.checkpoints.after_step(run.history)
+    return time.perf_counter() - began
+
+
+def _judged(run: Run, loss: float | None) -> float | None:
+    """What `target_loss` is compared with after this step: what was, unless there is something newer."""
+    work, context = run.workload, run.context
+    if context.measuring_pass != "timed":
+        return None
+    if run.validation:
+        if work.evaluate_every is not None and run.steps % work.evaluate_every == 0:
+            evaluate_now(run)
+            return _last_loss(run)
+    elif work.target_loss is not None and run.steps % RECENT_STEPS == 0:
+        settle(run)
+        return sum(run.history.losses[-RECENT_STEPS:]) / RECENT_STEPS
+    return loss
+
+
+def evaluate_now(run: Run) -> None:
+    """Evaluate after the steps so far, unless that was done."""
+    if not run.validation or (run.history.evaluations and run.history.evaluations[-1][0] == run.steps):
+        return
+    began = time.perf_counter()
+    sums = evaluate(run.trainer, run.task, run.validation, run.context, run.options)
+    run.history.evaluations.append((run.steps, sums))
+    run.evaluation_seconds += time.perf_counter() - began
+    if run.live.wants:
+        run.live.tell(step=run.steps, validation_loss=sums["loss"] / sums["targets"])
+
+
+def _last_loss(run: Run) -> float | None:
+    if not run.history.evaluations:
+        return None
+    sums = run.history.evaluations[-1][1]
+    return sums["loss"] / sums["targets"]
+
+
+def _tell(run: Run, number: int, rate: float) -> None:
+    known: dict[str, Any] = {"exposed_seconds": run.columns.exposed[-1]} if run.trainer.exposed.known else {}
+    run.live.tell(
+        step=number + 1,
+        seconds=run.columns.step[-1],
+        tokens=run.step_tokens,
+        loss=_own_mean(run),
+        gradient_norm=run.history.norms[-1],
+        learning_rate=rate,
+        **known,
+    )
+
+
+def _own_mean(run: Run) -> float:
+    """The latest loss as this rank sees it: the mean of its own sequences where all have as many targets."""
+    return run.unsettled[-1] * run.options.dp if run.unsettled else run.history.losses[-1]
+
+
+def _counters(run: Run) -> Counters:
+    first = run.context.local_rank == 0
+    return Counters(run.trainer.exposed.bytes, network_bytes() if first else None)

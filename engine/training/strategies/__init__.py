@@ -1,0 +1,1 @@
+"""How ranks keep their replicas equal: strategies of torch, and what they share."""

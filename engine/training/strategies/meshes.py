@@ -1,0 +1,43 @@
+"""Device meshes over the ranks of a launch, kept as long as the launch: every visit uses the same process groups.
+
+mesh = mesh_of(context, {"replicas": 2, "shards": 4})      # the last axis are neighbouring ranks
+mesh["shards"]
+"""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from engine.context import Context
+
+
+def mesh_of(context: Context, axes: dict[str, int]) -> DeviceMesh:
+    """Of all ranks, shaped as told. Groups are plain ones: `init_device_mesh` on gloo may abort a process at its end.
+
+    All ranks call, in the same order.
+    """
+    shape = tuple(axes.values())
+    key = f"mesh {axes}"
+    if key not in context.kept:
+        context.kept[key] = _made(context, tuple(axes), torch.arange(context.world_size).view(shape))
+    mesh: DeviceMesh = context.kept[key]
+    return mesh
+
+
+def _made(context: Context, names: tuple[str, ...], ranks: torch.Tensor) -> DeviceMesh:
+    if not dist.is_initialized():
+        # Sharding over a single rank is possible and measured; it needs a group of one.
+        assert context.world_size == 1
+        dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    limit = timedelta(seconds=context.job.measuring.group_timeout_seconds)
+    mine: list[dist.ProcessGroup] = []
+    for axis in range(ranks.dim()):
+        for row in ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis]).tolist():
+            group = dist.new_group(row, timeout=limit)
+            if context.rank in row:
+                mine.append(group)
+    if len(mine) == 1:
+        return DeviceMesh.from_group(mine[0], context.device.type, mesh_dim_names=names)
+    return DeviceMesh.from_group(mine, context.device.type, mesh=ranks, mesh_dim_names=names)

@@ -1,0 +1,74 @@
+"""The norm of all gradients, over every shard of every rank, and the factor that clips them.
+
+    norm = gradient_norm(parameters, device, exposed)           # of whole gradients, the same on all ranks
+    scale_gradients(parameters, factor)
+
+torch's own clip_grad_norm_ cannot add up tensors that are sharded over different meshes, as tensor parallelism leaves
+them (norms over dp, matrices over dp and tp).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from engine.training.trainer import Exposed
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter], device: torch.device, exposed: Exposed) -> float:
+    """Square root of the sum of squares; infinite or no number as soon as one element is.
+
+    device: where ranks can exchange; offloaded gradients lie elsewhere. exposed: takes the time of the exchange.
+    """
+    by_axes: dict[tuple[object, ...], list[Tensor]] = {}
+    groups: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        axes = _sharded_axes(gradient)
+        by_axes.setdefault(axes, []).append(local(gradient))
+        if axes and axes not in groups:
+            assert isinstance(gradient, DTensor)
+            groups[axes] = [gradient.device_mesh.get_group(axis) for axis in axes[1:]]  # type: ignore[arg-type]
+    squares = 0.0
+    for axes, gradients in by_axes.items():
+        # Norms first, as torch does: squares of float32 elements overflow sooner than their norm.
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        mine = norms.square().sum().to(device)
+        for group in groups.get(axes, []):
+            with exposed.waiting():
+                dist.all_reduce(mine, group=group)
+            exposed.bytes += mine.nbytes
+            exposed.calls += 1
+        squares += float(mine)
+    return math.sqrt(squares) if squares >= 0 else math.nan
+
+
+def clipping_factor(norm: float, limit: float | None) -> float:
+    """What gradients of this norm are multiplied by, as torch.nn.utils.clip_grad_norm_ does; 1.0: left alone."""
+    return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+
+
+def scale_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
+    """Multiply in place; nothing is read or written where the factor is 1."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if factor != 1.0 and gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part, sharing memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded_axes(tensor: Tensor) -> tuple[object, ...]:
+    """The mesh and those of its axes over which elements are shared out; () where this rank has all."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    # Not `is_shard`: the stridden shards of tensor parallelism under FSDP2 are none, by their own account.
+    axes = tuple(axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate())
+    return (tensor.device_mesh, *axes) if axes else ()

@@ -1,0 +1,38 @@
+"""The optimizer of a training run: AdamW or plain SGD, whose weight decay is on matrices only.
+
+optimizer = make_optimizer(model, options)
+set_rate(optimizer, rate)
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from engine.training.trainer import BETAS, EPSILON, Options
+
+
+def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
+    """Of all parameters that want gradients. Vectors (norms, biases) do not decay."""
+    kinds: dict[tuple[bool, object], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            # Tensor parallelism leaves parameters on several meshes, which one fused update cannot take together.
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            kinds.setdefault((parameter.dim() >= 2, mesh), []).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": members, "weight_decay": options.weight_decay if decays else 0.0}
+        for (decays, _), members in kinds.items()
+    ]
+    if options.optimizer == "sgd":
+        # torch has no fused SGD of DTensors.
+        whole = all(mesh is None for _, mesh in kinds)
+        return torch.optim.SGD(groups, lr=options.learning_rate, fused=whole)
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=BETAS, eps=EPSILON, fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next step, of all groups; one may have a `rate_factor`."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -1,0 +1,145 @@
+"""The Trainer of torch's own strategies: one rank, DDP and FSDP2 differ only in how the model was wrapped.
+
+    trainer = TorchTrainer(task, module, options, context, exchange)
+
+`module` is what is called; `exchange` tells the wrapped model whether the coming micro-batch is the one in which
+ranks exchange gradients. Everything else is here once: precision, loss scale, norm, clipping, optimizer, states.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
+
+from engine.context import Context
+from engine.training.strategies.norms import clipping_factor, gradient_norm, scale_gradients
+from engine.training.strategies.optimizers import make_optimizer, set_rate
+from engine.training.strategies.precision import LossScale, autocast
+from engine.training.trainer import Batch, Exposed, Options, StepEnd, Task
+
+Exchange = Callable[[bool], None]
+_BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class TorchTrainer:
+    """A task whose model is called as `module`, with an optimizer over its parameters (or this rank's shards).
+
+    exchange(last): called before each micro-batch. backward_ended: called after each backward pass. autocasts: whether
+    16-bit precision is torch.autocast's; FSDP2 gathers weights in 16 bits instead.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        options: Options,
+        context: Context,
+        exposed: Exposed,
+        exchange: Exchange = lambda last: None,
+        backward_ended: Callable[[], None] = lambda: None,
+        autocasts: bool = True,
+    ) -> None:
+        self.module = module
+        self.exposed = exposed
+        self.loss_scale = LossScale() if options.dtype == "float16" else None
+        self._task, self._options, self._device = task, options, context.device
+        self._exchange, self._backward_ended = exchange, backward_ended
+        self._autocasts = autocasts
+        self._optimizer = task.make_optimizer(module) if task.make_optimizer else make_optimizer(module, options)
+        self._parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
+        self._begun = 0  # micro-batches of this step
+        module.train()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss of a micro-batch, in float32, unscaled."""
+        self._begun += 1
+        self._exchange(self._begun == self._options.accumulation)
+        with self._precision():
+            return self._task.loss(self.module, batch)
+
+    def backward(self, loss: Tensor, batch: Batch, last: bool) -> None:
+        """Add the micro-batch's gradients. Gradients are exchanged in the last one alone; FSDP2 keeps whole ones until
+        then, and gathers weights in each."""
+        assert last == (self._begun == self._options.accumulation), (
+            f"micro-batch {self._begun} of {self._options.accumulation} was {'' if last else 'not '}called the last"
+        )
+        weight = batch.share * (self.loss_scale.scale if self.loss_scale else 1.0)
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        self._backward_ended()
+
+    def step(self, rate: float) -> StepEnd:
+        """Clip, update with this learning rate, forget the gradients; no update where their norm is no number."""
+        self._begun = 0
+        scale = self.loss_scale.scale if self.loss_scale else 1.0
+        norm = gradient_norm(self._parameters, self._device, self.exposed) / scale
+        finite = math.isfinite(norm)
+        applied = self.loss_scale.take(finite) if self.loss_scale else True
+        if finite:
+            scale_gradients(self._parameters, clipping_factor(norm, self._options.gradient_clipping) / scale)
+            set_rate(self._optimizer, rate)
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepEnd(norm, applied, scale if self.loss_scale else None)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without gradients and dropout, in the precision of training."""
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad(), self._precision():
+                yield
+        finally:
+            self.module.train(training)
+            if isinstance(self.module, FSDPModule):
+                self.module.reshard()  # the root stays gathered after a forward pass, and would outlive an update
+
+    def state(self) -> dict[str, Any]:
+        """Model and optimizer by the plain model's names; tensors share memory with what is trained."""
+        fresh = not self._optimizer.state
+        state: dict[str, Any] = {
+            "model": get_model_state_dict(self.module),
+            "optimizer": get_optimizer_state_dict(self.module, self._optimizer, options=_BY_NAME),
+        }
+        if fresh:
+            # torch has made a step without gradients to fill the state, and counts it.
+            for kept in self._optimizer.state.values():
+                if "step" in kept:  # SGD counts none
+                    kept["step"].zero_()
+        if self.loss_scale:
+            state["loss_scale"] = self.loss_scale.state()
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up what `state` gave, here or under another strategy of torch's."""
+        set_model_state_dict(self.module, state["model"])
+        set_optimizer_state_dict(self.module, self._optimizer, state["optimizer"], options=_BY_NAME)
+        if self.loss_scale and "loss_scale" in state:
+            self.loss_scale.load(state["loss_scale"])
+
+    def whole_model(self) -> dict[str, Tensor]:
+        """Weights and buffers, whole, on the CPU of rank 0; {} elsewhere. On a CPU they may be the live ones."""
+        return get_model_state_dict(self.module, options=_WHOLE)  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Forget model, gradients and states."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.state.clear()
+        self._exchange, self._backward_ended = (lambda last: None), (lambda: None)
+        self._parameters = []
+        del self.module, self._optimizer, self._task
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return autocast(self._device, self._options.dtype) if self._autocasts else nullcontext()

@@ -1,0 +1,157 @@
+"""Classification of texts and of images: one class for each row.
+
+Texts: rows with `text` and `label` (a word or a number), cut and filled up to `sequence_length`, so that every step
+computes as much. Images: an .npz of `images` (uint8, [rows, height, width] or [rows, height, width, channels]) and
+`labels` (whole numbers), perhaps `label_names`. There are as many classes as the training data has, and the exported
+model knows their names.
+"""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.tokens import load_tokenizer
+from engine.training.data.examples import (
+    RANDOM_STEPS,
+    Examples,
+    Inputs,
+    Numbers,
+    Parts,
+    fingerprint_of,
+    parted,
+    read_rows,
+)
+from engine.training.data.text import the_tokenizer
+from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
+from engine.training.task_types.images import image_examples
+from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
+from engine.training.trainer import Task
+from engine.weights import the_manifest
+
+RANDOM_CLASSES = 2
+
+
+def make_text(workload: TrainWorkload, context: Context, train: Examples) -> Task:
+    """The task of texts. Raises ValueError for a model or lengths that do not do."""
+    check_length(workload, context)
+    # Decoders find a row's end by its filling.
+    changes = _classes(train) | {"pad_token_id": padding_of(context)}
+    return _make("AutoModelForSequenceClassification", _text_logits, changes, workload, context)
+
+
+def make_image(workload: TrainWorkload, context: Context, train: Examples) -> Task:
+    """The task of images. Raises ValueError for a model that takes none."""
+    return _make("AutoModelForImageClassification", _image_logits, _classes(train), workload, context)
+
+
+def _make(kind: str, call: Any, changes: dict[str, Any], workload: TrainWorkload, context: Context) -> Task:
+    model = fresh_model(context, lambda device: transformers_model(kind, context, device, changes), changes)
+    config = exported_config(the_manifest(context).config, model, **changes)
+    return the_task(model, call, config, workload, context, classes=True)
+
+
+def _classes(train: Examples) -> dict[str, Any]:
+    """What a configuration says of the classes; their number follows from the names."""
+    return {
+        "id2label": {str(number): name for number, name in enumerate(train.names)},
+        "label2id": {name: number for number, name in enumerate(train.names)},
+        "problem_type": "single_label_classification",
+    }
+
+
+def _text_logits(module: nn.Module, inputs: Inputs) -> Tensor:
+    logits: Tensor = module(input_ids=inputs["tokens"], attention_mask=inputs["seen"]).logits
+    return logits
+
+
+def _image_logits(module: nn.Module, inputs: Inputs) -> Tensor:
+    logits: Tensor = module(pixel_values=inputs["pixels"]).logits
+    return logits
+
+
+def text_parts(workload: TrainWorkload, context: Context) -> Parts:
+    """Texts and their classes; what is held out is drawn, or another file's."""
+    seed = context.job.measuring.seed
+    if workload.data is None:
+        draw = np.random.default_rng(seed)
+        count = RANDOM_STEPS * workload.global_batch_size
+        ids = draw.integers(0, vocabulary_of(context), (count, workload.sequence_length)).tolist()
+        labels = draw.integers(0, RANDOM_CLASSES, count)
+        names = tuple(str(number) for number in range(RANDOM_CLASSES))
+        return parted(_texts(ids, labels, names, workload, context), None, workload, seed)
+    texts, said = _read(workload.data, "data", workload, context)
+    names = label_names(said)
+    everything = _texts(texts, numbered(said, names, "data"), names, workload, context)
+    held = None
+    if workload.validation_data is not None:
+        texts, said = _read(workload.validation_data, "validation_data", workload, context)
+        held = _texts(texts, numbered(said, names, "validation_data"), names, workload, context)
+    return parted(everything, held, workload, seed)
+
+
+def image_parts(workload: TrainWorkload, context: Context) -> Parts:
+    """Images and their classes; what is held out is drawn, or another file's."""
+    everything = image_examples(workload.data, "data", workload, context, ())
+    held = None
+    if workload.data is not None and workload.validation_data is not None:
+        held = image_examples(workload.validation_data, "validation_data", workload, context, everything.names)
+    return parted(everything, held, workload, context.job.measuring.seed)
+
+
+def label_names(said: list[Any]) -> tuple[str, ...]:
+    """Names of the classes: words in their order, or the numbers from 0 to the largest."""
+    if all(isinstance(label, int) and not isinstance(label, bool) for label in said):
+        if min(said) < 0:
+            raise ValueError(f"workload.data: label {min(said)} is below 0; number classes from 0")
+        return tuple(str(number) for number in range(max(said) + 1))
+    return tuple(sorted({str(label) for label in said}))
+
+
+def numbered(said: list[Any], names: tuple[str, ...], field: str) -> Numbers:
+    """The number of each label. Raises ValueError for one that training knows nothing of."""
+    places = {name: number for number, name in enumerate(names)}
+    for row, label in enumerate(said, start=1):
+        if str(label) not in places:
+            raise ValueError(
+                f"workload.{field}: row {row} has the label {label!r}, which is none of data's: {', '.join(names)}"
+            )
+    return np.array([places[str(label)] for label in said], dtype=np.int64)
+
+
+def _read(data: str, field: str, workload: TrainWorkload, context: Context) -> tuple[list[list[int]], list[Any]]:
+    """Token ids and labels of all rows, special tokens as the tokenizer adds them."""
+    rows = read_rows(data, ["text", "label"], field, context)
+    tokenizer, vocabulary = load_tokenizer(the_tokenizer(workload, context)), vocabulary_of(context)
+    tokenizer.enable_truncation(workload.sequence_length)
+    texts: list[list[int]] = [found.ids for found in tokenizer.encode_batch([str(row["text"]) for row in rows])]
+    for number, ids in enumerate(texts, start=1):
+        if not ids:
+            raise ValueError(f"workload.{field}: row {number} becomes no token at all; leave it out")
+        if max(ids) >= vocabulary:
+            raise ValueError(
+                f"workload.tokenizer: row {number} of {field} becomes token {max(ids)}, but the model has "
+                f"{vocabulary}; use a tokenizer of the model's vocabulary"
+            )
+    return texts, [row["label"] for row in rows]
+
+
+def _texts(
+    texts: list[list[int]], labels: Numbers, names: tuple[str, ...], workload: TrainWorkload, context: Context
+) -> Examples:
+    length, filling = workload.sequence_length, padding_of(context)
+
+    def collate(numbers: Numbers, places: Numbers) -> Inputs:
+        rows = [texts[number] for number in numbers]
+        return tensors(tokens=filled_rows(rows, length, filling), seen=seen(rows, length), targets=labels[numbers])
+
+    return Examples(
+        count=len(texts),
+        positions=length,
+        collate=collate,
+        targets=lambda numbers: np.ones(len(numbers), dtype=np.int64),
+        fingerprint=fingerprint_of(workload, context),
+        names=names,
+    )

@@ -1,0 +1,100 @@
+"""What all tasks share: the loss over targets, sums for evaluation, export, filling of rows.
+
+    return the_task(model, call, config, workload, context)
+
+A task is fixed by `call(module, inputs) -> logits` [.., classes]; its inputs' `targets` [..] say what each should be,
+`IGNORED` where nothing is asked. The loss is the mean over a batch's targets, in float32; `Batch.share` makes means of
+micro-batches and ranks into the mean over all targets of a step, whatever is filled up.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from configs.base import write_atomically
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.tokens import tokenizer_path
+from engine.training.data.examples import IGNORED, Inputs, Numbers
+from engine.training.task_types.models import repeated_layers
+from engine.training.trainer import Batch, Task
+from engine.weights import write_weights
+
+Call = Callable[[nn.Module, Inputs], Tensor]
+
+EXPORTED = torch.bfloat16
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+def the_task(
+    model: nn.Module, call: Call, config: dict[str, Any], workload: TrainWorkload, context: Context, classes: bool
+) -> Task:
+    """The task of a model. classes: whether it predicts one for each row, so that being right can be counted."""
+    names = [name for name, _ in model.named_parameters()]
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        logits = call(module, batch.inputs)
+        return functional.cross_entropy(
+            logits.float().flatten(0, -2), batch.inputs["targets"].flatten(), ignore_index=IGNORED
+        )
+
+    def metrics(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        logits, targets = call(module, batch.inputs).float().flatten(0, -2), batch.inputs["targets"].flatten()
+        summed = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        sums = {"loss": summed.double(), "targets": (targets != IGNORED).sum().double()}
+        if classes:
+            sums["correct"] = (logits.argmax(-1) == targets).sum().double()
+        return sums
+
+    def export(state: dict[str, Tensor], folder: Any) -> None:
+        """Weights in bfloat16 with their configuration and tokenizer: a folder that transformers loads."""
+        tensors = {name: state[name].detach().to("cpu", EXPORTED).contiguous() for name in names}
+        write_weights(tensors, config, Path(folder), EXPORTED)
+        write_tokenizer(tokenizer_path(context, workload.tokenizer), Path(folder))
+
+    return Task(model, repeated_layers(model), loss, metrics, config, export)
+
+
+def exported_config(config: dict[str, Any], model: nn.Module, **changes: Any) -> dict[str, Any]:
+    """A configuration for the exported model: as it came, with the class that it is now."""
+    return config | {"architectures": [type(model).__name__], **changes}
+
+
+def write_tokenizer(source: Path | None, folder: Path) -> None:
+    """Put a tokenizer.json and what lies with it into a folder; nothing where there is none."""
+    if source is None or not source.is_file():
+        return
+    shutil.copyfile(source, folder / "tokenizer.json")
+    for name in _TOKENIZER_FILES:
+        if (source.parent / name).is_file():
+            shutil.copyfile(source.parent / name, folder / name)
+    if not (folder / _TOKENIZER_FILES[0]).is_file():
+        # Else transformers takes the class of the architecture, which replaces parts of tokenizer.json.
+        write_atomically(folder / _TOKENIZER_FILES[0], json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def filled_rows(rows: Sequence[Sequence[int]], length: int, filling: int) -> Numbers:
+    """[len(rows), length]: rows cut, and filled up at the right."""
+    filled = np.full((len(rows), length), filling, dtype=np.int64)
+    for place, row in enumerate(rows):
+        cut = row[:length]
+        filled[place, : len(cut)] = cut
+    return filled
+
+
+def seen(rows: Sequence[Sequence[int]], length: int) -> Numbers:
+    """[len(rows), length]: 1 where a filled row holds something."""
+    lengths = np.array([min(len(row), length) for row in rows])
+    return (np.arange(length) < lengths[:, None]).astype(np.int64)
+
+
+def tensors(**arrays: np.ndarray) -> Inputs:
+    """Inputs by name."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,0 +1,105 @@
+"""Images as rows: from an .npz into what a vision transformer reads, three channels scaled to -1..1.
+
+An image is not resized here: a training run is repeated many times, resizing is done once, before it. A file is held in
+memory whole, as bytes.
+"""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.training.data.examples import RANDOM_STEPS, Examples, Inputs, Numbers, fingerprint_of, input_file
+from engine.training.task_types.common import tensors
+from engine.weights import the_manifest
+
+RANDOM_CLASSES = 2
+_MIDDLE = 127.5
+"""Half of what a byte holds: pixels become (value - middle) / middle, as ViT's own processor makes them."""
+
+
+def image_examples(
+    data: str | None, field: str, workload: TrainWorkload, context: Context, names: tuple[str, ...]
+) -> Examples:
+    """Rows of a file, or random ones. names: of the classes that training knows; () for the file's own."""
+    manifest = the_manifest(context)
+    size, channels = manifest.config.get("image_size"), int(manifest.config.get("num_channels", 3))
+    if not isinstance(size, int):
+        raise ValueError(f"{manifest.identity}: config.json names no image_size, so it learns no images")
+    if data is None:
+        seed, found = context.job.measuring.seed, tuple(map(str, range(RANDOM_CLASSES)))
+        labels = np.random.default_rng(seed).integers(0, RANDOM_CLASSES, RANDOM_STEPS * workload.global_batch_size)
+
+        def pixels_of(numbers: Numbers) -> np.ndarray:
+            # Drawn when they are asked for: all of them may be more than memory holds.
+            draws = [np.random.default_rng([seed, int(number)]) for number in numbers]
+            return np.stack([draw.integers(0, 256, (size, size, channels), dtype=np.uint8) for draw in draws])
+    else:
+        images, labels, found = _read(input_file(data, field, context), field)
+        images = _fitting(images, size, channels, field)
+
+        def pixels_of(numbers: Numbers) -> np.ndarray:
+            return images[numbers]
+
+    names = names or found
+    if labels.min() < 0 or labels.max() >= len(names):
+        outside = labels[(labels < 0) | (labels >= len(names))][0]
+        raise ValueError(f"workload.{field}: label {outside} is none of the {len(names)} classes, numbered from 0")
+
+    def collate(numbers: Numbers, places: Numbers) -> Inputs:
+        pixels = (pixels_of(numbers).astype(np.float32) - _MIDDLE) / _MIDDLE
+        return tensors(pixels=np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), targets=labels[numbers])
+
+    patch = int(manifest.config.get("patch_size", size))
+    return Examples(
+        count=len(labels),
+        positions=(size // patch) ** 2 + 1,  # the patches, and the one that the class is read from
+        collate=collate,
+        targets=lambda numbers: np.ones(len(numbers), dtype=np.int64),
+        fingerprint=fingerprint_of(workload, context),
+        names=names,
+    )
+
+
+def _read(path: Path, field: str) -> tuple[np.ndarray, Numbers, tuple[str, ...]]:
+    """Images [rows, height, width, channels], labels, names of the classes."""
+    if path.suffix != ".npz":
+        raise ValueError(
+            f"workload.{field}: task image_classification learns from an .npz of `images` and `labels`; "
+            "write one, or name hf:DATASET"
+        )
+    try:
+        with np.load(path) as arrays:
+            held = {name: arrays[name] for name in arrays.files if name in ("images", "labels", "label_names")}
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"workload.{field}: not an .npz that can be read without unpickling ({error})") from error
+    missing = [name for name in ("images", "labels") if name not in held]
+    if missing:
+        raise ValueError(f"workload.{field}: the .npz holds no `{missing[0]}`; it needs `images` and `labels`")
+    images, labels = held["images"], held["labels"]
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise ValueError(
+            f"workload.{field}: `images` is {images.dtype} of shape {images.shape}; use uint8 [rows, height, width] or "
+            "[rows, height, width, channels]"
+        )
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or not len(labels):
+        raise ValueError(
+            f"workload.{field}: `labels` is {labels.dtype} of shape {labels.shape}; use a whole number for each of "
+            f"{len(images)} images"
+        )
+    named = held.get("label_names", np.arange(int(labels.max()) + 1))
+    return images if images.ndim == 4 else images[..., None], labels.astype(np.int64), tuple(map(str, named.tolist()))
+
+
+def _fitting(images: np.ndarray, size: int, channels: int, field: str) -> np.ndarray:
+    """Images of the model's size and channels; grey is repeated. Raises ValueError where they do not fit."""
+    if images.shape[-1] == 1 and channels > 1:
+        images = np.broadcast_to(images, (*images.shape[:-1], channels))
+    if images.shape[1:] != (size, size, channels):
+        raise ValueError(
+            f"workload.{field}: images of {' x '.join(map(str, images.shape[1:]))}; the model takes "
+            f"{size} x {size} x {channels} (image_size, num_channels of its config.json); resize them"
+        )
+    return images

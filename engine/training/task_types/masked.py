@@ -1,0 +1,100 @@
+"""Masked language modelling: words of a packed text are hidden, and predicted from both sides (BERT).
+
+Of each window 15 % of the positions are asked for, always as many, so that a step's targets are as many in every step;
+of these 80 % show the mask, 10 % another word, 10 % themselves (Devlin et al. 2018, section 3.1). Which, is drawn from
+the seed and the window's place in the endless row of epochs: anew in each epoch, and the same on any number of ranks.
+"""
+
+import numpy as np
+from torch import Tensor, nn
+
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.tokens import load_tokenizer
+from engine.training.data.examples import IGNORED, Examples, Inputs, Numbers, Parts, fingerprint_of
+from engine.training.data.text import check_long_enough, split_text, text_tokens, the_tokenizer, windows
+from engine.training.task_types.common import exported_config, tensors, the_task
+from engine.training.task_types.models import (
+    check_length,
+    fresh_model,
+    transformers_model,
+    vocabulary_of,
+    without_filling,
+)
+from engine.training.trainer import Task
+from engine.weights import the_manifest
+
+ASKED_SHARE = 0.15
+_MASKED, _OTHER = 0.8, 0.1
+_MASKS = ("[MASK]", "<mask>")
+
+
+def make(workload: TrainWorkload, context: Context) -> Task:
+    """The task. Raises ValueError for a model or lengths that do not do."""
+    check_length(workload, context)
+    model = without_filling(
+        fresh_model(context, lambda device: transformers_model("AutoModelForMaskedLM", context, device))
+    )
+    config = exported_config(the_manifest(context).config, model)
+    return the_task(model, _logits, config, workload, context, classes=False)
+
+
+def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
+    logits: Tensor = module(input_ids=inputs["tokens"]).logits
+    return logits
+
+
+def examples(workload: TrainWorkload, context: Context) -> Parts:
+    """Windows of the text; what is held out is its last share, or another file's."""
+    vocabulary, needed = vocabulary_of(context), workload.sequence_length
+    mask = _mask_token(workload, context, vocabulary)
+    ids = text_tokens(workload.data, "data", workload, context, vocabulary)
+    training, rest = split_text(ids, workload, needed)
+    if workload.validation_data is not None:
+        rest = text_tokens(workload.validation_data, "validation_data", workload, context, vocabulary)
+        check_long_enough(rest, needed, "validation_data")
+    held = _windows(rest, workload, context, mask) if len(rest) else None
+    return _windows(training, workload, context, mask), held
+
+
+def _mask_token(workload: TrainWorkload, context: Context, vocabulary: int) -> int:
+    """The tokenizer's mask; where it has none, a word of the model that it never makes."""
+    if workload.data is None:
+        return vocabulary - 1
+    tokenizer = load_tokenizer(the_tokenizer(workload, context))
+    known = (tokenizer.token_to_id(name) for name in _MASKS)
+    found = next((token for token in known if token is not None), None)
+    if found is not None:
+        return int(found)
+    if tokenizer.get_vocab_size() < vocabulary:
+        return vocabulary - 1
+    raise ValueError(
+        f"workload.tokenizer: it has no {' or '.join(_MASKS)}, and makes all {vocabulary} words of the model; use one "
+        "with a mask, or one of fewer words"
+    )
+
+
+def _windows(ids: np.ndarray, workload: TrainWorkload, context: Context, mask: int) -> Examples:
+    length, seed, words = workload.sequence_length, context.job.measuring.seed, vocabulary_of(context)
+    asked = max(1, round(ASKED_SHARE * length))
+
+    def collate(numbers: Numbers, places: Numbers) -> Inputs:
+        tokens = windows(ids, numbers, length, length)
+        targets = np.full_like(tokens, IGNORED)
+        for row, place in enumerate(places):
+            draw = np.random.default_rng([seed, int(place)])
+            chosen = draw.permutation(length)[:asked]
+            targets[row, chosen] = tokens[row, chosen]
+            share = draw.random(asked)
+            tokens[row, chosen[share < _MASKED]] = mask
+            others = chosen[(share >= _MASKED) & (share < _MASKED + _OTHER)]
+            tokens[row, others] = draw.integers(0, words, len(others))
+        return tensors(tokens=tokens, targets=targets)
+
+    return Examples(
+        count=len(ids) // length,
+        positions=length,
+        collate=collate,
+        targets=lambda numbers: np.full(len(numbers), asked),
+        fingerprint=fingerprint_of(workload, context),
+    )

@@ -1,0 +1,169 @@
+"""The model that a visit trains: our own Llama for its families, transformers' for all others.
+
+    model = fresh_model(context, lambda device: transformers_model("AutoModelForMaskedLM", context, device))
+
+Our engine imports no transformers while it measures, and for the Llama family that holds here too. For the other
+families the model that is trained *is* transformers': its code is then part of what is measured. Dropout is off in
+both, so that a step is the same on any number of ranks; the exported configuration keeps the values it came with.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from configs.model import Manifest
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.weights import TRAINED, build_model, loaded_once, the_manifest, weight_files
+
+_NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+def fresh_model(
+    context: Context, build: Callable[[torch.device], tuple[nn.Module, int | None]], variant: Any = None
+) -> nn.Module:
+    """A model with the weights it was loaded with, in float32, with gradients, on its device.
+
+    Each visit of a launch gets one of its own, because a strategy may shard or wrap it in place. The one to copy is
+    kept on the CPU; a launch of a single visit (such as the one that looks for peak memory) keeps none.
+    variant: what the model is changed into; visits may differ in it.
+    """
+    alone = len(context.job.visits) == 1
+    model = loaded_once(context, lambda: build(context.device if alone else torch.device("cpu")), variant)
+    if not alone:
+        model = copy.deepcopy(model).to(context.device)
+    return model.train().requires_grad_(True)
+
+
+def own_model(context: Context) -> bool:
+    """Whether the model is one of those that `engine.llama` computes."""
+    config = the_manifest(context).config
+    return config.get("model_type") in TRAINED and config.get("hidden_act", "silu") == "silu"
+
+
+def llama(context: Context, device: torch.device) -> tuple[nn.Module, int | None]:
+    """Our own model and the bytes of its files."""
+    return build_model(the_manifest(context), torch.float32, device)
+
+
+def transformers_model(
+    kind: str, context: Context, device: torch.device, changes: dict[str, Any] | None = None
+) -> tuple[nn.Module, int | None]:
+    """transformers' model of a class such as `AutoModelForMaskedLM`, and the bytes of its files (None: synthetic).
+
+    Weights that no file brings (all of a synthetic model, a new head) are transformers' own, from the model's seed or
+    the study's: the same on every rank. changes: of the configuration. Only files on this machine are read, and no code
+    of a repository is run. Raises ValueError for a model that has no such form.
+    """
+    import transformers
+
+    manifest, auto = the_manifest(context), getattr(transformers, kind)
+    seed = manifest.synthetic_seed
+    try:
+        with _quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(context.job.measuring.seed if seed is None else seed)
+            if seed is not None:
+                model, file_bytes = auto.from_config(_config(manifest, changes), dtype=torch.float32), None
+            else:
+                files = weight_files(manifest)
+                file_bytes = sum(path.stat().st_size for path in files)
+                model = auto.from_pretrained(
+                    manifest.folder,
+                    config=_config(manifest, changes),
+                    dtype=torch.float32,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    ignore_mismatched_sizes=changes is not None,  # the head of another number of classes is left
+                )
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{manifest.identity}: transformers makes no {kind} of it ({error})") from error
+    made: nn.Module = model.to(device)
+    return made, file_bytes
+
+
+def _config(manifest: Manifest, changes: dict[str, Any] | None) -> Any:
+    """transformers' configuration of a model, dropout off."""
+    from transformers import AutoConfig
+
+    said = {name: value for name, value in manifest.config.items() if name not in ("dtype", "torch_dtype")}
+    config = AutoConfig.for_model(**said | (changes or {}))
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, 0.0)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False
+    return config
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing is asked of the network, and that a new head is new is no news."""
+    from transformers.utils import logging
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    logging.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def without_filling(model: nn.Module) -> nn.Module:
+    """Tell transformers' model that no token is filling: else it looks for one in every call, and waits for the device.
+
+    For rows that are packed; the exported configuration keeps what it came with.
+    """
+    config: Any = getattr(model, "config")  # noqa: B009 - no attribute that nn.Module knows
+    config.pad_token_id = None
+    return model
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """The model's layers, in order: what stands in its outermost ModuleLists (an encoder-decoder has two of them)."""
+    found: list[nn.Module] = []
+
+    def look(module: nn.Module) -> None:
+        if isinstance(module, nn.ModuleList) and all(any(True for _ in layer.children()) for layer in module):
+            found.extend(module)
+            return
+        for child in module.children():
+            look(child)
+
+    look(model)
+    return found
+
+
+def check_length(workload: TrainWorkload, context: Context) -> None:
+    """Raise ValueError for sequences that are longer than the model takes; relative positions know no longest."""
+    config = the_manifest(context).config
+    if "relative_attention_num_buckets" in config:
+        return
+    most = next((int(config[name]) for name in _NAMES_OF_POSITIONS if config.get(name)), None)
+    if most is not None and workload.sequence_length > most:
+        raise ValueError(
+            f"workload.sequence_length: {workload.sequence_length} is more than the model's {most} "
+            "(max_position_embeddings)"
+        )
+
+
+def vocabulary_of(context: Context) -> int:
+    """Words of the model. Raises ValueError for one that has none."""
+    manifest = the_manifest(context)
+    size = manifest.config.get("vocab_size")
+    if size is None:
+        raise ValueError(f"{manifest.identity}: config.json names no vocab_size, so it learns no text")
+    return int(size)
+
+
+def padding_of(context: Context) -> int:
+    """The token that fills up a row."""
+    given = the_manifest(context).config.get("pad_token_id")
+    return int(given) if given is not None else 0

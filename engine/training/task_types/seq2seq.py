@@ -1,0 +1,112 @@
+"""Sequence to sequence: a target text is predicted token by token from a source text (T5).
+
+Data: rows with `source` and `target`. Both are cut and filled up to `sequence_length`, so that every step computes as
+much; filling is neither seen nor asked for. The decoder is given the target moved by one, behind its start token.
+"""
+
+import numpy as np
+from torch import Tensor, nn
+
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.tokens import load_tokenizer
+from engine.training.data.examples import (
+    IGNORED,
+    RANDOM_STEPS,
+    Examples,
+    Inputs,
+    Numbers,
+    Parts,
+    fingerprint_of,
+    parted,
+    read_rows,
+)
+from engine.training.data.text import the_tokenizer
+from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
+from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
+from engine.training.trainer import Task
+from engine.weights import the_manifest
+
+Pairs = list[tuple[list[int], list[int]]]
+
+
+def make(workload: TrainWorkload, context: Context) -> Task:
+    """The task. Raises ValueError for a model or lengths that do not do."""
+    check_length(workload, context)
+    model = fresh_model(context, lambda device: transformers_model("AutoModelForSeq2SeqLM", context, device))
+    config = exported_config(the_manifest(context).config, model)
+    return the_task(model, _logits, config, workload, context, classes=False)
+
+
+def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
+    found = module(
+        input_ids=inputs["tokens"],
+        attention_mask=inputs["seen"],
+        decoder_input_ids=inputs["decoded"],
+        use_cache=False,
+    )
+    logits: Tensor = found.logits
+    return logits
+
+
+def examples(workload: TrainWorkload, context: Context) -> Parts:
+    """Pairs of texts; what is held out is drawn, or another file's."""
+    seed = context.job.measuring.seed
+    if workload.data is None:
+        return parted(_examples(_random(workload, context), workload, context), None, workload, seed)
+    held = None
+    if workload.validation_data is not None:
+        held = _examples(_pairs(workload.validation_data, "validation_data", workload, context), workload, context)
+    everything = _examples(_pairs(workload.data, "data", workload, context), workload, context)
+    return parted(everything, held, workload, seed)
+
+
+def _random(workload: TrainWorkload, context: Context) -> Pairs:
+    count, length = RANDOM_STEPS * workload.global_batch_size, workload.sequence_length
+    draw = np.random.default_rng(context.job.measuring.seed)
+    ids = draw.integers(0, vocabulary_of(context), (count, 2, length)).tolist()
+    return [(source, target) for source, target in ids]
+
+
+def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> Pairs:
+    rows = read_rows(data, ["source", "target"], field, context)
+    tokenizer, end = load_tokenizer(the_tokenizer(workload, context)), the_manifest(context).config.get("eos_token_id")
+    length, vocabulary, pairs = workload.sequence_length, vocabulary_of(context), []
+    for number, row in enumerate(rows, start=1):
+        source, target = (tokenizer.encode(str(row[name])).ids for name in ("source", "target"))
+        if isinstance(end, int) and target[-1:] != [end]:
+            target = [*target, end]
+        if not source or not target:
+            raise ValueError(f"workload.{field}: row {number} becomes no token at all; leave it out")
+        if max(*source, *target) >= vocabulary:
+            raise ValueError(
+                f"workload.tokenizer: row {number} of {field} becomes token {max(*source, *target)}, but the model has "
+                f"{vocabulary}; use a tokenizer of the model's vocabulary"
+            )
+        pairs.append((source[:length], target[:length]))
+    return pairs
+
+
+def _examples(pairs: Pairs, workload: TrainWorkload, context: Context) -> Examples:
+    length, filling = workload.sequence_length, padding_of(context)
+    start = the_manifest(context).config.get("decoder_start_token_id")
+    first = filling if start is None else int(start)
+    lengths = np.array([len(target) for _, target in pairs], dtype=np.int64)
+
+    def collate(numbers: Numbers, places: Numbers) -> Inputs:
+        sources = [pairs[number][0] for number in numbers]
+        targets = [pairs[number][1] for number in numbers]
+        return tensors(
+            tokens=filled_rows(sources, length, filling),
+            seen=seen(sources, length),
+            decoded=filled_rows([[first, *target] for target in targets], length, filling),
+            targets=filled_rows(targets, length, IGNORED),
+        )
+
+    return Examples(
+        count=len(pairs),
+        positions=2 * length,
+        collate=collate,
+        targets=lambda numbers: lengths[numbers],
+        fingerprint=fingerprint_of(workload, context),
+    )

@@ -1,0 +1,1 @@
+"""DeepSpeed's ZeRO behind the same Trainer; deepspeed is imported only where one is chosen."""
