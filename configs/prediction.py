@@ -1,6 +1,6 @@
 """What the planner said of a cell before it was run; kept in the plan, so that a report can hold it to account."""
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from configs.base import Frozen
 
@@ -21,6 +21,12 @@ class Prediction(Frozen):
     peak_memory_bytes: PositiveInt | None = Field(None, description="of the fullest rank")
     fits: bool | None = None
     usd_per_million_tokens: PositiveFloat | None = None
+    exposed_communication_seconds: NonNegativeFloat | None = Field(None, description="of a step, waited for")
+    network_bytes_per_step: NonNegativeFloat | None = Field(
+        None, description="that one node sends to other nodes; none: unknown, or one node only"
+    )
+    peak_flops: PositiveFloat | None = Field(None, description="dense FLOP/s of one rank's device in the cell's dtype")
+    peak_source: str = Field("", description="where peak_flops comes from")
     basis: str = Field("", description="where the hardware's figures come from")
     correction: PositiveFloat | None = Field(None, description="the time was multiplied by this, learnt from records")
     learnt_from: NonNegativeInt = Field(0, description="records that taught the correction")

@@ -62,6 +62,13 @@ class Container(Frozen):
     python: str = Field("python3", description="the interpreter in the image that has Rankwise")
 
 
+class NodeLink(Frozen):
+    """What a link between two nodes carries, as one all-reduce over it sees it."""
+
+    latency_seconds: PositiveFloat = Field(description="of a message, the library included")
+    bytes_per_second: PositiveFloat = Field(description="one direction, of the whole node")
+
+
 class SlurmTarget(Resources):
     """A partition of a cluster under Slurm. Jobs get whole numbers of nodes, with `ranks_per_node` ranks on each."""
 
@@ -90,6 +97,10 @@ class SlurmTarget(Resources):
     max_queued: PositiveInt = Field(50, description="jobs of a run in the queue at once, running ones included")
     max_running: PositiveInt | None = Field(None, description="of the run's running at once; 1: one after the other")
     retries: int = Field(2, ge=0, description="fresh jobs for a visit lost to a node, a preemption or a failed start")
+    on_this_machine: bool = Field(
+        False, description="nodes are cores of this machine, as a lab's: its calibration says what they compute"
+    )
+    link: NodeLink | None = Field(None, description="between two nodes, to predict with; none: what preflight finds")
     preflight: bool | None = Field(None, description="test nodes before measuring; none: where a job has several nodes")
     poll_seconds: PositiveFloat = Field(5.0, description="between two looks at the queue, a squeue and a sacct each")
 

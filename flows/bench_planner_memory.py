@@ -2,8 +2,8 @@
 
     python -m flows.bench_planner_memory [docs/measurements/published] [--shapes all] [--output FILE.csv]
 
-Four model shapes x five strategies x checkpointing x accumulation are trained on two CPU ranks in plain PyTorch and
-DeepSpeed (tests/memory_cells.py, a few minutes), every byte of torch's allocator counted. Printed beside the planner:
+Four model shapes x five strategies x checkpointing x accumulation are trained on two CPU ranks by the engine's own
+strategies (tests/memory_cells.py, a few minutes), every byte of torch's allocator counted. Printed beside the planner:
 what `accelerate estimate-memory` and DeepSpeed's own estimators say of the same cells. The planner's formulas were
 worked out against the `worked` shapes; the `heldout` ones were measured afterwards.
 """
@@ -26,7 +26,7 @@ from configs.hardware import Accelerator, Machine
 from engine.planner.check.memory import predict
 from engine.planner.check.table import read_rows
 from engine.planner.families import read_architecture
-from engine.planner.memory.framework import Framework
+from engine.planner.memory.framework import of_engine
 from engine.planner.memory.training import training_memory
 from engine.planner.setup import TrainingSetup
 
@@ -48,7 +48,6 @@ class Shape:
     bits: int
     micro_batch: int
     sequence_length: int
-    bucket_elements: int = 500_000
 
 
 def _llama(vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv: int, tied: bool) -> dict[str, Any]:
@@ -74,10 +73,10 @@ SHAPES = {
         "llama-d": Shape(_llama(8192, 256, 768, 2, 4, 4, True), 16, 4, 128),
     },
     "heldout": {
-        "llama-e": Shape(_llama(1024, 320, 640, 5, 5, 1, False), 32, 3, 192, 300_000),
-        "llama-f": Shape(_llama(6144, 192, 512, 3, 6, 3, True), 32, 6, 128, 1_000_000),
-        "gpt-g": Shape(_gpt(3072, 384, 3, 6), 16, 2, 384, 400_000),
-        "llama-h": Shape(_llama(1536, 512, 1536, 3, 8, 4, False), 16, 1, 512, 2_000_000),
+        "llama-e": Shape(_llama(1024, 320, 640, 5, 5, 1, False), 32, 3, 192),
+        "llama-f": Shape(_llama(6144, 192, 512, 3, 6, 3, True), 32, 6, 128),
+        "gpt-g": Shape(_gpt(3072, 384, 3, 6), 16, 2, 384),
+        "llama-h": Shape(_llama(1536, 512, 1536, 3, 8, 4, False), 16, 1, 512),
     },
 }
 
@@ -111,38 +110,24 @@ def cells(shapes: dict[str, Shape]) -> list[Cell]:
                 "shape": name, "config": shape.config, "strategy": strategy, "checkpointing": checkpointing,
                 "accumulation": accumulation, "precision": "float32" if shape.bits == 32 else mixed,
                 "micro_batch": shape.micro_batch, "sequence_length": shape.sequence_length,
-                "buckets": _buckets(shape.bucket_elements) if strategy.startswith("zero") else {},
             }
         )  # fmt: skip
     return found
 
 
-def _buckets(elements: int) -> dict[str, int]:
-    """DeepSpeed's settings for models this small; its defaults (5e8 elements) would dwarf them."""
-    return {
-        "reduce_bucket_size": elements,
-        "allgather_bucket_size": elements,
-        "stage3_prefetch_bucket_size": elements // 2,
-        "stage3_param_persistence_threshold": 1000,
-        "stage3_max_live_parameters": 2 * elements,
-        "stage3_max_reuse_distance": 2 * elements,
-    }
-
-
 def predicted(cell: Cell) -> int:
     """The planner's peak of tensors, in bytes."""
-    settings = {name.removeprefix("stage3_"): value for name, value in cell["buckets"].items()}
-    settings.pop("allgather_bucket_size", None)  # weights are gathered in place, on gloo in one piece
     cpu = Accelerator(
         name="cpu-rank", title="", kind="cpu", memory_bytes=2**34, bytes_per_second=1e10, peak_flops={"float32": 1e11},
         source="only the kind is used",
     )  # fmt: skip
+    architecture = read_architecture(cell["config"])
     setup = TrainingSetup(
-        read_architecture(cell["config"]), Machine(name="cpu", accelerator=cpu, accelerators=RANKS),
+        architecture, Machine(name="cpu", accelerator=cpu, accelerators=RANKS),
         Layout(dp=RANKS, strategy=cell["strategy"]), cell["micro_batch"], cell["sequence_length"],
-        cell["accumulation"], cell["precision"], cell["checkpointing"],
+        cell["accumulation"], cell["precision"], cell["checkpointing"], deferred=True, wide_reduction=True,
     )  # fmt: skip
-    return training_memory(setup, Framework(**settings)).tensors
+    return training_memory(setup, of_engine(architecture.parameters)).tensors
 
 
 _START_SECONDS, _CELL_SECONDS = 300.0, 60.0

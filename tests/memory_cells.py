@@ -3,20 +3,20 @@
     python tests/memory_cells.py cells.json measured.json [--trace FOLDER] [--estimates]
 
 cells.json: a list of cells, each {config, strategy, precision, checkpointing, accumulation, micro_batch,
-sequence_length, buckets}; measured.json: for each cell {peaks: bytes of each rank, error}, and with --estimates
-{accelerate, deepspeed}: what those libraries' own estimators say. One pool of ranks goes through all the cells in
-plain PyTorch (DDP, FSDP2) and DeepSpeed (ZeRO), each step as `engine.train` computes it.
+sequence_length}; measured.json: for each cell {peaks: bytes of each rank, error}, and with --estimates
+{accelerate, deepspeed}: what those libraries' own estimators say. One pool of ranks goes through all the cells, each
+prepared by the engine's own strategies (`engine.training.strategies.table`) and stepped as its loop does.
 
 Counted is every byte that torch's CPU allocator gives out, as its own memory profiler reports it: tensors, and what
 operators need for themselves while they run.
 """
 
 import argparse
-import contextlib
 import ctypes
 import gc
 import json
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -27,10 +27,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+import configs.cell
+from configs.cell import Layout
+from configs.job import Job, Measuring, Visit
+from configs.paths import JobPaths
+from configs.training import TrainWorkload
+from engine.context import Context
+from engine.training.strategies.table import STRATEGIES
+from engine.training.task_types.common import the_task
+from engine.training.trainer import Batch, Options, Trainer
 from memory_models import build
 
 RANKS = 2
@@ -38,7 +46,7 @@ TIME_LIMIT = timedelta(minutes=3)  # for what one rank waits for the other, whic
 STEPS = 3  # optimizer states appear in the first, DDP lays its buckets out anew in the second; the last is measured
 
 Cell = dict[str, Any]
-Step = Callable[[], float]
+Step = Callable[[], None]
 
 
 def count_on_every_thread() -> None:
@@ -94,126 +102,70 @@ class Allocations:
         return max(held for moment, held, _, _ in self.timeline() if moment >= since)
 
 
-def checkpointed(blocks: nn.ModuleList) -> None:
-    """Let each block keep its input only and be computed again in the backward pass."""
-    from torch.utils.checkpoint import checkpoint
-
-    for block in blocks:
-        forward = block.forward
-
-        def again(*inputs: Any, forward: Callable[..., Tensor] = forward) -> Tensor:
-            out: Tensor = checkpoint(forward, *inputs, use_reentrant=False)
-            return out
-
-        block.forward = again  # type: ignore[method-assign]
-
-
-def loss_of(model: Callable[[Tensor], Tensor], rows: Tensor, cell: Cell) -> tuple[Tensor, Tensor]:
-    """The mean loss of a micro-batch, its share of the step; and the logits, which `engine.train` holds too."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=cell["precision"] == "bfloat16_autocast"):
-        logits = model(rows[:, :-1])
-    loss = functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
-    return loss, logits
+def training_cell(cell: Cell) -> configs.cell.Cell:
+    """The cell as a study would say it."""
+    work = TrainWorkload(
+        global_batch_size=cell["micro_batch"] * cell["accumulation"] * RANKS,
+        micro_batch_size=cell["micro_batch"],
+        sequence_length=cell["sequence_length"],
+        activation_checkpointing=cell["checkpointing"],
+    )
+    dtype = "float32" if cell["precision"] == "float32" else "bfloat16"
+    layout = Layout(dp=RANKS, strategy=cell["strategy"])
+    return configs.cell.Cell(model="m", workload=work, layout=layout, dtype=dtype)  # type: ignore[arg-type]
 
 
-def plain_step(cell: Cell, memory: Allocations) -> Step:
-    """One rank alone, DDP and FSDP2, with the fused AdamW of torch."""
-    model, blocks = build(cell["config"])
-    if cell["checkpointing"] == "full":
-        checkpointed(blocks)
-    replica: nn.Module = model
-    strategy = cell["strategy"]
-    if strategy == "ddp":
-        replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    elif strategy == "fsdp":
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        policy = MixedPrecisionPolicy()
-        if cell["precision"] == "bfloat16_mixed":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for block in blocks:
-            fully_shard(block, mesh=mesh(), mp_policy=policy)
-        fully_shard(model, mesh=mesh(), mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    count = cell["accumulation"]
-
-    def step() -> float:
-        for number in range(count):
-            rows = random_rows(cell)
-            last = number == count - 1
-            waiting = replica.no_sync() if strategy == "ddp" and not last else contextlib.nullcontext()
-            with waiting:
-                memory.mark("forward")
-                loss, logits = loss_of(replica, rows, cell)
-                memory.mark("backward")
-                (loss / count).backward()
-            del logits
-        memory.mark("optimizer")
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
-
-    return step
+_KEPT: dict[str, Any] = {}  # groups and meshes, as long as the pool lives
 
 
-def deepspeed_step(cell: Cell, memory: Allocations) -> Step:
-    """ZeRO by DeepSpeed, with torch's fused AdamW as its optimizer."""
-    import deepspeed
+def context_of(cell: configs.cell.Cell) -> Context:
+    """A launch's surroundings, without a model's files."""
+    job = Job(
+        name="memory", study="memory", measuring_pass="memory", visits=(Visit(cell=cell, repeat=0, attempt=1),),
+        measuring=Measuring(group_timeout_seconds=TIME_LIMIT.total_seconds()), ranks_per_node=RANKS,
+        timeout_seconds=600, inputs=".", cache=".",
+    )  # fmt: skip
+    paths, device = JobPaths(Path(tempfile.gettempdir())), torch.device("cpu")
+    return Context(job, paths, dist.get_rank(), RANKS, device, None, dist.barrier, kept=_KEPT)
 
-    model, blocks = build(cell["config"])
-    if cell["checkpointing"] == "full":
-        checkpointed(blocks)
-    config = {
-        "train_micro_batch_size_per_gpu": cell["micro_batch"],
-        "gradient_accumulation_steps": cell["accumulation"],
-        "gradient_clipping": 0.0,
-        "bf16": {"enabled": cell["precision"] == "bfloat16_mixed"},
-        "zero_optimization": {"stage": int(cell["strategy"][-1]), **cell["buckets"]},
-        "zero_allow_untested_optimizer": True,
-    }
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    del optimizer
 
-    def step() -> float:
-        for _ in range(cell["accumulation"]):
+def engine_step(cell: Cell, memory: Allocations) -> tuple[Step, Trainer]:
+    """The engine's own strategy of a cell, and a step of it."""
+    model, _ = build(cell["config"])
+    chosen = training_cell(cell)
+    work, context = chosen.workload, context_of(chosen)
+    assert isinstance(work, TrainWorkload)
+    options = Options.of(chosen)
+    task = the_task(model, lambda module, inputs: module(inputs["tokens"]), {}, work, context, classes=False)
+    trainer = STRATEGIES[options.strategy](task, options, context)
+    share = 1 / (options.accumulation * options.dp)
+    tokens = cell["micro_batch"] * cell["sequence_length"]
+
+    def step() -> None:
+        batches = [Batch(random_inputs(cell), share, cell["micro_batch"], tokens) for _ in range(options.accumulation)]
+        for number, batch in enumerate(batches):
             memory.mark("forward")
-            loss, logits = loss_of(engine, random_rows(cell), cell)
+            loss = trainer.forward(batch)
             memory.mark("backward")
-            engine.backward(loss)
-            del logits
-            memory.mark("optimizer")
-            engine.step()
-        return loss.item()
+            trainer.backward(loss, batch, number == options.accumulation - 1)
+        memory.mark("optimizer")
+        trainer.step(1e-3)
 
-    step.engine = engine  # type: ignore[attr-defined]
-    return step
+    return step, trainer
 
 
-def random_rows(cell: Cell) -> Tensor:
-    """Tokens of a micro-batch and the one that follows."""
+def random_inputs(cell: Cell) -> dict[str, Tensor]:
+    """Tokens of a micro-batch, and what should follow each."""
     vocabulary = cell["config"]["vocab_size"]
-    return torch.randint(0, vocabulary, (cell["micro_batch"], cell["sequence_length"] + 1))
-
-
-_meshes: list[Any] = []
-
-
-def mesh() -> Any:
-    """All ranks in one row, made once."""
-    if not _meshes:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        _meshes.append(init_device_mesh("cpu", (dist.get_world_size(),)))
-    return _meshes[0]
+    rows = torch.randint(0, vocabulary, (cell["micro_batch"], cell["sequence_length"] + 1))
+    return {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
 
 
 def measure(cell: Cell, trace: Path | None = None) -> int:
     """This rank's peak in the last of a few steps, in bytes."""
     torch.manual_seed(dist.get_rank())
     with Allocations() as memory:
-        step = (deepspeed_step if cell["strategy"].startswith("zero") else plain_step)(cell, memory)
+        step, trainer = engine_step(cell, memory)
         for _ in range(STEPS):
             memory.mark("step")
             step()
@@ -221,9 +173,8 @@ def measure(cell: Cell, trace: Path | None = None) -> int:
     if trace is not None:
         write_trace(memory, trace)
     peak = memory.peak("step")
-    if cell["strategy"].startswith("zero"):
-        step.engine.destroy()  # type: ignore[attr-defined]
-    del step
+    trainer.close()
+    del step, trainer
     gc.collect()
     return peak
 
@@ -273,17 +224,8 @@ def rank_main(rank: int, cells: list[Cell], store: str, output: str, traces: str
     torch.set_num_threads(1)
     count_on_every_thread()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=TIME_LIMIT)
-    if any(cell["strategy"].startswith("zero") for cell in cells):
-        import deepspeed
-
-        # Its sums over shared memory, which training does not use, would be compiled first, for a minute.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed("gloo", verbose=False)
     results: list[Any] = []
-    linear = functional.linear
     for number, cell in enumerate(cells):
-        # Stage 3 puts its own in the place of torch's and leaves it there, which keeps less under autocast.
-        functional.linear = linear
         trace = Path(traces) / f"{number}-{rank}.txt" if traces else None
         try:
             results.append(measure(cell, trace))

@@ -11,12 +11,13 @@ from configs.cell import Cell, Layout, NoopWorkload
 from configs.hardware import Machine
 from configs.hardware_catalog import accelerator, instance
 from configs.training import TrainWorkload
-from engine.planner.cells import EAGER_LAYER_SECONDS, RANDOM_PROMPT_TOKENS, Learned, interval, predict_cell
+from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, interval, predict_cell
 from engine.planner.families import read_architecture
 from engine.planner.local import with_cores
 from engine.planner.memory.inference import inference_memory
 from engine.planner.setup import InferenceSetup, TrainingSetup
 from engine.planner.timing.cpu import measured_generation_time, measured_step_time, seconds_at
+from engine.planner.trained_cells import EAGER_LAYER_SECONDS
 from flows.bench_planner_cells import made_up_calibration
 
 SMALL = read_architecture(ARCHITECTURES["llama-1m"], "llama-1m")
@@ -172,7 +173,7 @@ def test_the_interval_is_wider_the_less_is_known() -> None:
     [
         (generate(prompt_tokens=2040, new_tokens=16), "2040 + 16 tokens are more than the model's 2048"),
         (Cell(model="m", workload=TrainWorkload(sequence_length=4096)), "more than the model's 2048 positions"),
-        (Cell(model="m", workload=TrainWorkload(), dtype="float16"), "float16"),
+        (Cell(model="m", workload=TrainWorkload(task="masked_lm")), "masked_lm is for a model of kind encoder"),
     ],
 )
 def test_what_cannot_be_run_has_a_reason_and_no_figure(cell: Cell, reason: str) -> None:

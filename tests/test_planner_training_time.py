@@ -147,7 +147,6 @@ def test_the_optimizer_touches_what_its_rank_owns() -> None:
         ("zero1", 2 + 2, 2),  # gradients once, weights once
         ("zero2", 3 * 2 + 2, 3 + 1),  # gradients in each micro-batch
         ("zero3", 3 * (2 + 2 + 2), 3 * 3 * 9),  # weights twice and gradients once in each
-        ("fsdp", 3 * (2 + 2 + 2), 3 * 3 * 9),
     ],
 )
 def test_bytes_and_calls_of_each_strategy(strategy: Any, bytes_a_parameter: int, calls: int | None) -> None:

@@ -32,20 +32,14 @@ from configs.training import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.stored import QUANTISED
-from engine.planner.memory.training import training_memory
 from engine.planner.results import GenerationTime, Memory
-from engine.planner.setup import InferenceSetup, TrainingSetup, WeightFormat
-from engine.planner.timing.cpu import can_measure, measured_generation_time, measured_step_time
+from engine.planner.setup import InferenceSetup, WeightFormat
+from engine.planner.timing.cpu import can_measure, measured_generation_time
 from engine.planner.timing.inference import generation_time
-from engine.planner.timing.training import step_time
+from engine.planner.trained_cells import DEEPSPEED_BYTES, EAGER_LAYER_SECONDS, training_figures, unpredicted
 
 RANDOM_PROMPT_TOKENS = 32
 """Length of random prompts where the study gives none; as `engine.tokens`, which needs torch."""
-EAGER_LAYER_SECONDS = 2e-4
-"""Our engine and transformers issue a layer's operators one by one from Python, which a GPU has to wait for: the least
-time of a layer on a server core with all of it in the caches, measured by this project's calibration, 2026-11."""
-_EAGER_TRAINING = 3
-"""Backward and optimizer issue about twice as many operators as the forward: assumption."""
 DATA_SHEET_FACTOR = 1.6
 """How far predictions from a data sheet are usually off, as a factor: it reaches the shares that published runs do."""
 MEASURED_FACTOR, ESTIMATE_FACTOR = 1.4, 3.0
@@ -197,21 +191,6 @@ def stored_format(cell: Cell) -> WeightFormat:
     return cell.dtype
 
 
-def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> TrainingSetup:
-    """The step of a `train` cell: float32 weights, products in bfloat16 where the cell says so."""
-    work = cell.workload
-    assert isinstance(work, TrainWorkload)
-    sharded = cell.layout.strategy not in ("none", "ddp")
-    return TrainingSetup(
-        architecture=architecture,
-        machine=machine,
-        layout=cell.layout,
-        micro_batch=max(1, work.global_batch_size // cell.layout.dp),
-        sequence_length=work.sequence_length,
-        precision="float32" if cell.dtype == "float32" else "bfloat16_mixed" if sharded else "bfloat16_autocast",
-    )
-
-
 def _noop(cell: Cell, work: NoopWorkload, machine: Machine) -> Prediction:
     """It sleeps as told; the slowest rank has the most items."""
     seconds = work.seconds * ceil(work.items / cell.layout.ranks)
@@ -287,23 +266,14 @@ def _prompted(
 
 
 def _train(cell: Cell, work: TrainWorkload, architecture: Architecture, machine: Machine) -> Prediction:
-    if cell.dtype == "float16":
-        return Prediction(reason="the engine does not train in float16; use bfloat16")
-    if architecture.max_positions is not None and work.sequence_length > architecture.max_positions:
-        limit = f"{architecture.max_positions} positions"
-        return Prediction(reason=f"sequences of {work.sequence_length} tokens are more than the model's {limit}")
-    setup = training_setup(cell, architecture, machine)
-    layout = cell.layout
-    alike = layout.tp == layout.pp == 1 and layout.strategy in ("none", "ddp")
-    measured = alike and can_measure(architecture, machine.accelerator)
-    seconds = (measured_step_time(setup) if measured else step_time(setup)).seconds
-    if machine.accelerator.kind != "cpu":
-        seconds = max(seconds, _EAGER_TRAINING * architecture.layers * EAGER_LAYER_SECONDS)
+    reason = unpredicted(work, architecture)
+    if reason is not None:
+        return Prediction(reason=reason)
+    figures, memory = training_figures(cell, architecture, machine)
     return Prediction(
-        tokens_per_second=setup.tokens_per_step / seconds,
-        step_seconds=seconds,
+        **figures,
         factor=prior_factor(cell, machine.accelerator),
-        **_memory(training_memory(setup), cell, machine),
+        **_memory(memory, cell, machine),
     )
 
 
@@ -324,7 +294,9 @@ def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | boo
         return {"peak_memory_bytes": max(1, memory.tensors), "fits": memory.total <= accelerator.memory_bytes}
     training = isinstance(cell.workload, TrainWorkload)
     own = accelerator.training_framework_bytes if training else accelerator.framework_bytes
-    peak = memory.total if own is None else memory.tensors + own
+    # What is offloaded to the host is in the same memory here.
+    peak = memory.host_bytes + (memory.total if own is None else memory.tensors + own)
+    peak += DEEPSPEED_BYTES if cell.layout.strategy.startswith("zero") else 0
     ranks = min(cell.layout.ranks, machine.accelerators)
     whole = machine.host_memory_bytes or accelerator.memory_bytes
     return {"peak_memory_bytes": peak, "fits": peak * ranks <= whole}

@@ -25,6 +25,9 @@ class TrainingSetup:
     `*_mixed`: 16-bit weights for forward and backward, float32 master weights and AdamW states (FSDP2's
     MixedPrecisionPolicy, DeepSpeed); float8: its matrix products in float8, all else as bfloat16_mixed.
     micro_batch: sequences that one data-parallel rank computes at once; accumulation: micro-batches in a step.
+    sharding: of fsdp: over all replicas, or over those of a node (`machine.accelerators`), with replicas between nodes.
+    deferred: fsdp keeps the whole gradients of inner micro-batches and reduces them once a step, as our engine does;
+    False: in each micro-batch. wide_reduction: sharded 16-bit gradients travel in float32, as our engine's FSDP2 does.
     """
 
     architecture: Architecture
@@ -41,11 +44,21 @@ class TrainingSetup:
     compiled: bool = False
     fused_optimizer: bool = True  # AdamW in one kernel; False: tensor by tensor, as foreach or a loop does it
     reshard: bool = True  # fsdp: weights are freed after the forward and gathered again for the backward
+    sharding: Literal["full", "hybrid"] = "full"
+    deferred: bool = False
+    wide_reduction: bool = False
 
     @property
     def global_batch(self) -> int:
         """Sequences in a step, over all ranks."""
         return self.micro_batch * self.accumulation * self.layout.dp
+
+    @property
+    def shards(self) -> int:
+        """Replicas over which sharded states are shared out."""
+        if self.sharding == "full":
+            return self.layout.dp
+        return min(self.layout.dp, max(1, self.machine.accelerators // self.layout.tp))
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,10 +1,11 @@
 """What a training framework adds to the model's own memory: buckets, prefetching, how the loss is computed.
 
-Framework()                              # the defaults of torch 2.13 and DeepSpeed 0.19.8, loss as engine.train
+Framework()                              # the defaults of torch 2.13 and DeepSpeed 0.19.8
 Framework(reduce_bucket_size=50_000_000)
+of_engine(elements=13_000_000)           # as engine.training sets them up for a model of so many elements
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -41,3 +42,13 @@ class Framework:
 
 
 DEFAULT = Framework()
+
+
+def of_engine(elements: int) -> Framework:
+    """Our own engine: DeepSpeed's buckets no longer than the model, the logits forgotten once there is a loss."""
+    return replace(
+        DEFAULT,
+        reduce_bucket_size=min(DEFAULT.reduce_bucket_size, elements),
+        prefetch_bucket_size=min(DEFAULT.prefetch_bucket_size, elements),
+        holds_logits=False,
+    )

@@ -130,8 +130,10 @@ class Fsdp(States):
     """FSDP2: shards of each block and of the root; float32 shards, gathered in the precision of computing."""
 
     def lay_out(self) -> None:
-        stage, ranks = self.stage, self.ranks
-        self.shard = stage.elements / ranks
+        stage = self.stage
+        self.ranks = self.setup.shards
+        self.shard = stage.elements / self.ranks
+        self.defers = self.setup.deferred and self.setup.accumulation > 1
         self.held.parameters = self.shard * _FLOAT
         if self.offloads:  # CPUOffloadPolicy: weights, gradients and states
             self.held.host += self.held.parameters * 2
@@ -174,6 +176,9 @@ class Fsdp(States):
     def gradients(self, weights: tuple[float, ...]) -> None:
         self.momentary = 0.0
         size = sum(weights) * self.width
+        if self.defers and self.micro > 0 and not self.mixed:  # added in place to those that are kept
+            self.momentary = size
+            return
         self.raw += size
         self.held.communication += size
 
@@ -183,13 +188,22 @@ class Fsdp(States):
 
     def _reduce(self, elements: float, raw: float) -> None:
         whole = elements * _FLOAT
+        if self.defers and not self.last:  # whole ones stay, in the precision in which they will be reduced
+            self.held.communication -= raw
+            self.held.gradients += whole if self.micro == 0 else 0.0
+            self.momentary = 0.0
+            return
         self.held.communication += whole - self.previous
         self.momentary = 0.0
         self.previous = whole
         self.held.communication -= raw
-        if self.micro == 0 and not self.offloads:
+        if self.defers:
+            self.held.gradients -= whole
+        if (self.micro == 0 or self.defers) and not self.offloads:
             self.held.gradients += whole / self.ranks
-        self.momentary = (whole if self.on_cpu else 0.0) + (whole / self.ranks if self.micro else 0.0)
+        self.momentary = (whole if self.on_cpu else 0.0) + (
+            whole / self.ranks if self.micro and not self.defers else 0.0
+        )
 
     def leave_block(self) -> None:
         self.held.communication -= self.stage.block * self.width
@@ -201,8 +215,15 @@ class Fsdp(States):
         gone = min(self.staying, blocks * self.stage.block * self.width)
         self.staying -= gone
         self.held.communication -= gone
-        if self.micro == 0 and not self.offloads:
-            self.held.gradients += blocks * self.stage.block * _FLOAT / self.ranks
+        whole = blocks * self.stage.block * _FLOAT
+        if self.defers:
+            if self.micro == 0:
+                self.held.gradients += whole
+            if not self.last:
+                return
+            self.held.gradients -= whole
+        if (self.micro == 0 or self.defers) and not self.offloads:
+            self.held.gradients += whole / self.ranks
 
     def end(self) -> None:
         self.held.communication -= self.stage.root * self.width

@@ -19,6 +19,10 @@ from math import ceil, log2
 
 from configs.hardware import Link, Machine
 
+_COPIED_BYTES_PER_SECOND = 1.5e9
+"""Written to memory that the kernel has to clear first, and copied back: an all-gather of 52 MB over 1 Gbit/s took
+60 ms longer than its bytes need, a reduce-scatter 60 ms longer than an all-reduce (this project's lab, 2026-11)."""
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -87,17 +91,27 @@ def all_reduce_seconds(
 def all_gather_seconds(
     message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
 ) -> float:
-    """Ring: n-1 hops and (n-1)/n of the bytes."""
+    """Ring: n-1 hops and (n-1)/n of the bytes; gloo's goes through a buffer of torch's own."""
     if ranks == 1:
         return 0.0
     group = ring(ranks, machine, stride)
-    return group.hops_seconds + (ranks - 1) / ranks * message_bytes / (group.bytes_per_second * share)
+    seconds = group.hops_seconds + (ranks - 1) / ranks * message_bytes / (group.bytes_per_second * share)
+    return seconds + (copy_seconds(message_bytes, ranks) if machine.accelerator.kind == "cpu" else 0.0)
+
+
+def copy_seconds(message_bytes: float, ranks: int) -> float:
+    """Of torch's copy of a gathered or scattered tensor, which gloo works on; nothing on one rank."""
+    return message_bytes / _COPIED_BYTES_PER_SECOND if ranks > 1 else 0.0
 
 
 def reduce_scatter_seconds(
     message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
 ) -> float:
-    """An all-gather run backwards; the sums are made while bytes arrive."""
+    """An all-gather run backwards; the sums are made while bytes arrive. gloo has none: torch all-reduces the whole
+    (counted on a link: 2 (n-1)/n of the bytes, torch 2.13) in a copy of its own."""
+    if machine.accelerator.kind == "cpu":
+        summed = all_reduce_seconds(message_bytes, ranks, machine, stride=stride, share=share)
+        return summed + copy_seconds(message_bytes, ranks)
     return all_gather_seconds(message_bytes, ranks, machine, stride=stride, share=share)
 
 

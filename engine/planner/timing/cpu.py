@@ -9,8 +9,8 @@ bfloat16 product of one row reads its weights at a quarter of what a plain read 
 looked up by its rows, between two measured numbers linearly in time (reading weights costs the same for any rows,
 arithmetic grows with them). Operators other than products are issued one by one and take a least time each
 (`layer_seconds`; in a decode step, which is recorded, `recorded_layer_seconds`), and grow with rows x hidden
-(`element_seconds`). A training step is that of one rank, or of ranks that share data (DDP): the gradients' all-reduce
-is never hidden, for the core that would sum them computes.
+(`element_seconds`). A training step is that of ranks that share data by any strategy: `timing.waiting` says what it
+waits for.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ from engine.planner.architecture import Architecture
 from engine.planner.results import GenerationTime, StepTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
 from engine.planner.timing.collectives import all_reduce_seconds, point_to_point_seconds
+from engine.planner.timing.waiting import handling_seconds, waits_of
 
 _BYTES: dict[NumberFormat, int] = {"float32": 4, "bfloat16": 2}
 _ATTENTION_BACKWARD = 2.5  # five products where the forward has two (arXiv 2205.14135)
@@ -66,36 +67,48 @@ def measured_generation_time(setup: InferenceSetup) -> GenerationTime:
 
 
 def measured_step_time(setup: TrainingSetup) -> StepTime:
-    """One step: forward and backward, loss, gradients' all-reduce, clipping and AdamW."""
+    """One step: forward and backward, loss, what is computed again, exchange of gradients and weights, clipping, AdamW.
+
+    Sharded strategies update their own part only; sums of tensor parallelism are between dependent products.
+    """
     rates = setup.machine.accelerator.operators
     assert rates is not None
     architecture, layout = setup.architecture, setup.layout
     number: NumberFormat = "float32" if setup.precision == "float32" else "bfloat16"
-    rows = setup.micro_batch * setup.sequence_length
-    weights = sum(weight.size * weight.products for weight in architecture.weights)
+    rows, tp = setup.micro_batch * setup.sequence_length, layout.tp
+    weights = sum(weight.shard(tp) * weight.products for weight in architecture.weights)
     table = rates.linear[number]
     # Fewer rows than were measured with reach less; the forward's own table says how much less.
     slower = (seconds_at(table, rows) / rows) / (seconds_at(table, _REFERENCE_ROWS) / _REFERENCE_ROWS)
     products = 6 * rows * weights / rates.training_flops[number] * max(1.0, slower)
     elements = architecture.layers * rows * architecture.hidden * rates.training_element_seconds[number]
-    attention = setup.micro_batch * _attention_flops(architecture, setup.sequence_length)
-    attention *= (1 + _ATTENTION_BACKWARD) / rates.attention_flops[number]
+    attention = setup.micro_batch * _attention_flops(architecture, setup.sequence_length) / tp
+    attention /= rates.attention_flops[number]
     loss = rows * architecture.vocabulary * rates.logit_seconds
-    compute = setup.accumulation * (products + elements + attention + loss)
-    reduce = 0.0
-    if layout.dp > 1:
-        reduce = all_reduce_seconds(4 * architecture.parameters, layout.dp, setup.machine)
+    again = _again(setup, products / 3, elements / 3, attention)
+    micro_batch = products + elements + (1 + _ATTENTION_BACKWARD) * attention + loss + again
+    waits = waits_of(setup, backward_seconds=micro_batch - (products + elements) / 3 - attention - loss / 2)
+    owned = architecture.rank_parameters(tp) / (1 if layout.strategy in ("none", "ddp") else setup.shards)
     # Scores by the convention of MFU (PaLM, arXiv 2204.02311): nothing is taken off for the mask.
     scores = 2 * _attention_flops(architecture, setup.sequence_length) * setup.global_batch
+    multiplied = sum(weight.size * weight.products for weight in architecture.weights)
     return StepTime(
-        compute_seconds=compute,
-        communication_seconds=reduce,
-        exposed_seconds=reduce,
+        compute_seconds=setup.accumulation * micro_batch + waits.stolen + handling_seconds(setup),
+        communication_seconds=waits.transfers,
+        exposed_seconds=waits.exposed,
         bubble_seconds=0.0,
-        optimizer_seconds=architecture.parameters * rates.parameter_seconds,
+        optimizer_seconds=owned * rates.parameter_seconds,
         tokens=setup.tokens_per_step,
-        model_flops=3 * (2 * weights * setup.tokens_per_step + scores),
+        model_flops=3 * (2 * multiplied * setup.tokens_per_step + scores),
     )
+
+
+def _again(setup: TrainingSetup, products: float, elements: float, attention: float) -> float:
+    """What checkpointing computes a second time, of the forward's parts: all, or all but attention and half of the
+    products (the policy of `engine.training.strategies.recompute`). The head is no block, but near enough one."""
+    if setup.checkpointing == "none":
+        return 0.0
+    return products + elements + attention if setup.checkpointing == "full" else products / 2 + elements
 
 
 def seconds_at(table: Mapping[int, float], rows: float) -> float:

@@ -7,8 +7,14 @@ DDP all-reduces gradients once, in the last micro-batch (`no_sync` before). ZeRO
 them once too, then gathers the weights that each rank has updated. ZeRO-2 keeps only a shard of the gradients: a
 micro-batch's whole gradients have no place to wait for the next, so it reduces them in every micro-batch. ZeRO-3 and
 FSDP gather the weights for the forward and, having freed them, again for the backward of every micro-batch (ZeRO,
-arXiv 1910.02054); once where they are kept (`reshard` False: FSDP's SHARD_GRAD_OP). Gradients travel in the format of
-the weights that were multiplied; a reduction in float32, which the memory model makes room for, would double them.
+arXiv 1910.02054); once where they are kept (`reshard` False: FSDP's SHARD_GRAD_OP). FSDP2 frees blocks only: the root
+(tables, head) stays. Hybrid sharding does so within a node, and sums shards between nodes. Gradients travel in the
+format of the weights that were multiplied, in float32 where the setup says so (`wide_reduction`).
+
+DeepSpeed 0.19.8 on CPUs: stages 1 and 2 all-reduce whole buckets, of which each rank keeps its part
+(`use_multi_rank_bucket_allreduce`, stage_1_and_2.py); stage 3 keeps weights gathered until they are used again, where
+they are fewer than `max_reuse_distance`.
+
 Tensor parallelism sums a block's two outputs forward and the gradients of its two inputs backward (Megatron-LM,
 arXiv 1909.08053): four all-reduces a layer, six where the forward is computed again.
 """
@@ -24,7 +30,9 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "point_to_poi
 Phase = Literal["forward", "backward", "last_backward", "step", "blocking"]
 
 _DDP_BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's bucket_cap_mb
+_DDP_FIRST_BUCKET_BYTES = 2**20  # so that the first sum begins early
 _DEEPSPEED_BUCKET_ELEMENTS = 5e8  # reduce_bucket_size and allgather_bucket_size
+_DEEPSPEED_REUSE_ELEMENTS = 1e9  # stage3_max_reuse_distance: from use to use, there and back
 _SECONDS = {
     "all_reduce": collectives.all_reduce_seconds,
     "all_gather": collectives.all_gather_seconds,
@@ -79,28 +87,154 @@ def _data_parallel(setup: TrainingSetup) -> list[Transfer]:
     layout, strategy = setup.layout, setup.layout.strategy
     if layout.dp == 1 or strategy == "none":
         return []
-    units = max(1, setup.architecture.layers // layout.pp) + 1  # blocks, and the root with the tables
-    tensor = setup.architecture.rank_parameters(layout.tp) / layout.pp * weight_bytes(setup)
-
-    def transfer(purpose: str, collective: Collective, phase: Phase, times: int, calls: int = units) -> Transfer:
-        return Transfer(purpose, collective, tensor / calls, calls * times, layout.dp, layout.tp, phase)
-
-    every = setup.accumulation
     if strategy == "ddp":
-        buckets = max(1, round(tensor / _DDP_BUCKET_BYTES))
-        return [transfer("gradients", "all_reduce", "last_backward", 1, buckets)]
+        width = weight_bytes(setup)
+        found = (_transfer(setup, "gradients", "all_reduce", "last_backward", n * width) for n in ddp_buckets(setup))
+        return list(found)
     if strategy in ("zero1", "zero2"):
-        buckets = max(1, round(tensor / weight_bytes(setup) / _DEEPSPEED_BUCKET_ELEMENTS))
-        phase: Phase = "backward" if strategy == "zero2" else "last_backward"
-        times = every if strategy == "zero2" else 1
-        return [
-            transfer("gradients", "reduce_scatter", phase, times, buckets),
-            transfer("updated weights", "all_gather", "step", 1, buckets),
-        ]
-    gathers = [transfer("weights", "all_gather", "forward", every)]
-    if setup.reshard:
-        gathers.append(transfer("weights again", "all_gather", "backward", every))
-    return [*gathers, transfer("gradients", "reduce_scatter", "backward", every)]
+        return _zero12(setup)
+    return _zero3(setup) if strategy == "zero3" and on_gloo(setup) else _fully_sharded(setup)
+
+
+def _transfer(
+    setup: TrainingSetup, purpose: str, collective: Collective, phase: Phase, size: float, calls: int = 1
+) -> Transfer:
+    """Among all replicas."""
+    return Transfer(purpose, collective, size, calls, setup.layout.dp, setup.layout.tp, phase)
+
+
+def on_gloo(setup: TrainingSetup) -> bool:
+    """Whether ranks on CPUs exchange through gloo."""
+    return setup.machine.accelerator.kind == "cpu"
+
+
+def elements_of(setup: TrainingSetup) -> tuple[float, float]:
+    """Of this rank's stage before sharding: in blocks, and in the root."""
+    whole = setup.architecture.rank_parameters(setup.layout.tp) / setup.layout.pp
+    root = sum(
+        weight.shard(setup.layout.tp) * weight.copies for weight in setup.architecture.weights if not weight.block
+    )
+    outside = min(whole, root / setup.layout.pp)
+    return whole - outside, outside
+
+
+def ddp_buckets(setup: TrainingSetup) -> list[float]:
+    """Elements of DDP's buckets in the order of the backward pass; a weight is never cut."""
+    width = weight_bytes(setup)
+    cap, filled, buckets = float(_DDP_FIRST_BUCKET_BYTES), 0.0, []
+    for _, size in reversed_weights(setup):
+        filled += size
+        if filled * width >= cap:
+            buckets.append(filled)
+            filled, cap = 0.0, float(_DDP_BUCKET_BYTES)
+    return [*buckets, filled] if filled else buckets
+
+
+def reversed_weights(setup: TrainingSetup) -> list[tuple[float, float]]:
+    """(share of the backward pass that is over, elements) of weights, in the order in which gradients are there.
+
+    The share is that of the products' FLOPs; a tied head's gradient waits for the embedding's. Of a block all at once,
+    shared out over eight weights of equal size, which is near enough to see where buckets end.
+    """
+    architecture, layout = setup.architecture, setup.layout
+    layers = max(1, architecture.layers // layout.pp)
+    blocks, _ = elements_of(setup)
+    heads = [one for one in architecture.weights if one.role == "head"]
+    head = sum(one.shard(layout.tp) * one.products for one in heads)
+    whole = max(1.0, blocks + head)
+    found = [(head / whole, float(one.shard(layout.tp) * one.copies)) for one in heads if one.copies]
+    found += [((head + blocks * (n // 8 + 1) / layers) / whole, blocks / layers / 8) for n in range(layers * 8)]
+    tables = [one for one in architecture.weights if not one.block and one.role != "head"]
+    return [*found, *((1.0, float(one.shard(layout.tp) * one.copies)) for one in tables)]
+
+
+def _zero12(setup: TrainingSetup) -> list[Transfer]:
+    every = setup.accumulation
+    tensor = setup.architecture.rank_parameters(setup.layout.tp) / setup.layout.pp * weight_bytes(setup)
+    buckets = max(1, round(tensor / weight_bytes(setup) / _DEEPSPEED_BUCKET_ELEMENTS))
+    phase: Phase = "backward" if setup.layout.strategy == "zero2" else "last_backward"
+    times = every if setup.layout.strategy == "zero2" else 1
+    reduction: Collective = "all_reduce" if on_gloo(setup) else "reduce_scatter"
+    return [
+        _transfer(setup, "gradients", reduction, phase, tensor / buckets, buckets * times),
+        _transfer(setup, "updated weights", "all_gather", "step", tensor / buckets, buckets),
+    ]
+
+
+def matrices_of(setup: TrainingSetup) -> int:
+    """Matrices of this rank's blocks, which ZeRO-3 gathers one by one."""
+    tall = (weight.copies for weight in setup.architecture.weights if weight.block and weight.role == "matrix")
+    return max(1, sum(tall) // setup.layout.pp)
+
+
+def _zero3(setup: TrainingSetup) -> list[Transfer]:
+    """On CPUs: 45 calls were counted in a step of a model of 42 matrices."""
+    width, every, matrices = weight_bytes(setup), setup.accumulation, matrices_of(setup)
+    blocks, root = elements_of(setup)
+    again = max(0.0, blocks - _DEEPSPEED_REUSE_ELEMENTS / 2)
+    one = blocks * width / matrices
+    found = [
+        _transfer(setup, "weights", "all_gather", "forward", one, matrices * every),
+        _transfer(setup, "weights of the root", "all_gather", "forward", root * width, every),
+        _transfer(setup, "gradients", "reduce_scatter", "backward", (blocks + root) * width, every),
+    ]
+    if again:
+        calls = max(1, round(again * width / one))
+        found.append(_transfer(setup, "weights again", "all_gather", "backward", one, calls * every))
+    return found
+
+
+def _fully_sharded(setup: TrainingSetup) -> list[Transfer]:
+    layout, every = setup.layout, setup.accumulation
+    width, layers = weight_bytes(setup), max(1, setup.architecture.layers // layout.pp)
+    blocks, root = elements_of(setup)
+    shards, replicas = setup.shards, layout.dp // setup.shards
+    reduced = 4 if setup.wide_reduction else width
+    times = 1 if setup.deferred else every
+
+    def parts(purpose: str, kind: Collective, phase: Phase, size: int, count: int, root_too: bool) -> list[Transfer]:
+        found = [Transfer(purpose, kind, blocks * size / layers, layers * count, shards, layout.tp, phase)]
+        if root_too and root:
+            found.append(Transfer(purpose, kind, root * size, count, shards, layout.tp, phase))
+        return found
+
+    found: list[Transfer] = []
+    if shards > 1:
+        found += parts("weights", "all_gather", "forward", width, every, root_too=True)
+        if setup.reshard:
+            again = layout.strategy == "zero3"  # FSDP2's root stays
+            found += parts("weights again", "all_gather", "backward", width, every, root_too=again)
+        found += parts("gradients", "reduce_scatter", "backward", reduced, times, root_too=True)
+    if replicas > 1:
+        size, stride = reduced / shards, layout.tp * shards
+        found += [
+            Transfer("shards of gradients", "all_reduce", blocks * size / layers, layers * times, replicas, stride,
+                     "backward"),
+            Transfer("shards of gradients", "all_reduce", root * size, times, replicas, stride, "backward"),
+        ]  # fmt: skip
+    return found
+
+
+def network_bytes(setup: TrainingSetup) -> float | None:
+    """What one node hands to its link to other nodes in a step; None on one node."""
+    machine, found, several = setup.machine, 0.0, False
+    for transfer in traffic(setup):
+        members = min(transfer.ranks, max(1, machine.accelerators // transfer.stride))
+        if transfer.ranks <= members:
+            continue
+        several = True
+        # A ring leaves a node through one of its members, and each of the groups in a node has a ring.
+        rings = max(1, min(machine.accelerators, setup.layout.ranks) // members)
+        found += rings * transfer.bytes * _sent(transfer.collective, transfer.ranks, on_gloo(setup))
+    return found if several else None
+
+
+def _sent(collective: Collective, ranks: int, gloo: bool) -> float:
+    """Of a message, what each rank of a ring sends on. gloo's reduce-scatter is an all-reduce of the whole."""
+    if collective == "point_to_point":
+        return 1.0
+    twice = collective == "all_reduce" or (gloo and collective == "reduce_scatter")
+    return (2 if twice else 1) * (ranks - 1) / ranks
 
 
 def _tensor_parallel(setup: TrainingSetup) -> list[Transfer]:

@@ -1,0 +1,129 @@
+"""What the planner says of a `train` cell: its step as a setup, seconds, memory, what it sends, its peak for MFU.
+
+    setup = training_setup(cell, architecture, machine)
+    figures = training_figures(cell, architecture, machine)      # fields of configs.prediction.Prediction; or a reason
+
+The engine (`engine.training`) computes with float32 weights under autocast on one rank and in DDP, in gathered or
+kept 16-bit weights in FSDP2 and ZeRO, and forgets the logits before the backward pass.
+"""
+
+from typing import Any
+
+from configs.cell import Cell
+from configs.hardware import Accelerator, Machine
+from configs.training import TrainWorkload
+from engine.planner.architecture import Architecture
+from engine.planner.memory.framework import of_engine
+from engine.planner.memory.training import training_memory
+from engine.planner.results import Memory, StepTime
+from engine.planner.setup import Precision, TrainingSetup
+from engine.planner.timing.cpu import can_measure, measured_step_time
+from engine.planner.timing.traffic import network_bytes
+from engine.planner.timing.training import step_time
+
+EAGER_LAYER_SECONDS = 2e-4
+"""Our engine and transformers issue a layer's operators one by one from Python, which a GPU has to wait for: the least
+time of a layer on a server core with all of it in the caches, measured by this project's calibration, 2026-11."""
+DEEPSPEED_BYTES = 142 << 20
+"""What importing DeepSpeed 0.19.8 adds to a process that has torch: resident memory before and after, 2026-11. A
+calibration knows the engine's own libraries only."""
+_EAGER_TRAINING = 3
+"""Backward and optimizer issue about twice as many operators as the forward: assumption."""
+
+_KINDS = {
+    "causal_lm": "decoder",
+    "masked_lm": "encoder",
+    "seq2seq": "encoder_decoder",
+    "text_classification": None,
+    "image_classification": "vision",
+}
+"""Kind of model that a task trains; None: any that reads words."""
+
+
+def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> TrainingSetup:
+    """The step of a `train` cell. float16 is bfloat16 here where autocast casts: sizes are the same."""
+    work, layout = cell.workload, cell.layout
+    assert isinstance(work, TrainWorkload)
+    accumulation = max(1, work.accumulation(layout.dp))
+    sharded = layout.strategy not in ("none", "ddp")
+    precision: Precision = "float32"
+    if cell.dtype != "float32":
+        precision = "bfloat16_autocast"
+        if sharded:
+            precision = "bfloat16_mixed" if cell.dtype == "bfloat16" else "float16_mixed"
+    on_host = machine.accelerator.kind == "cpu" and layout.strategy == "fsdp"
+    return TrainingSetup(
+        architecture=architecture,
+        machine=machine,
+        layout=layout,
+        micro_batch=max(1, work.global_batch_size // layout.dp // accumulation),
+        # An image is as many tokens as its model has positions.
+        sequence_length=(architecture.positions if architecture.kind == "vision" else 0) or work.sequence_length,
+        accumulation=accumulation,
+        precision=precision,
+        checkpointing=work.activation_checkpointing,
+        optimizer=work.optimizer,
+        # FSDP2 offloads to where its shards are already, on a CPU: nothing moves.
+        offload="none" if on_host else work.offload,
+        compiled=work.compiled,
+        sharding=work.sharding,
+        deferred=layout.strategy == "fsdp",
+        wide_reduction=layout.strategy == "fsdp",
+    )
+
+
+def unpredicted(work: TrainWorkload, architecture: Architecture) -> str | None:
+    """Why nothing is said of a cell; None: something is."""
+    kind = _KINDS[work.task]
+    if kind is not None and architecture.kind != kind:
+        return f"{work.task} is for a model of kind {kind}, and this is one of kind {architecture.kind}"
+    if work.task == "text_classification" and architecture.kind == "vision":
+        return "text_classification is for a model that reads words"
+    if architecture.max_positions is not None and work.sequence_length > architecture.max_positions:
+        limit = f"{architecture.max_positions} positions"
+        if work.task != "image_classification":
+            return f"sequences of {work.sequence_length} tokens are more than the model's {limit}"
+    return None
+
+
+def seconds_of(setup: TrainingSetup) -> StepTime:
+    """Of one step: of measured operators where the machine has them and the model is made of them."""
+    measured = setup.layout.pp == 1 and can_measure(setup.architecture, setup.machine.accelerator)
+    return measured_step_time(setup) if measured else step_time(setup)
+
+
+def training_figures(cell: Cell, architecture: Architecture, machine: Machine) -> tuple[dict[str, Any], Memory]:
+    """Fields of a Prediction without memory and interval; and the memory. Raises ValueError for an unknown link."""
+    setup = training_setup(cell, architecture, machine)
+    time, exposed = seconds_of(setup), None
+    seconds = time.seconds
+    if machine.accelerator.kind != "cpu":
+        seconds = max(seconds, _EAGER_TRAINING * architecture.layers * EAGER_LAYER_SECONDS)
+    if setup.layout.dp > 1 and setup.layout.tp == setup.layout.pp == 1:
+        exposed = time.exposed_seconds
+    peak = _peak(machine.accelerator, cell.dtype)
+    notes = ["float16 taken for as fast as bfloat16"] if cell.dtype == "float16" else []
+    if cell.workload.kind == "train" and cell.workload.compiled and machine.accelerator.kind == "cpu":
+        notes.append("torch.compile taken for no gain")
+    figures = {
+        "tokens_per_second": setup.tokens_per_step / seconds,
+        "step_seconds": seconds,
+        "exposed_communication_seconds": exposed,
+        "network_bytes_per_step": network_bytes(setup),
+        "peak_flops": peak,
+        "peak_source": _peak_source(machine.accelerator) if peak else "",
+        "basis": "; ".join(notes),
+    }
+    return figures, training_memory(setup, of_engine(architecture.parameters))
+
+
+def _peak(accelerator: Accelerator, dtype: str) -> float | None:
+    """Dense FLOP/s of a rank's device in a dtype; None where nothing is known of it."""
+    try:
+        return accelerator.flops(dtype)
+    except ValueError:
+        return None
+
+
+def _peak_source(accelerator: Accelerator) -> str:
+    return f"{accelerator.title or accelerator.name}: {accelerator.source}"
