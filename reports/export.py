@@ -15,10 +15,11 @@ from configs.cell import (
     NoopWorkload,
     Seq2SeqWorkload,
 )
-from configs.rates import LATENCY_COLUMNS
+from configs.rates import LATENCY_COLUMNS, TRAINING_PARTS
 from configs.record import Figure
 from configs.training import TrainWorkload
 from reports.decisions.cost import cell_cost, price_of
+from reports.experiments.training import exposed_share, utilization
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
@@ -35,7 +36,9 @@ RATES = (
     "items_per_second",
 )
 _USD = ("usd_per_million_tokens", "usd_per_million_embeddings")
-PARTS = ("prefill_seconds", "decode_seconds", "busy_seconds", "other_seconds", "waiting_seconds")
+PARTS = ("prefill_seconds", "decode_seconds", *TRAINING_PARTS, "busy_seconds", "other_seconds", "waiting_seconds")
+_UTILIZATION = {"model_flops_utilization": "MFU", "hardware_flops_utilization": "HFU"}
+_EXPOSED = "exposed_communication_share"
 
 
 def cells_csv(study: StudyResult) -> str:
@@ -73,6 +76,7 @@ def _cell_columns() -> list[str]:
     columns = ["key", "experiments", "model", "name", "status", "repeats_planned", "repeats_completed"]
     columns += [f"{rate}_{what}" for rate in (*RATES, *_USD) for what in _WHAT]
     columns += [f"{kind}_{what}" for kind in LATENCY_COLUMNS for what in _PERCENTILES]
+    columns += [*_UTILIZATION, _EXPOSED]
     columns += ["visits_steady", "visits_not_steady", "visits_too_short_to_tell"]
     columns += ["peak_memory_bytes_all_ranks", "peak_memory_bytes_largest_rank", "cpu_share_of_own_cores"]
     columns += ["others_cpu_share_max", "repeats_failed", "repeats_missing", "model_identity", "random_weights"]
@@ -133,6 +137,10 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
         line |= _estimate(usd, getattr(cost, usd))
     for kind in LATENCY_COLUMNS:
         line |= _percentiles(result, kind)
+    if cell.workload.kind == "train":
+        shares = {name: utilization(study.plan, result, kind) for name, kind in _UTILIZATION.items()}
+        line |= {name: share.median for name, share in shares.items() if share is not None}
+        line[_EXPOSED] = exposed_share(result)
     return line | _steady(result)
 
 

@@ -27,6 +27,7 @@ from reports.experiments.sections import (
     profile_section,
     target_sections,
 )
+from reports.experiments.training_sections import strategy_sections, trained_sections
 from reports.export import cells_csv, records_parquet
 from reports.planning.text import planning_context
 from reports.plots.album import Album
@@ -132,6 +133,8 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "leftover": tables.leftover_sentence(study),
         "training": tables.training_table(study),
         "loss_plot": loss_plot,
+        "trained": trained_sections(study, album),
+        "strategies": strategy_sections(study, album),
         "resources": tables.resources_table(study),
         "loading": provenance.loading_table(study),
         "noise": tables.noise_warning(study),

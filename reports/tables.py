@@ -154,7 +154,7 @@ def noise_warning(study: StudyResult) -> str | None:
 
 
 def training_table(study: StudyResult) -> Table | None:
-    """What was learnt: the first and last loss, and the perplexity on held-out text. Of the first repeat."""
+    """What was learnt: the first and last loss, and how it does on data that it was not trained on. First repeats."""
     rows = []
     for result in study.cells.values():
         if result.cell.workload.kind == "train" and result.completed:
@@ -167,9 +167,11 @@ def training_table(study: StudyResult) -> Table | None:
                     f"{len(losses):,}" if losses is not None else UNKNOWN,
                     number(float(losses[0])) if losses is not None else UNKNOWN,
                     number(float(losses[-1])) if losses is not None else UNKNOWN,
+                    *_validated(visit),
                     number(visit.figure("heldout_loss")),
                     number(visit.figure("heldout_perplexity"), 4),
                     count(visit.figure("heldout_tokens")),
+                    *_stepped(visit),
                 )
             )
     columns = (
@@ -178,11 +180,40 @@ def training_table(study: StudyResult) -> Table | None:
         "steps",
         "first loss, nats",
         "last loss, nats",
+        "validation loss, nats",
+        "validation perplexity",
+        "validation accuracy",
         "held-out loss, nats",
         "held-out perplexity",
         "held-out tokens",
+        "learning rate",
+        "times the one given",
+        "steps skipped, gradients overflowed",
+        "loss scale at the end",
+        "went on from step",
     )
     return Table(columns, tuple(rows), text_columns=2).without_empty_columns() if rows else None
+
+
+def _validated(visit: Reading) -> tuple[str, ...]:
+    """Loss, perplexity and accuracy on the validation data; held-out text has columns of its own."""
+    if visit.figure("heldout_loss") is not None:
+        return (UNKNOWN,) * 3
+    loss, perplexity = number(visit.figure("validation_loss")), number(visit.figure("validation_perplexity"), 4)
+    return loss, perplexity, percent(visit.figure("validation_accuracy"))
+
+
+def _stepped(visit: Reading) -> tuple[str, ...]:
+    """What is worth a column where something other than the file's own rate and precision decided."""
+    factor, scale = visit.figure("learning_rate_scaling"), visit.figure("loss_scale")
+    scaled = factor is not None and factor != 1
+    return (
+        number(visit.figure("learning_rate")) if scaled else UNKNOWN,
+        number(factor) if scaled else UNKNOWN,
+        count(visit.figure("skipped_steps")) if scale is not None else UNKNOWN,
+        number(scale, 6),  # a power of two
+        count(visit.figure("resumed_from_step")),
+    )
 
 
 def loss_curve(study: StudyResult, visit: Reading) -> Floats | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.cell import Cell, GenerateWorkload, Layout
+from configs.cell import Cell, GenerateWorkload, Layout, Strategy
 from configs.hardware import Accelerator, Link, Machine
 from configs.hardware_catalog import instance
 from configs.paths import RunPaths
@@ -183,14 +183,16 @@ def test_layouts_without_figures(tmp_path: Path) -> None:
     assert "the only one that was measured" in layouts_sentence(layouts(load_study(other), plan.experiments[0]))
 
 
-def train(dp: int, batch: int) -> Cell:
-    layout = Layout(dp=dp, strategy="ddp" if dp > 1 else "none")
+def train(dp: int, batch: int, strategy: Strategy = "ddp", tp: int = 1) -> Cell:
+    layout = Layout(dp=dp, tp=tp, strategy=strategy if dp > 1 else "none")
     return Cell(model=TINY.identity, workload=TrainWorkload(global_batch_size=batch), layout=layout)
 
 
-def scaling_run(folder: Path, kind: str, **changes: object) -> tuple[RunPaths, Plan]:
-    """Training on 1, 2 and 4 ranks: 1 s of compute a step on one, and 10 M gradients over the link."""
-    cells = [train(dp, 32 if kind == "strong" else 8 * dp) for dp in (1, 2, 4)]
+def scaling_run(
+    folder: Path, kind: str, strategy: Strategy = "ddp", tp: int = 1, **changes: object
+) -> tuple[RunPaths, Plan]:
+    """Training on 1, 2 and 4 replicas: 1 s of compute a step on one, and 10 M gradients over the link."""
+    cells = [train(dp, 32 if kind == "strong" else 8 * dp, strategy, tp) for dp in (1, 2, 4)]
     points = strong(cells).points
     experiment = PlannedExperiment.model_validate(
         {"name": kind, "kind": kind, "model": TINY.name, "grow": "dp", "points": points}
@@ -293,6 +295,10 @@ def test_why_there_is_no_forecast(tmp_path: Path) -> None:
     run, plan = scaling_run(tmp_path / "b", "weak", forecast=PlannedForecast(to=4))
     study = load_study(run)
     assert "forecast.to is 4" in str(study_forecast(study, scaling(study, plan.experiments[0])))
+    for strategy, tp, why in (("fsdp", 1, "what fsdp sends is not known"), ("ddp", 2, "done for data parallelism")):
+        run, plan = scaling_run(tmp_path / f"{strategy}{tp}", "weak", strategy, tp)  # type: ignore[arg-type]
+        study = load_study(run)
+        assert why in str(study_forecast(study, scaling(study, plan.experiments[0])))
     cells = [cell(dp=dp, batch_size=8 // dp, num_prompts=8) for dp in (1, 2)]
     plan = make_plan(cells, repeats=6, experiments=[strong(cells)])
     run = write_run(tmp_path / "c" / "run", plan)

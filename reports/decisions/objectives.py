@@ -18,6 +18,7 @@ from configs.plan import PlannedExperiment
 from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
 from reports.experiments.profiled import profiled
+from reports.experiments.training import exposed_shares
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.text import UNKNOWN, Table, escaped, joined, number, plural
@@ -151,12 +152,22 @@ def _percentile(result: CellResult, kind: str) -> _Known:
 
 
 def _exposed(study: StudyResult, objective: Objective, bound: float) -> list[Judgement]:
-    """Of every cell on several ranks that a profile pass could record."""
+    """Of every cell on several ranks that a profile pass could record, or whose steps timed it themselves."""
     found = []
     for result in study.cells.values():
         if not result.compared or result.cell.layout.ranks == 1 or result.cell.workload.kind not in objective.kinds:
             continue
         profile = profiled(study, result)
+        timed = exposed_shares(result) if profile is None else None
+        if timed is not None:
+            known = _of(timed)
+            word, reason = _verdict(objective, bound, known)
+            found.append(
+                Judgement(
+                    objective, bound, word, reason, result.model, result.name, result, known.value, known.interval
+                )
+            )
+            continue
         if profile is None:
             reason = "not measured: no profile pass (measuring.profile: true asks for one)"
             found.append(Judgement(objective, bound, "undecided", reason, result.model, result.name, result))

@@ -5,8 +5,9 @@
     draw_time_split(figure, result)                 # reports.plots.time_split
 
 Means over ranks, passes and repeats: means, because parts must sum to the whole, which medians do not.
-Communication that the ranks wait for inside a step is part of the time of a step (or of decoding). How much of it
-only a profile pass tells (`reports.experiments.profiled`); without one it is unknown, and not drawn as 0.
+A training step times what it waits for communication itself, where that can be seen (on CPUs). Elsewhere communication
+inside a step (or decoding) is part of it; how much of it only a profile pass tells (`reports.experiments.profiled`);
+without one it is unknown, and not drawn as 0.
 """
 
 from collections.abc import Mapping
@@ -21,12 +22,18 @@ from reports.text import UNKNOWN, Table, joined, number, percent, plural
 PARTS = {
     "prefill_seconds": "prefill",
     "decode_seconds": "decode",
+    "data_seconds": "data",
+    "forward_seconds": "forward",
+    "backward_seconds": "backward",
+    "exposed_communication_seconds": "exposed communication",
+    "optimizer_seconds": "optimizer",
     "busy_seconds": "own work",
     "other_seconds": "other",
     "waiting_seconds": "waiting for the slowest rank",
 }
 """Field of `configs.rates.Rates` -> its name, from the beginning of a pass to its end."""
 
+_EXPOSED = PARTS["exposed_communication_seconds"]
 UNKNOWN_PART = "Communication exposed inside the ranks' own time was not measured: its share is unknown."
 
 
@@ -122,7 +129,9 @@ def _communication(point: SplitPoint) -> str:
     if point.ranks == 1:
         return "none: one rank"
     shares = _profiled(point)
-    return f"{percent(shares[0])}, {percent(shares[1])} exposed" if shares else "unknown"
+    if shares:
+        return f"{percent(shares[0])}, {percent(shares[1])} exposed"
+    return "timed: see exposed communication" if _EXPOSED in point.parts else "unknown"
 
 
 def _profiled(point: SplitPoint) -> tuple[float, float] | None:
@@ -151,5 +160,7 @@ def time_split_sentence(result: TimeSplit) -> str:
     lost = [plural(point.ranks, "rank") for point in result.points if point.seconds <= 0]
     if lost:
         text += f" Not measured: {joined(lost)}."
-    unknown = any(point.ranks > 1 and _profiled(point) is None for point in result.points)
+    unknown = any(
+        point.ranks > 1 and _profiled(point) is None and _EXPOSED not in point.parts for point in result.points
+    )
     return f"{text} {UNKNOWN_PART}" if unknown else text

@@ -61,7 +61,7 @@ def study_forecast(study: StudyResult, result: Scaling) -> StudyForecast | str |
         why = limited if most <= largest else f"forecast.to is {to}, and {largest} ranks were measured"
         return f"Nothing is forecast: {why}."
     layouts = {(point.result.cell.layout.tp, point.result.cell.layout.pp) for point in measured}
-    if len(layouts) > 1:
+    if len(layouts) > 1 or (cell.workload.kind == "train" and layouts != {(1, 1)}):
         return "Nothing is forecast: that is done for data parallelism; `rankwise plan` predicts other layouts."
     sends = cell.workload.kind == "train"
     parameters = largest_over_ranks(list(measured[0].result.completed.values()), "model_parameters")

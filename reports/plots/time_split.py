@@ -12,11 +12,25 @@ if TYPE_CHECKING:
 LOOKS = dict(
     zip(
         PARTS.values(),
-        (("#0072B2", ""), ("#56B4E9", "//"), ("#009E73", ""), ("#BBBBBB", ".."), ("#E69F00", "xx")),
+        (
+            ("#0072B2", ""),
+            ("#56B4E9", "//"),
+            ("#F0E442", ".."),
+            ("#0072B2", ""),
+            ("#56B4E9", "//"),
+            ("#D55E00", "xx"),
+            ("#CC79A7", "\\\\"),
+            ("#009E73", ""),
+            ("#BBBBBB", ".."),
+            ("#E69F00", "xx"),
+        ),
         strict=True,
     )
 )
-"""Part -> fill (Okabe and Ito, grey for what is neither) and hatch, which tells them apart in grey print."""
+"""Part -> fill (Okabe and Ito, grey for what is neither) and hatch, which tells them apart in grey print.
+
+Generation has prefill and decode where training has forward and backward, so these share their looks.
+"""
 
 MOST_TICKS = 14
 
