@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm test-faults screenshots clean
+.PHONY: study team test test-slow test-slurm lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training test-faults test-resume screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -26,6 +26,9 @@ test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this
 
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m flows.bench_faults $(if $(KEEP),--runs $(KEEP))
+
+test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
+	$(BIN)/python -m flows.bench_training_faults $(if $(KEEP),--runs $(KEEP))
 
 lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started
 	sh slurm/lab/install.sh
@@ -78,6 +81,9 @@ bench-correctness: $(VENV)/.installed  ## planted defects and clean runs: is eac
 
 bench-slurm: $(VENV)/.installed-dev  ## on a lab: seconds until a job measures and until it has left the queue, and the queue's bounds; as root
 	$(BIN)/python -m flows.bench_slurm $(if $(KEEP),--runs $(KEEP))
+
+bench-training: $(VENV)/.installed-dev  ## training: accumulation on two ranks, our step against a bare loop, checkpoints meanwhile; about 8 minutes
+	$(BIN)/python -m flows.bench_training $(if $(KEEP),--runs $(KEEP))
 
 screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
 	$(BIN)/python tests/take_screenshots.py

@@ -36,11 +36,15 @@ def work_off_here(session: Session, launches: Iterable[tuple[Launch, Row]], retr
             collected = _visit(session, launch, row)
         budget.waited(row.waited_seconds)  # it pays for measuring
         outcome = retries.after(collected, launch.measuring_pass, session.target(launch.visits[0].cell.target))
+        # A visit that is tried again was counted as made, and failed; it is neither yet.
+        tried_again = len(outcome.again) + len(outcome.given_up) - len(collected.unvisited)
+        session.board.done -= tried_again
+        session.board.failed -= tried_again
         if outcome.given_up:
             given_up = Launch(launch.measuring_pass, outcome.given_up)
             give_up(session, given_up, row, outcome.status, outcome.message)
         if outcome.again:
-            # Whoever ended the launch has its record; the others go on without it.
+            # Whoever ended the launch has its record; the others go on without it, and training from its checkpoint.
             again = Launch(launch.measuring_pass, outcome.again)
             queue.appendleft((again, row_of(again, session.plan)))
             session.board.rows.append(queue[0][1])

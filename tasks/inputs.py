@@ -7,12 +7,14 @@ import os
 import shutil
 import sysconfig
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.base import sha256_of_file
 from configs.cell import PromptedWorkload
+from configs.examples import read_examples
 from configs.expand import expand
 from configs.experiments import CompressionPasses, Optimization, Sweep
 from configs.paths import RunPaths
@@ -21,12 +23,21 @@ from configs.price_file import read_price_file
 from configs.prices import target_prices
 from configs.prompts import read_prompts
 from configs.study import ModelSpec, StudyError, StudySpec
+from tasks.providers.dataset import PREFIX, write_dataset
 from tasks.providers.models import manifest_path, resolve_model
 
 if TYPE_CHECKING:
     from tasks.predictions import MachineOf
 
-_SUFFIXES = {"prompts": ".jsonl", "data": ".txt", "tokenizer": ".json", "prices": ".yaml"}
+_SUFFIXES = {
+    "prompts": ".jsonl",
+    "data": ".txt",
+    "validation_data": ".txt",
+    "tokenizer": ".json",
+    "prices": ".yaml",
+}
+_EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
+"""Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
 
 
 def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
@@ -123,19 +134,29 @@ def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, s
 
 
 def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
-    if field == "data" and written == "stdlib":
+    learnt = field in ("data", "validation_data")
+    if learnt and written == "stdlib":
         return write_stdlib_text(folder)
+    if learnt and written.startswith(PREFIX):
+        return write_dataset(written, base, folder)
     source = base / written
     if not source.is_file():
         raise ValueError(f"no such file: {written} (looked for {source})")
     if source.stat().st_size == 0:
         raise ValueError(f"{written} is empty")
+    if learnt and source.suffix == ".parquet":
+        return write_dataset(written, base, folder)
     if field == "prompts":
         read_prompts(source, None, None)
     if field == "prices":
         read_price_file(source, written)
+    suffix = _EXAMPLES.get(source.suffix.lower(), _SUFFIXES[field]) if learnt else _SUFFIXES[field]
+    if suffix == ".ndjson":
+        read_examples(source)
+    if suffix == ".npz" and not zipfile.is_zipfile(source):
+        raise ValueError(f"{written} is no .npz file; numpy.savez writes one")
     digest = sha256_of_file(source)
-    _place(source, folder / f"{digest}{_SUFFIXES[field]}")
+    _place(source, folder / f"{digest}{suffix}")
     return digest
 
 

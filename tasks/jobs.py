@@ -50,6 +50,7 @@ def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: S
         manifest=manifests.get(cell.model or ""),
         inputs=str(run.inputs),
         cache=str(cache),
+        checkpoints=str(run.checkpoints) if any(visit.keeps_checkpoints for visit in launch.visits) else None,
     )
     job = placed(job, run)
     write_atomically(run.job(job.name).job, job.model_dump_json())

@@ -19,6 +19,7 @@ import psutil
 
 from configs.base import canonical_json, write_atomically
 from configs.cell import Cell
+from configs.job import LIVE_LIBRARIES
 from configs.model import Manifest
 from configs.paths import RunPaths
 from configs.plan import Plan
@@ -39,7 +40,8 @@ class EnvironmentChanged(ValueError):
 
 def check_plan(plan: Plan, folder: Path) -> None:
     """Raise StudyError naming each resource that the plan lacks here; of clusters nothing is asked."""
-    problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan) + _profiler_problems(plan)
+    problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan)
+    problems += _profiler_problems(plan) + _live_problems(plan)
     free = shutil.disk_usage(_existing(folder)).free
     if free < _LEAST_FREE_DISK_BYTES:
         problems.append(
@@ -123,6 +125,27 @@ def _profiler_problems(plan: Plan) -> list[str]:
     here = any(isinstance(target, LocalTarget) for target in plan.targets)  # a cluster's nodes are not this machine
     problem = why_not(profiler) if profiler and here else None
     return [f"measuring.profiler: {problem}"] if problem else []
+
+
+def _live_problems(plan: Plan) -> list[str]:
+    """Libraries that live streams lack here; a cluster's nodes say so in their logs and train without."""
+    if not any(isinstance(target, LocalTarget) for target in plan.targets):
+        return []
+    problems = []
+    for sink in plan.measuring.live:
+        missing = [name for name in LIVE_LIBRARIES[sink] if not _installed(name)]
+        if missing:
+            problems.append(
+                f"measuring.live: {sink} needs {', '.join(missing)}; pip install {' '.join(LIVE_LIBRARIES[sink])}"
+            )
+    return problems
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
 
 
 def _memory_problems(plan: Plan) -> list[str]:

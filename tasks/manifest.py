@@ -144,6 +144,7 @@ def _write_jobs(plan: Plan, run: RunPaths) -> list[Step]:
             # Seen from the job folder, wherever that will be.
             moved = {"inputs": "../../inputs", "cache": "../../cache"}
             moved |= {"manifest": f"../../{job.manifest}"} if job.manifest else {}
+            moved |= {"checkpoints": "../../checkpoints"} if job.checkpoints else {}
             write_atomically(run.job(job.name).job, job.model_copy(update=moved).model_dump_json())
             steps.append(Step(job.cell.nodes, job.name, profiler))
     return steps

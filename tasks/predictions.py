@@ -22,6 +22,7 @@ from configs.model import Manifest
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
 from configs.prediction import Prediction
+from configs.preflight import Preflight
 from configs.prompts import read_prompts
 from configs.target import SlurmTarget
 from engine.planner.architecture import Architecture
@@ -41,21 +42,27 @@ from engine.planner.learning import (
 from engine.planner.local import LocalMachine, fingerprint_of, local_gpus, local_machine, transport_of
 from reports.reading.load import CellResult, StudyResult, load_study
 from reports.reading.run_figures import OTHERS_SHARE
-from tasks.rented import for_cell, named_machine
+from tasks.rented import for_cell, lab_node, named_machine
 
 _log = logging.getLogger(__name__)
 MachineOf = Callable[[Cell], Machine]
 
 
-def with_predictions(plan: Plan, inputs: Path, cache: Path, before: Mapping[str, Prediction] | None = None) -> Plan:
+def with_predictions(
+    plan: Plan,
+    inputs: Path,
+    cache: Path,
+    before: Mapping[str, Prediction] | None = None,
+    preflight: Preflight | None = None,
+) -> Plan:
     """The plan with a prediction of every cell on the machine of its target.
 
     before: predictions of an earlier run in the same folder. They stay: its records must not teach the planner what
-    they are held against.
+    they are held against. preflight: what was found of nodes and links, which no target says.
     """
     kept = {key: said for key, said in (before or {}).items() if key in plan.cells and said.throughput is not None}
     try:
-        found = Predictor(plan, inputs, cache).predict_all()
+        found = Predictor(plan, inputs, cache, preflight=preflight).predict_all()
     except Exception as error:  # a fault of the planner's own must not stop a run
         _log.warning("nothing is predicted: %s", error)
         found = {key: Prediction(reason=f"the planner failed: {error}") for key in plan.cells}
@@ -76,6 +83,7 @@ class Predictor:
         cache: Path,
         machine_of: MachineOf | None = None,
         known: Iterable[Known] = (),
+        preflight: Preflight | None = None,
     ) -> None:
         self.plan = plan
         self._inputs = inputs
@@ -84,6 +92,7 @@ class Predictor:
         self._machine_of = machine_of or self._machine_of_target
         self._targets = {target.name: target for target in plan.targets}
         self._known = tuple(known)
+        self._tested = {found.target: found for found in (preflight.targets if preflight else ())}
         self._machines: dict[tuple[str, int, int, int], Machine] = {}
         self._lengths: dict[tuple[str, str | None, int | None], list[int]] = {}
 
@@ -150,6 +159,8 @@ class Predictor:
         target = self._targets.get(cell.target)
         if not isinstance(target, SlurmTarget):
             return self._this_machine(cell)
+        if target.on_this_machine and target.machine is None:
+            return lab_node(target, cell, self.local, self._tested.get(target.name))
         machine = named_machine(target, self._catalog)
         assert machine is not None, "a cluster that names none is refused"
         return for_cell(machine, cell, target, self._catalog)

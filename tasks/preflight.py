@@ -17,6 +17,7 @@ from configs.target import SlurmTarget
 from reports.preflight import read_preflight, sentences, summary
 from slurm.adapter import adapter_for
 from tasks.ledger import places, read_ledger
+from tasks.predictions import with_predictions
 from tasks.session import Session
 from tasks.trials import Told, settings_of, try_nodes
 
@@ -40,7 +41,17 @@ def preflight(session: Session) -> Preflight:
         found = known[target.name]
         session.board.notes += [f"{target.name}: {text}" for text in (summary(found), *sentences(found))]
     session.excluded = {name: frozenset(found.excluded) for name, found in known.items()}
-    return Preflight(targets=tuple(known.values()))
+    all_found = Preflight(targets=tuple(known.values()))
+    _predict_again(session, all_found)
+    return all_found
+
+
+def _predict_again(session: Session, found: Preflight) -> None:
+    """What could not be predicted for want of a link can be now; what was said stays."""
+    plan = session.plan
+    if found.targets and any(said.throughput is None for said in plan.predictions.values()):
+        session.plan = with_predictions(plan, session.run.inputs, session.cache, plan.predictions, found)
+        write_atomically(session.run.plan, session.plan.model_dump_json(indent=1))
 
 
 def wanted(session: Session) -> list[SlurmTarget]:

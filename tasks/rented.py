@@ -3,13 +3,18 @@
     machine = named_machine(target, known)                # None: the target names none
     machine = for_cell(machine, cell, target, known)      # with the cores of its ranks, and the ranks of a node
 
-What the nodes of a cluster are, only `machine` can say: this machine submits, its own figures say nothing of them.
+What the nodes of a cluster are, only `machine` can say: this machine submits, its own figures say nothing of them,
+unless the cluster is a lab on it.
 """
 
+from statistics import median
+
 from configs.cell import Cell
-from configs.hardware import Machine
+from configs.hardware import Link, Machine
 from configs.hardware_catalog import HardwareCatalog
+from configs.preflight import TargetPreflight
 from configs.target import Resources, SlurmTarget
+from engine.planner.local import LocalMachine
 
 
 def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
@@ -25,7 +30,7 @@ def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
     if isinstance(target, SlurmTarget):
         raise ValueError(
             f"target {target.name}: what its nodes are is not known, so nothing is predicted; give the target a "
-            "`machine` of the catalog, such as `aws/p4d.24xlarge`"
+            "`machine` of the catalog, such as `aws/p4d.24xlarge`, or `on_this_machine: true` for a lab"
         )
     return None
 
@@ -42,6 +47,42 @@ def for_cell(machine: Machine, cell: Cell, target: Resources, known: HardwareCat
         share = between.bytes_per_second * machine.accelerators / ranks
         between = between.model_copy(update={"bytes_per_second": share})
     return node.model_copy(update={"accelerators": ranks, "between": between})
+
+
+def lab_node(target: SlurmTarget, cell: Cell, here: LocalMachine, found: TargetPreflight | None) -> Machine:
+    """A node of a lab on this machine: its cores while all ranks compute, and the link to other nodes.
+
+    The link is the target's, else the median of what a preflight found. Raises ValueError where neither says anything.
+    """
+    nodes = max(cell.nodes, target.nodes_for(cell.layout.ranks))
+    ranks = cell.layout.ranks // nodes
+    node = here.while_busy(cell.layout.ranks, cell.cores_per_rank, "gloo")
+    node = node.model_copy(update={"accelerators": ranks})
+    if nodes == 1:
+        return node
+    link = _link(target, found)
+    if link is None:
+        raise ValueError(
+            f"target {target.name}: the link between its nodes is not known yet; preflight measures it, or give "
+            "`link: {latency_seconds: ..., bytes_per_second: ...}`"
+        )
+    return node.model_copy(
+        update={"between": link.model_copy(update={"bytes_per_second": link.bytes_per_second / ranks})}
+    )
+
+
+def _link(target: SlurmTarget, found: TargetPreflight | None) -> Link | None:
+    if target.link is not None:
+        return Link(name=f"link of target {target.name}", **target.link.model_dump())
+    if found is None or not found.pairs:
+        return None
+    # A small all-reduce of n ranks is 2 (n - 1) messages one after the other; bandwidth is that of the bus already.
+    hops = 2 * (2 * found.ranks_per_node - 1)
+    return Link(
+        name=f"link of target {target.name}, measured before the study",
+        latency_seconds=median(pair.latency_seconds for pair in found.pairs) / hops,
+        bytes_per_second=median(pair.bytes_per_second for pair in found.pairs),
+    )
 
 
 def _by_cores(machine: Machine, cores_per_rank: int, known: HardwareCatalog) -> Machine:

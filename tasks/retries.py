@@ -7,7 +7,8 @@
 A visit that never began goes on in another launch: whoever ended this one has its record. A launch that ended
 before its first visit is tried again a bounded number of times. On a cluster so is a visit that was lost to a
 node, to a preemption or with its whole launch: as a further attempt, whose record stands beside the earlier one's.
-What memory, time or the ranks' own exception ended would end so again, and what somebody cancelled was meant to.
+Training that keeps checkpoints is tried again wherever a rank was lost, since the next attempt goes on from the last
+one. What memory, time or the ranks' own exception ended would end so again, and what somebody cancelled was meant to.
 """
 
 from collections import Counter
@@ -18,15 +19,21 @@ from configs.job import JobEnd, Visit
 from configs.packing import Launch
 from configs.record import Record, Status
 from configs.target import SlurmTarget, Target
+from slurm.verdict import OTHER_NODE, PEER_LOST
 from tasks.merge import Collected
 
 LOCAL_RETRIES = 2
 """Of a launch on this machine that ends before its first visit."""
 
+LOCAL_RESUMES = 3
+"""Of a training visit on this machine that keeps checkpoints and lost a rank."""
+
 _Place = tuple[str, str, int]
 """Cell key, measuring pass, repeat."""
 
 _FAULTS_OF_THE_CLUSTER = (Status.NODE_FAILED, Status.PREEMPTED, Status.LOST)
+_LOST_RANK = ("SIGKILL", "SIGTERM", PEER_LOST, OTHER_NODE)
+"""Kinds of failure that say that a rank was ended from outside, or was not heard of any more."""
 _FINAL = (Status.CANCELLED, Status.OUT_OF_MEMORY, Status.TIMEOUT)
 
 
@@ -85,17 +92,27 @@ class Retries:
         )
 
     def _lost_visits(self, records: Sequence[Record], end: JobEnd, measuring_pass: str, target: Target) -> list[Visit]:
-        """Further attempts at visits that were under way when a fault of the cluster ended their launch."""
+        """Further attempts at visits that were under way when their launch was ended by no fault of theirs."""
         again = []
         for record in records:
             visit = Visit(cell=record.cell, repeat=record.repeat, attempt=record.attempt + 1)
             place = _place(visit, measuring_pass)
             # A record is lost too where a rank's own file was damaged: that is no fault of the cluster.
-            fault = record.status in _FAULTS_OF_THE_CLUSTER and record.status is end.status
-            if fault and isinstance(target, SlurmTarget) and self._tries[place] < target.retries:
+            cluster = isinstance(target, SlurmTarget)
+            fault = cluster and record.status in _FAULTS_OF_THE_CLUSTER and record.status is end.status
+            if not fault and measuring_pass == "timed" and visit.keeps_checkpoints:
+                fault = _lost_a_rank(record, end)
+            if fault and self._tries[place] < (target.retries if isinstance(target, SlurmTarget) else LOCAL_RESUMES):
                 self._tries[place] += 1
                 again.append(visit)
         return again
+
+
+def _lost_a_rank(record: Record, end: JobEnd) -> bool:
+    if record.status in _FAULTS_OF_THE_CLUSTER:
+        return record.status is end.status
+    kind = record.failure.kind if record.failure else None
+    return record.status in (Status.FAILED, Status.TIMEOUT) and kind in _LOST_RANK
 
 
 def nodes_to_leave_out(

@@ -109,6 +109,7 @@ def placed(job: Job, run: RunPaths) -> Job:
             "target": _with_our_code(target, lambda _: None),
             "inputs": str(stage_inputs(run.inputs, root)),
             "cache": str(cache),
+            "checkpoints": str(root / "checkpoints") if job.checkpoints else None,
             "manifest": str(manifest) if manifest else None,
         }
     )

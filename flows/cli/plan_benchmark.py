@@ -5,7 +5,7 @@
 
 The file holds what this version measures. What it cannot measure stays in it as a comment with the reason: whether it
 can is asked of `configs.cell` itself, so that a strategy moves from the comments into the study with the version that
-measures it.
+measures it. What only the engine would refuse, once it has the model, is asked here of the architecture.
 """
 
 import json
@@ -20,7 +20,7 @@ from configs.architectures import ARCHITECTURES
 from configs.base import write_atomically
 from configs.cell import Cell, Layout, Strategy
 from configs.study import parse_study, study_yaml
-from configs.training import TrainWorkload
+from configs.training import TrainingTask, TrainWorkload
 
 if TYPE_CHECKING:
     from engine.planner.architecture import Architecture
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _DEFAULT_GPUS = 4
 _SEQUENCE_LENGTH = 128
+_TASKS: dict[str, TrainingTask] = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder_decoder": "seq2seq"}
+"""Kind of a model -> what it learns."""
+_SPLIT = ("llama", "mistral", "qwen2")
+"""Families that the engine trains in its own code, and so can split by tensor parallelism."""
 _NOT_ON_GPUS = "targets of this version are CPU ranks of this machine; the experiments are the same on a GPU"
 
 
@@ -62,7 +66,7 @@ def benchmark(
     most = min(asked, ranks_here)
     length = min(request.sequence_length or _SEQUENCE_LENGTH, architecture.max_positions or _SEQUENCE_LENGTH)
     comments: list[tuple[str, str]] = []
-    model, remark = _measurable(request.model or "", architecture, folder)
+    model, measured, remark = _measurable(request.model or "", architecture, folder)
     if remark:
         comments.append((f"model {architecture.name}", remark))
     if asked > most:
@@ -78,15 +82,20 @@ def benchmark(
         experiments["strong"] = {"kind": "strong", "grow": "dp", "to": most}
         weak = {"workload.global_batch_size": request.batch_size}
         experiments["weak"] = {"kind": "weak", "grow": "dp", "to": most, "base": weak}
-        strategies, _ = _strategies(most, global_batch)
-        if strategies:
-            experiments["strategies"] = {
-                "kind": "optimization",
-                "baseline": {"layout.dp": most, "layout.strategy": "ddp"},
-                "variants": {name: {"layout.strategy": name} for name in strategies},
-            }
+        variants: dict[str, dict[str, Any]] = {
+            name: {"layout.strategy": name} for name in _strategies(most, global_batch)[0]
+        }
+        if _tensor_refusal(measured, most, global_batch) is None:
+            variants[f"tp={most}"] = {"layout.dp": 1, "layout.tp": most, "layout.strategy": "none"}
+        if variants:
+            baseline = {"layout.dp": most, "layout.strategy": "ddp"}
+            experiments["strategies"] = {"kind": "optimization", "baseline": baseline, "variants": variants}
     if asked > 1:
-        comments += _strategies(asked, request.batch_size * asked)[1] + _axes(asked, request.batch_size * asked)
+        batch = request.batch_size * asked
+        comments += _strategies(asked, batch)[1]
+        found = (f"layout tp={asked}", _tensor_refusal(measured, asked, batch))
+        other = (f"layout pp={asked}", _refusal(Layout(pp=asked), batch))
+        comments += [(what, reason) for what, reason in (found, other) if reason is not None]
     for kind in hardware:
         if kind != "cpu":
             comments.append((f"hardware {kind}", _NOT_ON_GPUS))
@@ -96,31 +105,37 @@ def benchmark(
             # A report must not bear the name of a model that was not measured.
             "study": f"{name}-training" if remark is None else f"{name}-stand-in",
             "models": [{"id": model}],
-            "workload": {"kind": "train", "global_batch_size": global_batch, "sequence_length": length},
+            "workload": {
+                "kind": "train", "task": _TASKS[measured.kind], "global_batch_size": global_batch,
+                "sequence_length": length,
+            },
             "experiments": experiments,
         }
-    )
+    )  # fmt: skip
     return _text(study_yaml(study), architecture, comments), comments
 
 
-def _measurable(name: str, architecture: "Architecture", folder: Path) -> tuple[str, str | None]:
-    """The id of what can be measured, and why it is not the model itself."""
+def _measurable(name: str, architecture: "Architecture", folder: Path) -> tuple[str, "Architecture", str | None]:
+    """The id of what can be measured, its architecture, and why it is not the model itself."""
     from engine.planner.catalog import find_model
 
     if name.startswith("synthetic:"):
-        return name, None
-    if Path(name).is_dir() and architecture.model_type == "llama":
+        return name, architecture, None
+    if Path(name).is_dir() and architecture.kind in _TASKS:
         here = Path(name).absolute()
-        return (f"./{here.relative_to(folder)}" if here.is_relative_to(folder) else str(here)), None
-    llamas = [size for size, config in ARCHITECTURES.items() if config["model_type"] == "llama"]
-    sizes = {size: find_model(size).parameters for size in llamas}
-    nearest = min(sizes, key=lambda size: abs(sizes[size] - architecture.parameters))
+        place = f"./{here.relative_to(folder)}" if here.is_relative_to(folder) else str(here)
+        return place, architecture, None
+    known = {size: find_model(size) for size, config in ARCHITECTURES.items() if config["model_type"] != "vit"}
+    alike = [size for size in known if known[size].model_type == architecture.model_type]
+    alike = alike or [size for size in known if known[size].kind == architecture.kind]
+    alike = alike or [size for size in known if known[size].model_type == "llama"]
+    nearest = min(alike, key=lambda size: abs(known[size].parameters - architecture.parameters))
     millions = f"{architecture.parameters / 1e6:,.0f} million parameters"
-    if architecture.model_type != "llama":
-        why = f"the engine trains Llama models, this one ({millions}) is a {architecture.model_type}"
+    if architecture.kind not in _TASKS:
+        why = f"no benchmark is written for a model of kind {architecture.kind} ({millions})"
     else:
         why = f"{millions} whose weights are not in a folder here; name its folder to measure it itself"
-    return f"synthetic:{nearest}@0", f"{why}; {nearest} with random weights stands for it"
+    return f"synthetic:{nearest}@0", known[nearest], f"{why}; {nearest} with random weights stands for it"
 
 
 def _strategies(ranks: int, global_batch: int) -> tuple[list[str], list[tuple[str, str]]]:
@@ -137,10 +152,15 @@ def _strategies(ranks: int, global_batch: int) -> tuple[list[str], list[tuple[st
     return good, bad
 
 
-def _axes(ranks: int, global_batch: int) -> list[tuple[str, str]]:
-    found = [(f"layout tp={ranks}", _refusal(Layout(tp=ranks), global_batch))]
-    found.append((f"layout pp={ranks}", _refusal(Layout(pp=ranks), global_batch)))
-    return [(what, reason) for what, reason in found if reason is not None]
+def _tensor_refusal(model: "Architecture", ranks: int, global_batch: int) -> str | None:
+    """Why the model is not trained by tensor parallelism over so many ranks; None: it is."""
+    if model.model_type not in _SPLIT:
+        return f"layout.tp: a {model.model_type} is not split in training, only {', '.join(_SPLIT)}"
+    heads = (("query heads", model.heads), ("key and value heads", model.kv_heads))
+    for what, count in heads:
+        if count % ranks:
+            return f"layout.tp: {count} {what} cannot be split by {ranks} in training; use a divisor of {count}"
+    return _refusal(Layout(tp=ranks), global_batch)
 
 
 def _refusal(layout: Layout, global_batch: int) -> str | None:

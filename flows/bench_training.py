@@ -1,0 +1,242 @@
+"""What our training costs beside what it could cost: python -m flows.bench_training [--quick]
+
+| row | held against |
+| --- | --- |
+| DDP on two ranks, one core each, accumulation 8 | two processes side by side that know nothing of each other |
+| our step: none, DDP, FSDP2 | a plain PyTorch loop of the same model and strategy |
+| an asynchronous checkpoint every 10 steps | none |
+
+Both sides of a row (`engine.training.comparison`) are visits of the same launch through the real worker (a job folder,
+torchrun, parts), in turn: ours, theirs, theirs, ours, and so on, so that a pair meets the same minute and the order
+favours nobody. A visit counts with the mean of its measured steps, wall time of the slowest rank; a pair with its
+ratio; a row with the median of all pairs' ratios and its 95 % interval. Met or missed where the interval lies on one
+side of the bar, else undecided. About eight minutes on two cores, which should have nothing else to do. The exit code
+is 0 where all bars are met, 1 where one is missed, 2 where one is undecided.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from configs.architectures import ARCHITECTURES
+from configs.base import write_atomically
+from configs.cell import Cell, Layout, Strategy
+from configs.job import Job, Measuring, Visit
+from configs.model import Manifest
+from configs.paths import JobPaths
+from configs.training import TrainWorkload
+from reports.numbers.statistics import Ratio, paired_ratio
+
+Partner = Literal["bare", "apart", "no checkpoints"]
+Verdict = Literal["met", "missed", "undecided"]
+_LAUNCH_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Row:
+    """A comparison. bar: the most that ours may take of the other's time. pairs: in each launch."""
+
+    name: str
+    partner: Partner
+    strategy: Strategy
+    bar: float
+    model: str = "llama-4m"
+    ranks: int = 2
+    micro_batch: int = 2
+    accumulation: int = 1
+    length: int = 256
+    warmup: int = 2
+    steps: int = 6
+    checkpoint_every: int | None = None
+    pairs: int = 9
+    launches: int = 2
+
+    @property
+    def cell(self) -> Cell:
+        """Ours."""
+        work = TrainWorkload(
+            global_batch_size=self.micro_batch * self.accumulation * self.ranks,
+            micro_batch_size=self.micro_batch,
+            sequence_length=self.length,
+            steps=self.warmup + self.steps,
+            checkpoint_every=self.checkpoint_every,
+            checkpoints_kept=1,
+        )
+        return Cell(model=self.identity, workload=work, layout=Layout(dp=self.ranks, strategy=self.strategy))
+
+    @property
+    def identity(self) -> str:
+        return f"synthetic:{self.model}@0"
+
+
+_APART = Row(
+    "DDP, accumulation 8, against two alone", "apart", "ddp", 1 / 0.97,  # 97 % of the throughput
+    model="llama-1m", micro_batch=4, accumulation=8, steps=3, pairs=10,
+)  # fmt: skip
+ROWS = (
+    _APART,
+    Row("our step, one rank", "bare", "none", 1.02, ranks=1),
+    Row("our step, DDP", "bare", "ddp", 1.02),
+    Row("our step, FSDP2", "bare", "fsdp", 1.02),
+    Row("checkpoint every 10 steps", "no checkpoints", "ddp", 1.05, warmup=5, steps=20, checkpoint_every=10, pairs=6),
+)
+
+
+def quick(row: Row) -> Row:
+    """Small, to see that everything runs; its figures mean nothing."""
+    return replace(row, model="llama-1m", length=32, micro_batch=1, pairs=2, launches=1, steps=min(row.steps, 8))
+
+
+def is_theirs(number: int) -> bool:
+    """Of each four visits the second and the third; as `engine.training.comparison.side_by_side`, which needs torch."""
+    return number % 4 in (1, 2)
+
+
+def visits_of(row: Row) -> tuple[Visit, ...]:
+    """All visits of a launch, in their order."""
+    cell, other = row.cell, row.cell
+    if row.partner == "no checkpoints":
+        other = cell.model_copy(update={"workload": cell.workload.model_copy(update={"checkpoint_every": None})})
+    return tuple(
+        Visit(cell=other if is_theirs(number) else cell, repeat=number, attempt=1) for number in range(2 * row.pairs)
+    )
+
+
+def write_job(row: Row, folder: Path) -> JobPaths:
+    """The job folder of a launch, model and all."""
+    paths = JobPaths(folder / "jobs" / "job")
+    paths.folder.mkdir(parents=True)
+    manifest = Manifest(identity=row.identity, source="synthetic", folder="", files={}, config=ARCHITECTURES[row.model])
+    write_atomically(folder / "manifest.json", manifest.model_dump_json())
+    job = Job(
+        name="job",
+        study="bench-training",
+        measuring_pass="timed",
+        measuring=Measuring(warmup=row.warmup),
+        visits=visits_of(row),
+        ranks_per_node=row.ranks,
+        timeout_seconds=_LAUNCH_SECONDS,
+        manifest=str(folder / "manifest.json"),
+        inputs=str(folder),
+        cache=str(folder / "cache"),
+    )
+    write_atomically(paths.job, job.model_dump_json())
+    return paths
+
+
+def launch(row: Row, paths: JobPaths) -> None:
+    """Make all visits. Raises RuntimeError with the end of what a rank said that failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row.ranks), "--max-restarts", "0"]
+    command += ["--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--local-addr", "127.0.0.1"]
+    command += ["--master-port", str(port), "--log-dir", str(paths.folder / "torchrun")]
+    if row.partner == "no checkpoints":
+        command += ["-m", "engine.worker", str(paths.job)]
+    else:
+        command += ["-m", "engine.training.comparison.side_by_side", row.partner, str(paths.job)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LAUNCH_SECONDS)
+    if ended.returncode:
+        logs = [paths.rank_log(rank) for rank in range(row.ranks)]
+        said = "\n".join(log.read_text(errors="replace")[-2000:] for log in logs if log.is_file())
+        raise RuntimeError(f"{row.name}: the launch failed\n{said or ended.stderr[-2000:]}")
+
+
+def read_columns(visit: Visit, row: Row, paths: JobPaths) -> list[np.ndarray]:
+    """Seconds of each measured step, what checkpoints held up included, by rank."""
+    found = []
+    for rank in range(row.ranks):
+        with np.load(paths.samples(visit.name, rank)) as samples:
+            seconds = samples["step_seconds"]
+            found.append(seconds + samples["checkpoint_seconds"] if "checkpoint_seconds" in samples else seconds)
+    return found
+
+
+def step_seconds(visit: Visit, row: Row, paths: JobPaths) -> float:
+    """Mean seconds of a step of all ranks: the slowest's, or where they stand apart their common pace."""
+    ranks = read_columns(visit, row, paths)
+    if row.partner == "apart" and is_theirs(visit.repeat):
+        return len(ranks) / sum(1 / float(seconds.mean()) for seconds in ranks)
+    # Ranks pass a barrier before the first step and wait for each other in each; their sums differ by the last wait.
+    return max(float(seconds.mean()) for seconds in ranks)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a row came to. ratio: ours over theirs; seconds: medians of a step."""
+
+    row: Row
+    ratio: Ratio
+    ours_seconds: float
+    theirs_seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the interval; without one nothing is decided."""
+        if self.ratio.interval is None:
+            return "undecided"
+        low, high = self.ratio.interval
+        return "met" if high <= self.row.bar else "missed" if low > self.row.bar else "undecided"
+
+
+def measure(row: Row, folder: Path) -> Found:
+    """All launches of a row."""
+    ours: dict[int, float] = {}
+    theirs: dict[int, float] = {}
+    for number in range(row.launches):
+        paths = write_job(row, folder / f"launch-{number}")
+        launch(row, paths)
+        for visit in visits_of(row):
+            side = theirs if is_theirs(visit.repeat) else ours
+            side[number * row.pairs + visit.repeat // 2] = step_seconds(visit, row, paths)
+    ratio = paired_ratio(ours, theirs)
+    assert ratio is not None, "every pair has both"
+    return Found(row, ratio, *(float(np.median(list(side.values()))) for side in (ours, theirs)))
+
+
+def line(found: Found) -> str:
+    """A row of the table."""
+    ratio, bar = found.ratio, found.row.bar
+    text: Callable[[float], str] = lambda value: f"{value:.4f}"  # noqa: E731
+    if found.row.partner == "apart":  # a bar on throughput
+        text = lambda value: f"{1 / value:.4f}"  # noqa: E731
+    bounds = "none" if ratio.interval is None else " to ".join(sorted(map(text, ratio.interval)))
+    seconds = f"{found.ours_seconds * 1000:.1f} | {found.theirs_seconds * 1000:.1f}"
+    return (
+        f"| {found.row.name} | {seconds} | {text(ratio.value)} | {bounds} | {ratio.count} | {text(bar)} | "
+        f"{found.verdict} |"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print a line as each row ends; 0 met, 1 missed, 2 undecided."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small and few: to test the bench")
+    parser.add_argument("--runs", type=Path, help="keep the job folders here")
+    given = parser.parse_args(arguments)
+    print("Time of a step, ours over theirs; of the first row throughput, ours over theirs\n")
+    print("| | ours, ms | theirs, ms | ratio | 95 % interval | pairs | bar | |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="rankwise-bench-training-") as scratch:
+        for number, row in enumerate(ROWS):
+            folder = (given.runs or Path(scratch)).absolute() / f"row-{number}"
+            found = measure(quick(row) if given.quick else row, folder)
+            print(line(found), flush=True)
+            verdicts.append(found.verdict)
+    return 1 if "missed" in verdicts else 2 if "undecided" in verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
