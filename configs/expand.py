@@ -33,7 +33,7 @@ from configs.refusals import CHOICES, refusal, unmeasured, why_none
 from configs.study import StudyError, StudySpec
 from configs.target import Target
 
-_INPUT_FIELDS = ("prompts", "data", "tokenizer")
+_INPUT_FIELDS = ("prompts", "data", "validation_data", "tokenizer")
 
 CountPrompts = Callable[[PromptedWorkload], int]
 

@@ -54,7 +54,12 @@ def test_training_on_several_ranks_is_ddp() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"workload": TrainWorkload(), "layout": Layout(tp=2)}, "without tp and pp"),
+        ({"workload": TrainWorkload(), "layout": Layout(pp=2)}, "training is not pipelined"),
+        ({"workload": TrainWorkload(global_batch_size=3), "layout": Layout(dp=2)}, "cannot be shared equally"),
+        ({"workload": TrainWorkload(micro_batch_size=3)}, "no multiple of 3"),
+        ({"workload": TrainWorkload(offload="cpu")}, "none offloads nothing; use fsdp"),
+        ({"workload": TrainWorkload(offload="nvme"), "layout": Layout(dp=2, strategy="fsdp")}, "zero3 for nvme"),
+        ({"workload": TrainWorkload(sharding="hybrid"), "layout": Layout(dp=2)}, "a way of fsdp, not of ddp"),
         ({"workload": CommunicationWorkload()}, "tp of 2 or more"),
         ({"engine": "deepspeed"}, "tp of 2 or more"),
         ({"engine": "deepspeed", "workload": TrainWorkload(), "layout": Layout(dp=2)}, "tp of 2 or more"),

@@ -5,6 +5,7 @@ import pytest
 from configs.form import StudyForm, study_of_form
 from configs.study import StudyError, parse_study
 from configs.target import SlurmTarget
+from configs.training import TrainWorkload
 
 
 def test_the_form_as_it_stands_is_a_study() -> None:
@@ -44,6 +45,22 @@ def test_a_cluster_can_be_chosen_with_the_fields_that_most_need() -> None:
     assert study_of_form({"target": target}).targets == [SlurmTarget.model_validate(target)]
     with pytest.raises(StudyError, match=r"targets\[0\].partitoin: unknown key \(did you mean partition"):
         study_of_form({"target": {"kind": "slurm", "partitoin": "lab"}})
+
+
+def test_training_and_its_streams_can_be_asked_for() -> None:
+    schema = StudyForm.model_json_schema()
+    drawn = next(item for item in schema["properties"]["workload"]["anyOf"] if item["title"] == "Train")
+    assert {"task", "micro_batch_size", "activation_checkpointing", "checkpoint_every"} <= set(drawn["properties"])
+    assert "$ref" not in str(drawn), "references would lead nowhere"
+    study = study_of_form(
+        {
+            "workload": {"kind": "train", "max_period_seconds": "2m", "micro_batch_size": 1, "checkpoint_every": 5},
+            "layout": {"dp": 2, "strategy": "zero2"},
+            "measuring": {"live": ["tensorboard"]},
+        }
+    )
+    assert isinstance(study.workload, TrainWorkload) and study.workload.max_period_seconds == 120
+    assert study.layout.strategy == "zero2" and study.measuring.live == ("tensorboard",)
 
 
 @pytest.mark.parametrize(

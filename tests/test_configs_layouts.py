@@ -49,8 +49,8 @@ def plan_of(spec: StudySpec, layout_choice: LayoutChoice) -> Plan:
 
 RANKED: Ranked = [
     (Layout(dp=4, strategy="fsdp"), said(500)),
+    (Layout(dp=2, pp=2, strategy="ddp"), said(450)),
     (Layout(dp=4, strategy="ddp"), said(400)),
-    (Layout(dp=2, tp=2, strategy="ddp"), said(300)),
     (Layout(dp=2, strategy="ddp"), said(200)),
     (Layout(), said(100)),
     (Layout(dp=1, tp=4), said(600, fits=False)),
@@ -87,32 +87,27 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], problem: str) -> None:
 def test_the_best_that_can_be_measured_are_and_the_others_say_why_not() -> None:
     plan = plan_of(study(experiments={"layouts": {"kind": "layouts", "best": 2}}), choice(RANKED))
     (experiment,) = plan.experiments
-    assert [point.label for point in experiment.points] == ["dp=4 (ddp)", "dp=2 (ddp)"]
+    assert [point.label for point in experiment.points] == ["dp=4 (fsdp)", "dp=4 (ddp)"]
     assert [point.baseline for point in experiment.points] == [True, False]
-    assert [plan.cells[point.cell].layout.dp for point in experiment.points] == [4, 2]
+    assert [plan.cells[point.cell].layout.strategy for point in experiment.points] == ["fsdp", "ddp"]
     assert {candidate.label: candidate.reason for candidate in experiment.candidates} == {
-        "dp=4 (fsdp)": "fsdp is not measured by this version",
+        "dp=4 (fsdp)": None,
+        "dp=2 x pp=2 (ddp)": "training is not pipelined by this version",
         "dp=4 (ddp)": None,
-        "dp=2 x tp=2 (ddp)": "a train workload is measured without tp and pp by this version",
-        "dp=2 (ddp)": None,
+        "dp=2 (ddp)": "not among the 2 predicted best",
         "1 rank": "not among the 2 predicted best",
         "tp=4": "does not fit",
     }
-    assert [candidate.cell is not None for candidate in experiment.candidates] == [
-        False,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
+    assert [candidate.cell is not None for candidate in experiment.candidates] == [True, False, True, *[False] * 3]
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 def test_a_measured_layout_is_the_cell_that_other_experiments_measure() -> None:
     spec = study(experiments={"s": {"kind": "strong", "grow": "dp", "points": [4]}})
     plan = plan_of(spec, choice(RANKED))
-    assert plan.experiments[0].points[0].cell == plan.experiments[1].points[0].cell
+    fastest, second, _ = plan.experiments[1].points
+    assert fastest.cell not in {point.cell for point in plan.experiments[0].points}, "that is fsdp"
+    assert plan.experiments[0].points[0].cell == second.cell, "ddp is what a strong experiment takes"
 
 
 def test_generation_gets_work_for_every_rank() -> None:
@@ -135,7 +130,7 @@ def test_generation_gets_work_for_every_rank() -> None:
     ("ranked", "changes", "problem"),
     [
         ([], {}, "no layout of up to 4 ranks is valid"),
-        ([RANKED[0], RANKED[5]], {}, "none of 2 layouts of up to 4 ranks can be measured: fsdp is not measured"),
+        ([RANKED[1], RANKED[5]], {}, "none of 2 layouts of up to 4 ranks can be measured: training is not pipelined"),
         (RANKED, {"workload": {"kind": "noop"}}, "a noop workload has none"),
     ],
 )

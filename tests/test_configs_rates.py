@@ -128,3 +128,21 @@ def test_a_median_of_what_is_no_number_is_unknown() -> None:
     broken = SAMPLES | {"1/ttft_seconds": np.array([np.nan, 0.2])}
     assert visit_rates(GENERATE, {}, broken).ttft_seconds is None
     assert visit_rates(GENERATE, {}, SAMPLES).ttft_seconds is not None
+
+
+def test_a_step_of_training_is_split_into_what_ranks_did_and_waited_for() -> None:
+    cell = Cell(model="m", workload=TrainWorkload(), layout=Layout(dp=2))
+    parts = {"data": 0.1, "forward": 1.0, "backward": 2.0, "exposed_communication": 0.5, "optimizer": 0.25}
+    samples = {f"{rank}/{name}_seconds": np.full(4, seconds) for rank in (0, 1) for name, seconds in parts.items()}
+    samples |= {"0/step_seconds": np.full(4, 4.0), "1/step_seconds": np.full(4, 4.5)}
+    samples |= {f"{rank}/loss": np.zeros(6) for rank in (0, 1)}
+    rates = visit_rates(cell, {"tokens_per_step": 9}, samples)
+    assert rates.tokens_per_second == 9 / 4.5 and rates.busy_seconds is None
+    assert (rates.forward_seconds, rates.exposed_communication_seconds) == (1.0, 0.5)
+    assert rates.other_seconds == pytest.approx(4.25 - sum(parts.values()))
+    assert rates.waiting_seconds == pytest.approx(0.25)
+    # On a GPU what waits is not seen, and a record of the first versions has no parts at all.
+    unseen = {name: column for name, column in samples.items() if "exposed" not in name}
+    assert visit_rates(cell, {"tokens_per_step": 9}, unseen).exposed_communication_seconds is None
+    plain = {name: column for name, column in samples.items() if name.endswith("step_seconds")}
+    assert visit_rates(cell, {"tokens_per_step": 9}, plain).busy_seconds == pytest.approx(4.25)

@@ -203,8 +203,7 @@ from configs.model import Manifest
 from configs.paths import JobPaths
 from engine.context import Context, Outcome
 from engine.kernels import linear
-from configs.paths import JobPaths
-from engine import train
+from engine.training import bounds, steps, workload
 from engine.context import Context
 from engine.profiling.record import profiled_visit
 
@@ -217,13 +216,13 @@ manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
 paths = JobPaths(folder)
 paths.parts.mkdir(exist_ok=True)
 context = Context(job, paths, rank, 2, torch.device("cpu"), manifest, dist.barrier)
-plain = train._step
-def step(state, number, context):
-    if rank == 1 and number == train.PROFILE_WARMUP_STEPS:
+plain = steps.one_step
+def step(run, number, rate, watch):
+    if rank == 1 and number == bounds.PROFILE_WARMUP_STEPS:
         time.sleep(late)
-    return plain(state, number, context)
-train._step = step
-outcome = profiled_visit(job.visits[0], context, train.run)
+    return plain(run, number, rate, watch)
+steps.one_step = step
+outcome = profiled_visit(job.visits[0], context, workload.run)
 np.savez(folder / f"{rank}.npz", **outcome.samples)
 (folder / f"{rank}.json").write_text(json.dumps(outcome.figures))
 sys.stdout.flush()

@@ -241,13 +241,26 @@ class TestBenchmark:
         out = said(*words, "--batch-size", "2", "--benchmark-out", "bert.yaml")
         study, text = load_study(Path("bert.yaml")), Path("bert.yaml").read_text()
         assert study.study == "bert-base-uncased-stand-in"
-        assert [model.id for model in study.models] == ["synthetic:llama-110m@0"]
+        assert [model.id for model in study.models] == ["synthetic:bert-109m@0"], "its own shape, random weights"
         assert isinstance(study.workload, TrainWorkload)
-        assert study.workload.global_batch_size == 8
-        assert {"batch", "precision", "strong", "weak"} <= study.experiments.keys()
-        for what in ("model bert-base-uncased", "layout tp=4", "hardware cuda", "hardware rocm"):
+        assert (study.workload.task, study.workload.global_batch_size) == ("masked_lm", 8)
+        assert {"batch", "precision", "strong", "weak", "strategies"} <= study.experiments.keys()
+        for what in ("model bert-base-uncased", "layout tp=4", "layout pp=4", "hardware cuda", "hardware rocm"):
             assert f"#   {what}: " in text
             assert f"comment only  {what}: " in out
+
+    def test_tensor_parallelism_is_measured_where_the_engine_splits_the_model(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+        for ranks, measured in ((2, True), (4, False)):  # llama-4m has 2 key and value heads
+            words = ["--model", "synthetic:llama-4m@0", "--distributed", "--max-gpus", str(ranks)]
+            said(*words, "--benchmark-out", "study.yaml")
+            study, text = load_study(Path("study.yaml")), Path("study.yaml").read_text()
+            variants = study.experiments["strategies"].model_dump()["variants"]
+            assert (f"tp={ranks}" in variants) == measured == (f"layout tp={ranks}: " not in text)
+            assert {"fsdp", "zero1", "zero2", "zero3"} <= variants.keys()
+        assert "2 key and value heads cannot be split by 4" in text
 
     def test_nothing_is_dropped_in_silence(self) -> None:
         """Each strategy is either measured or in the comments."""

@@ -196,6 +196,7 @@ def measured_by(runs: dict[str, Started]) -> dict[str, int]:
     return {way: len(list(run.folder.glob("records/*/*.json"))) for way, run in runs.items()}
 
 
+@pytest.mark.slow
 def test_the_server_restarts(team: OfflineTeam, seen: Callable[..., None]) -> None:
     runs = begin_both(team, "restart")
     before = measured_by(runs)
@@ -234,6 +235,7 @@ def test_the_server_is_away_for_a_minute(team: OfflineTeam, seen: Callable[..., 
     end_both(runs, {way: after[way] - before[way] for way in WAYS}, "server away for a minute", seen)
 
 
+@pytest.mark.slow
 def test_the_server_is_away_at_the_start(team: OfflineTeam, seen: Callable[..., None]) -> None:
     """From the command line; a Prefect worker gets no runs from a server that is away."""
     write_study(team.work, "alone")

@@ -71,6 +71,7 @@ def test_only_failed_measures_what_failed(troubled: Path, tmp_path: Path) -> Non
     assert sorted(row["attempts"] for row in status(tmp_path / "copy" / "runs" / "s")) == [1, 1, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path, api: Lease) -> None:
     experiments = {"grid": {"kind": "sweep", "over": {"seconds": [3.0]}}}
     study = write_study(tmp_path, experiments=experiments, measuring={"repeats": 2})

@@ -108,6 +108,7 @@ def test_two_schemas_in_one_folder_are_refused(finished: Path, tmp_path: Path) -
     assert "written with schema version 99" in refused.stderr and "upgrade Rankwise" in refused.stderr
 
 
+@pytest.mark.slow
 def test_another_environment_is_told_and_must_be_accepted(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "runs", tmp_path / "runs")
     path = tmp_path / "runs" / "s" / "environment.json"
@@ -145,6 +146,7 @@ def test_a_study_runs_from_python_too(finished: Path) -> None:
     assert done.stdout.strip().endswith("12"), done.stderr
 
 
+@pytest.mark.slow
 def test_unpacked_every_cell_has_a_launch_of_its_own(tmp_path: Path) -> None:
     study = write_study(tmp_path, pack=False)
     assert rankwise("run", study, cwd=tmp_path).returncode == 0

@@ -36,6 +36,7 @@ OWNERS = {
     "jinja2": {"reports"},
     "prefect": {"tasks", "flows"},
     "huggingface_hub": {"tasks"},
+    "datasets": {"tasks"},
     "boto3": {"tasks"},
     "typer": {"flows"},
     "rich": {"flows"},
@@ -91,6 +92,7 @@ def test_no_module_shadows_a_folder(path: Path) -> None:
         ("engine", {"torch"}),
         ("engine.planner.families", {"torch", "prefect", "pandas"}),
         ("engine.worker", {"transformers", "prefect", "pandas"}),
+        ("engine.training.workload", {"transformers", "deepspeed", "prefect", "pandas"}),
     ],
 )
 def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from configs.architectures import ARCHITECTURES
 from configs.expand import expand
+from configs.job import LIVE_LIBRARIES
 from configs.paths import RunPaths
 from configs.plan import Plan
 from configs.study import StudyError, parse_study
@@ -47,6 +48,16 @@ def test_to_run_it_the_scheduler_must_answer() -> None:
     with pytest.raises(ClusterError):
         fingerprint([SlurmTarget.model_validate(LAB)])
     check_clusters(plan_of({"name": "here"}))
+
+
+def test_live_streams_name_the_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIVE_LIBRARIES, "wandb", ("wandb", "no-such-library"))
+    here, live = {"name": "here"}, {"live": ["tensorboard", "wandb"]}
+    one = {"grid": {"kind": "sweep", "over": {"dp": [1]}}}
+    with pytest.raises(StudyError, match=r"^measuring.live: wandb needs no-such-library; pip install wandb no-such"):
+        check_plan(plan_of(here, measuring=live, experiments=one), tmp_path)
+    check_plan(plan_of(here, measuring={"live": ["tensorboard"]}, experiments=one), tmp_path)
+    check_plan(plan_of(LAB, measuring=live, experiments=one), tmp_path)
 
 
 def test_cells_of_this_machine_are_still_held_against_its_cores(tmp_path: Path) -> None:
@@ -109,7 +120,8 @@ def test_without_a_machine_no_layouts_can_be_ranked(tmp_path: Path) -> None:
         study_of_layouts(tmp_path)
     assert caught.value.problems == [
         "layouts: auto: target lab: what its nodes are is not known, so nothing is predicted; give the target a "
-        "`machine` of the catalog, such as `aws/p4d.24xlarge`, or name the layouts in a sweep"
+        "`machine` of the catalog, such as `aws/p4d.24xlarge`, or `on_this_machine: true` for a lab, or name the "
+        "layouts in a sweep"
     ]
 
 

@@ -8,13 +8,15 @@ import pytest
 
 from configs.architectures import ARCHITECTURES
 from configs.calibration import calibration_path
-from configs.cell import Cell, GenerateWorkload, NoopWorkload
+from configs.cell import Cell, GenerateWorkload, Layout, NoopWorkload
 from configs.job import Measuring
 from configs.paths import RunPaths
 from configs.plan import Plan, PlannedModel
 from configs.prediction import Prediction
+from configs.preflight import PairFigures, Preflight, TargetPreflight
 from configs.prices import Price, TargetPrices
 from configs.target import LocalTarget, SlurmTarget
+from configs.training import TrainWorkload
 from engine.planner.learning import experience_path, read_experiences
 from engine.planner.local import this_fingerprint
 from flows.bench_planner_cells import made_up_calibration
@@ -185,3 +187,40 @@ def test_a_cluster_teaches_nothing_of_this_machine_and_learns_nothing_from_it(ca
 def test_what_cannot_be_learnt_from_is_passed_over(cache: Path, tmp_path: Path) -> None:
     assert remember_run(RunPaths(tmp_path / "none"), cache) == 0
     assert remember_run(write_run(tmp_path / "noop", plan_of("noop")), cache) == 0
+
+
+LINK = {"latency_seconds": 1e-4, "bytes_per_second": 119e6}
+FOUND = TargetPreflight(
+    target="slurm", settings="", at="", ranks_per_node=1,
+    pairs=(PairFigures(nodes=("a", "b"), latency_seconds=6e-4, bytes_per_second=50e6),),
+)  # fmt: skip
+
+
+def lab_plan(**target: Any) -> Plan:
+    """Two ranks that train on two nodes of a lab."""
+    plan = plan_of("generate")
+    cell = Cell(
+        model=NAME, workload=TrainWorkload(global_batch_size=4, sequence_length=32), layout=Layout(dp=2),
+        target="slurm", nodes=2,
+    )  # fmt: skip
+    lab = SlurmTarget(nodes=2, on_this_machine=True, **target)
+    return plan.model_copy(update={"targets": (lab,), "cells": {cell.key: cell}, "repeats": {cell.key: 3}})
+
+
+def test_a_lab_is_predicted_from_this_machine_s_cores_and_its_link(tmp_path: Path, cache: Path) -> None:
+    unknown = only(with_predictions(lab_plan(), tmp_path, cache))
+    assert unknown.throughput is None and "preflight measures it" in (unknown.reason or "")
+    told = only(with_predictions(lab_plan(link=LINK), tmp_path, cache))
+    assert told.step_seconds and told.network_bytes_per_step
+
+
+def test_what_preflight_found_predicts_what_could_not_be_before(tmp_path: Path, cache: Path) -> None:
+    plan = with_predictions(lab_plan(), tmp_path, cache)
+    found = Preflight(targets=(FOUND,))
+    slow = only(with_predictions(plan, tmp_path, cache, plan.predictions, found))
+    told = only(with_predictions(lab_plan(link=LINK), tmp_path, cache, None, found))  # the target's own word counts
+    assert slow.step_seconds and told.step_seconds and slow.step_seconds > told.step_seconds
+    (cell,) = plan.cells.values()
+    link = Predictor(plan, tmp_path, cache, preflight=found).machine(cell).between
+    # Two ranks sum in two messages; the bus's rate is that of all of a node's ranks.
+    assert link and (link.latency_seconds, link.bytes_per_second) == (3e-4, 50e6)

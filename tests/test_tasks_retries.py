@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from configs.cell import Cell, NoopWorkload
+from configs.cell import Cell, Layout, NoopWorkload
 from configs.job import JobEnd, Visit
 from configs.packing import Launch
-from configs.record import Record, Status
+from configs.record import Failure, Record, Status
 from configs.target import LocalTarget, SlurmTarget, Target
+from configs.training import TrainWorkload
 from tasks.merge import Collected
-from tasks.retries import LOCAL_RETRIES, Retries, nodes_to_leave_out
+from tasks.retries import LOCAL_RESUMES, LOCAL_RETRIES, Retries, nodes_to_leave_out
 
 CELLS = [Cell(workload=NoopWorkload(label=label), target="slurm") for label in "abc"]
 VISITS = [Visit(cell=cell, repeat=0, attempt=1) for cell in CELLS]
@@ -45,6 +46,49 @@ def test_only_faults_of_the_cluster_ask_for_a_further_attempt(status: Status) ->
 def test_on_this_machine_a_visit_that_was_lost_is_not_tried_again() -> None:
     collected = Collected(records=[record(VISITS[0], Status.LOST)], unvisited=VISITS[1:], end=ended(Status.LOST))
     assert Retries().after(collected, "timed", LocalTarget()).again == tuple(VISITS[1:])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "again"),
+    [
+        (Status.FAILED, "SIGKILL", True),
+        (Status.FAILED, "PeerLost", True),
+        (Status.TIMEOUT, "PeerLost", True),
+        (Status.LOST, None, True),
+        (Status.FAILED, "ValueError", False),
+        (Status.FAILED, "FloatingPointError", False),
+        (Status.TIMEOUT, "CellTimeout", False),
+        (Status.OUT_OF_MEMORY, "SIGKILL", False),
+        (Status.CANCELLED, None, False),
+    ],
+)
+@pytest.mark.parametrize("target", [LocalTarget(), CLUSTER])
+def test_training_with_checkpoints_that_lost_a_rank_goes_on(
+    status: Status, kind: str | None, again: bool, target: Target
+) -> None:
+    for every, measuring_pass in ((10, "timed"), (None, "timed"), (10, "memory")):
+        work = TrainWorkload(checkpoint_every=every)
+        visit = Visit(cell=Cell(model="m", workload=work, layout=Layout(dp=2, strategy="ddp")), repeat=0, attempt=1)
+        lost = record(visit, status).model_copy(update={"failure": Failure(message="gone", kind=kind)})
+        outcome = Retries().after(Collected(records=[lost], end=ended(status)), measuring_pass, target)
+        expected = again and every is not None and measuring_pass == "timed"
+        if target is CLUSTER and status is Status.LOST:
+            expected = True  # as every visit there
+        assert bool(outcome.again) == expected
+        assert [visit.attempt for visit in outcome.again] == [2] * expected
+
+
+def test_training_goes_on_a_bounded_number_of_times() -> None:
+    work = TrainWorkload(checkpoint_every=10)
+    cell = Cell(model="m", workload=work, layout=Layout(dp=2, strategy="ddp"))
+    retries, visits = Retries(), (Visit(cell=cell, repeat=0, attempt=1),)
+    attempts = []
+    while visits:
+        attempts.append(visits[0].attempt)
+        killed = {"failure": Failure(message="gone", kind="SIGKILL")}
+        lost = Collected(records=[record(visits[0], Status.FAILED).model_copy(update=killed)], end=ended(Status.FAILED))
+        visits = retries.after(lost, "timed", LocalTarget()).again
+    assert attempts == list(range(1, 2 + LOCAL_RESUMES))
 
 
 def test_a_damaged_file_is_no_fault_of_the_cluster() -> None:
