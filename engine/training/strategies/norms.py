@@ -17,6 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from engine.training.trainer import Exposed
 
+_PIECE_ELEMENTS = 1 << 16
+"""On a CPU the norm of four million float32 elements at once is off by 9e-5, and differently so where they are sharded;
+of pieces this long by 4e-9, in the same time."""
+
 
 def gradient_norm(parameters: Sequence[nn.Parameter], device: torch.device, exposed: Exposed) -> float:
     """Square root of the sum of squares; infinite or no number as soon as one element is.
@@ -37,7 +41,8 @@ def gradient_norm(parameters: Sequence[nn.Parameter], device: torch.device, expo
     squares = 0.0
     for axes, gradients in by_axes.items():
         # Norms first, as torch does: squares of float32 elements overflow sooner than their norm.
-        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        pieces = [piece for gradient in gradients for piece in _pieces(gradient)]
+        norms = torch.stack(torch._foreach_norm(pieces)).double()
         mine = norms.square().sum().to(device)
         for group in groups.get(axes, []):
             with exposed.waiting():
@@ -46,6 +51,10 @@ def gradient_norm(parameters: Sequence[nn.Parameter], device: torch.device, expo
             exposed.calls += 1
         squares += float(mine)
     return math.sqrt(squares) if squares >= 0 else math.nan
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    return torch.split(tensor.view(-1), _PIECE_ELEMENTS) if tensor.is_contiguous() else (tensor,)
 
 
 def clipping_factor(norm: float, limit: float | None) -> float:
