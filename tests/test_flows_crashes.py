@@ -152,6 +152,7 @@ def test_terminated(team: OfflineTeam, way: str, seen: Callable[..., None]) -> N
     assert run.statuses() == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_killed_with_the_worker_alive(team: OfflineTeam, seen: Callable[..., None]) -> None:
     run = begin(team, "worker", "kill-flow", [20.0])
     began = time.monotonic()

@@ -26,6 +26,7 @@ STUDY = {
 }
 
 
+@pytest.mark.slow
 def test_a_profile_pass_from_the_command_line_to_the_report(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump(STUDY))

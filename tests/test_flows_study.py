@@ -84,6 +84,7 @@ def test_more_repeats_measure_only_what_is_new(finished: Path, tmp_path: Path) -
     assert len(status(run)) == 4 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
 def test_a_record_damaged_between_runs_is_set_aside_and_measured_again(
     finished: Path, tmp_path: Path, suffix: str
