@@ -102,7 +102,6 @@ def test_a_parameter_that_the_flow_does_not_have_is_refused(team: OfflineTeam) -
         team.run_form(form("refused"), nope=1)
 
 
-@pytest.mark.slow
 def test_deployed_again_everything_is_as_it_was(team: OfflineTeam) -> None:
     before = team.client.read_deployment_by_name("scheduled sweep/nightly")
     assert {(each.slug, each.active) for each in before.schedules} == {("nightly", False), ("weekly", False)}

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
+import pytest
 import yaml
 
 from configs.job import Visit
