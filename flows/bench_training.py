@@ -6,10 +6,11 @@
 | our step: none, DDP, FSDP2 | a plain PyTorch loop of the same model and strategy |
 | an asynchronous checkpoint every 10 steps | none |
 
-Both sides of a row (`engine.training.comparison`) are visits of the same launch through the real worker (a job folder,
-torchrun, parts), in turn: ours, theirs, theirs, ours, and so on, so that a pair meets the same minute and the order
-favours nobody. A visit counts with the mean of its measured steps, wall time of the slowest rank; a pair with its
-ratio; a row with the median of all pairs' ratios and its 95 % interval. Met or missed where the interval lies on one
+Ours is measured in visits of the real worker (a job folder, torchrun, parts). The plain loop and the processes alone
+make their steps in turn with ours, in the same processes (`engine.training.comparison`), so that both meet the same
+second; with and without checkpoints visits take turns instead: with, without, without, with, and so on. A visit, or a
+pair of them, counts with its ratio of mean steps, wall time of the slowest rank; a row with the median of these and its
+95 % interval. Met or missed where the interval lies on one
 side of the bar, else undecided. About eight minutes on two cores, which should have nothing else to do. The exit code
 is 0 where all bars are met, 1 where one is missed, 2 where one is undecided.
 """
@@ -74,6 +75,11 @@ class Row:
         return Cell(model=self.identity, workload=work, layout=Layout(dp=self.ranks, strategy=self.strategy))
 
     @property
+    def by_visits(self) -> bool:
+        """Whether visits take turns, not steps."""
+        return self.partner == "no checkpoints"
+
+    @property
     def identity(self) -> str:
         return f"synthetic:{self.model}@0"
 
@@ -96,18 +102,18 @@ def quick(row: Row) -> Row:
     return replace(row, model="llama-1m", length=32, micro_batch=1, pairs=2, launches=1, steps=min(row.steps, 8))
 
 
-def is_theirs(number: int) -> bool:
-    """Of each four visits the second and the third; as `engine.training.comparison.side_by_side`, which needs torch."""
-    return number % 4 in (1, 2)
+def is_theirs(row: Row, number: int) -> bool:
+    """Where visits take turns: of each four the second and the third."""
+    return row.by_visits and number % 4 in (1, 2)
 
 
 def visits_of(row: Row) -> tuple[Visit, ...]:
     """All visits of a launch, in their order."""
-    cell, other = row.cell, row.cell
-    if row.partner == "no checkpoints":
-        other = cell.model_copy(update={"workload": cell.workload.model_copy(update={"checkpoint_every": None})})
+    cell = row.cell
+    other = cell.model_copy(update={"workload": cell.workload.model_copy(update={"checkpoint_every": None})})
     return tuple(
-        Visit(cell=other if is_theirs(number) else cell, repeat=number, attempt=1) for number in range(2 * row.pairs)
+        Visit(cell=other if is_theirs(row, number) else cell, repeat=number, attempt=1)
+        for number in range(row.pairs * (2 if row.by_visits else 1))
     )
 
 
@@ -141,7 +147,7 @@ def launch(row: Row, paths: JobPaths) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row.ranks), "--max-restarts", "0"]
     command += ["--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--local-addr", "127.0.0.1"]
     command += ["--master-port", str(port), "--log-dir", str(paths.folder / "torchrun")]
-    if row.partner == "no checkpoints":
+    if row.by_visits:
         command += ["-m", "engine.worker", str(paths.job)]
     else:
         command += ["-m", "engine.training.comparison.side_by_side", row.partner, str(paths.job)]
@@ -153,23 +159,43 @@ def launch(row: Row, paths: JobPaths) -> None:
         raise RuntimeError(f"{row.name}: the launch failed\n{said or ended.stderr[-2000:]}")
 
 
-def read_columns(visit: Visit, row: Row, paths: JobPaths) -> list[np.ndarray]:
+def read_columns(visit: Visit, row: Row, paths: JobPaths, column: str) -> list[np.ndarray]:
     """Seconds of each measured step, what checkpoints held up included, by rank."""
     found = []
     for rank in range(row.ranks):
         with np.load(paths.samples(visit.name, rank)) as samples:
-            seconds = samples["step_seconds"]
-            found.append(seconds + samples["checkpoint_seconds"] if "checkpoint_seconds" in samples else seconds)
+            found.append(samples[column] + samples.get("checkpoint_seconds", 0.0))
     return found
 
 
-def step_seconds(visit: Visit, row: Row, paths: JobPaths) -> float:
-    """Mean seconds of a step of all ranks: the slowest's, or where they stand apart their common pace."""
-    ranks = read_columns(visit, row, paths)
-    if row.partner == "apart" and is_theirs(visit.repeat):
-        return len(ranks) / sum(1 / float(seconds.mean()) for seconds in ranks)
-    # Ranks pass a barrier before the first step and wait for each other in each; their sums differ by the last wait.
+def together(ranks: list[np.ndarray]) -> float:
+    """Mean seconds of a step of ranks that wait for each other: the slowest's; their sums differ by the last wait."""
     return max(float(seconds.mean()) for seconds in ranks)
+
+
+def alone(ranks: list[np.ndarray]) -> float:
+    """Mean seconds of a step of ranks that stand apart: their common pace."""
+    return len(ranks) / sum(1 / float(seconds.mean()) for seconds in ranks)
+
+
+def both_sides(row: Row, paths: JobPaths) -> list[tuple[float, float]]:
+    """Of each pair of a launch the mean seconds of a step, ours and theirs."""
+    visits = visits_of(row)
+    if not row.by_visits:
+        other = alone if row.partner == "apart" else together
+        return [
+            (together(read_columns(visit, row, paths, "step_seconds")),
+             other(read_columns(visit, row, paths, "partner_seconds")))
+            for visit in visits
+        ]  # fmt: skip
+    found: list[tuple[float, float]] = []
+    for pair in zip(visits[::2], visits[1::2], strict=True):
+        ours, theirs = sorted(pair, key=lambda visit: is_theirs(row, visit.repeat))
+        found.append(
+            (together(read_columns(ours, row, paths, "step_seconds")),
+             together(read_columns(theirs, row, paths, "step_seconds")))
+        )  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True)
@@ -192,14 +218,12 @@ class Found:
 
 def measure(row: Row, folder: Path) -> Found:
     """All launches of a row."""
-    ours: dict[int, float] = {}
-    theirs: dict[int, float] = {}
+    pairs: list[tuple[float, float]] = []
     for number in range(row.launches):
         paths = write_job(row, folder / f"launch-{number}")
         launch(row, paths)
-        for visit in visits_of(row):
-            side = theirs if is_theirs(visit.repeat) else ours
-            side[number * row.pairs + visit.repeat // 2] = step_seconds(visit, row, paths)
+        pairs += both_sides(row, paths)
+    ours, theirs = ({place: pair[side] for place, pair in enumerate(pairs)} for side in (0, 1))
     ratio = paired_ratio(ours, theirs)
     assert ratio is not None, "every pair has both"
     return Found(row, ratio, *(float(np.median(list(side.values()))) for side in (ours, theirs)))

@@ -8,9 +8,8 @@ import pytest
 from configs.cell import Cell
 from configs.paths import JobPaths
 from configs.training import TrainWorkload
-from engine.training.comparison.side_by_side import is_partners
 from flows import bench_training
-from flows.bench_training import ROWS, Found, is_theirs, line, main, quick, step_seconds, visits_of, write_job
+from flows.bench_training import ROWS, Found, both_sides, is_theirs, line, main, quick, visits_of, write_job
 from reports.numbers.statistics import paired_ratio
 
 APART, NONE, _, _, CHECKPOINTS = ROWS
@@ -22,16 +21,18 @@ def found(ours: list[float], theirs: list[float], row: bench_training.Row = NONE
     return Found(row, ratio, float(np.median(ours)), float(np.median(theirs)))
 
 
-def test_sides_take_turns_and_no_order_is_favoured() -> None:
-    numbers = range(24)
-    assert [is_theirs(number) for number in numbers] == [is_partners(number) for number in numbers]
-    assert [is_theirs(number) for number in numbers[:4]] == [False, True, True, False]
+def test_visits_take_turns_and_no_order_is_favoured() -> None:
+    assert [is_theirs(CHECKPOINTS, number) for number in range(4)] == [False, True, True, False]
     for row in ROWS:
         visits = visits_of(row)
-        assert len({visit.name for visit in visits}) == len(visits) == 2 * row.pairs
-        firsts = [is_theirs(visit.repeat) for visit in visits[::2]]
-        assert abs(2 * sum(firsts) - len(firsts)) <= 1
+        assert len({visit.name for visit in visits}) == len(visits)
         assert len({visit.cell.pack_key for visit in visits}) == 1
+        if row is not CHECKPOINTS:
+            assert len(visits) == row.pairs and len({visit.cell.key for visit in visits}) == 1
+            continue
+        assert len(visits) == 2 * row.pairs
+        firsts = [is_theirs(row, visit.repeat) for visit in visits[::2]]
+        assert 2 * sum(firsts) == len(firsts)
 
 
 def test_only_what_is_compared_differs() -> None:
@@ -64,15 +65,23 @@ def test_a_row_of_throughput_says_so() -> None:
 def test_a_step_is_the_slowest_ranks_and_of_those_apart_their_common_pace(tmp_path: Path) -> None:
     row = quick(APART)
     paths: JobPaths = write_job(row, tmp_path)
-    ours, theirs = visits_of(row)[:2]
     paths.parts.mkdir()
-    for rank, seconds in enumerate((1.0, 3.0)):
-        for visit in (ours, theirs):
-            np.savez(paths.samples(visit.name, rank), step_seconds=np.full(4, seconds))
-    assert step_seconds(ours, row, paths) == 3.0
-    assert step_seconds(theirs, row, paths) == pytest.approx(2 / (1 / 1.0 + 1 / 3.0))
-    np.savez(paths.samples(ours.name, 0), step_seconds=np.full(4, 3.0), checkpoint_seconds=np.array([0, 0, 2.0, 0]))
-    assert step_seconds(ours, row, paths) == 3.5
+    for visit in visits_of(row):
+        for rank, seconds in enumerate((1.0, 3.0)):
+            columns = {"step_seconds": np.full(4, seconds), "partner_seconds": np.full(4, seconds)}
+            np.savez(paths.samples(visit.name, rank), **columns)
+    assert both_sides(row, paths) == [(3.0, pytest.approx(2 / (1 / 1.0 + 1 / 3.0)))] * row.pairs
+
+
+def test_what_a_checkpoint_holds_up_counts(tmp_path: Path) -> None:
+    row = quick(CHECKPOINTS)
+    paths = write_job(row, tmp_path)
+    paths.parts.mkdir()
+    for visit in visits_of(row):
+        for rank in range(row.ranks):
+            held_up = {} if is_theirs(row, visit.repeat) else {"checkpoint_seconds": np.array([0, 0, 2.0, 0])}
+            np.savez(paths.samples(visit.name, rank), step_seconds=np.full(4, 3.0), **held_up)
+    assert both_sides(row, paths) == [(3.5, 3.0)] * row.pairs
 
 
 @pytest.mark.slow

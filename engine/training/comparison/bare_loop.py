@@ -1,6 +1,7 @@
 """Training as one writes it without us: a plain loop in PyTorch, which our step is measured against.
 
-    seconds = bare_loop(Plan(config, "ddp", "float32", 2, 1, 4, 256, steps=12), rank=0)
+    step = bare_loop(Plan(config, "ddp", "float32", 2, 1, 4, 256), rank=0)
+    seconds = step()
 
 Nothing of ours is in it but the model's class: the strategies are the library's, called as its tutorials call them,
 and a step does what ours does (accumulation without synchronisation, clipping, AdamW, the loss read). So what is
@@ -8,7 +9,9 @@ left of a difference is what our measuring, tables and options cost. It shares n
 purpose; the process group, where there are several ranks, is the caller's.
 """
 
+import itertools
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +30,7 @@ _BATCHES = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train: a config.json, how, and how much. micro_batch: sequences that a rank computes at once."""
+    """What to train: a config.json, how, and how much at once. micro_batch: sequences that a rank computes at once."""
 
     config: dict[str, Any]
     strategy: str
@@ -36,13 +39,12 @@ class Plan:
     accumulation: int
     micro_batch: int
     length: int
-    steps: int
     clipping: float = 1.0
     rate: float = 3e-4
 
 
-def bare_loop(plan: Plan, rank: int) -> list[float]:
-    """Seconds of each step."""
+def bare_loop(plan: Plan, rank: int) -> Callable[[], float]:
+    """The loop's body: makes a step and gives its seconds."""
     torch.manual_seed(0)
     config = ModelConfig.parse(plan.config)
     model = Llama(config)
@@ -63,14 +65,14 @@ def bare_loop(plan: Plan, rank: int) -> list[float]:
     rows = torch.randint(
         config.vocabulary, (_BATCHES, plan.micro_batch, plan.length + 1), generator=generator, dtype=torch.int64
     )
-    seconds, batch = [], 0
-    for _ in range(plan.steps):
+    batches = itertools.cycle(rows)
+
+    def step() -> float:
         began = time.perf_counter()
         total = 0.0
         for micro in range(plan.accumulation):
             last = micro == plan.accumulation - 1
-            tokens = rows[batch % _BATCHES]
-            batch += 1
+            tokens = next(batches)
             if plan.strategy == "fsdp":
                 wrapped.set_requires_gradient_sync(last)  # type: ignore[operator]
             inner = plan.strategy == "ddp" and not last
@@ -83,5 +85,6 @@ def bare_loop(plan: Plan, rank: int) -> list[float]:
         nn.utils.clip_grad_norm_(wrapped.parameters(), plan.clipping)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - began)
-    return seconds
+        return time.perf_counter() - began
+
+    return step

@@ -1,14 +1,16 @@
-"""A rank whose visits are ours and another's in turn, so that both meet the same machine, minute and process.
+"""A rank whose steps are ours and another's in turn, so that both meet the same machine, second and process.
 
     torchrun --nproc-per-node 2 -m engine.training.comparison.side_by_side PARTNER JOB_JSON
 
-It is `engine.worker` but for the workload: of each four visits the first and the last are ours, the two between are
-the partner's (ABBA), of the same cell. Partners: `bare`, a plain loop in PyTorch (`bare_loop`); `apart`, the same
-training on each rank for itself, with the rank's share of the batch and no process group: processes that stand side by
-side and do not know of each other. Used by `flows.bench_training`.
+It is `engine.worker` but for the workload: after each of our steps, outside of what is timed of it, the partner makes
+one of the same work; ranks begin every step together. Partners: `bare`, a plain loop in PyTorch (`bare_loop`); `apart`,
+the same training on each rank for itself, with the rank's share of the batch and no process group: processes that stand
+side by side and do not know of each other. Used by `flows.bench_training`.
 """
 
+import itertools
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -22,20 +24,40 @@ from engine.context import Context, Outcome, Workload
 from engine.processes import leave
 from engine.training import workload as ours
 from engine.training.comparison.bare_loop import Plan, bare_loop
+from engine.training.live import Live
+from engine.training.schedule import learning_rate
+from engine.training.steps import Stopwatch, one_step, train
 from engine.weights import the_manifest
 
+Step = Callable[[], float]
+"""Makes a step and gives its seconds."""
 _KEPT = "apart"
 
 
-def is_partners(repeat: int) -> bool:
-    """Whether the visit with this number is the partner's."""
-    return repeat % 4 in (1, 2)
+class Turns(Live):
+    """Listens to our loop after each step, as a live stream does, and lets the partner make one."""
+
+    def __init__(self, step: Step, barrier: Callable[[], None]) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._step, self._barrier = step, barrier
+
+    @property
+    def wants(self) -> bool:
+        """Every step."""
+        return True
+
+    def tell(self, **_: object) -> None:
+        """A step of ours is over."""
+        self._barrier()
+        self.seconds.append(self._step())
+        self._barrier()
 
 
-def bare(visit: Visit, context: Context) -> Outcome:
-    """The visit's cell by the plain loop; `step_seconds` without the warm-up, as ours."""
-    work, cell = visit.cell.workload, visit.cell
-    assert isinstance(work, TrainWorkload) and work.steps is not None and cell.layout.tp == 1
+def bare(visit: Visit, work: TrainWorkload, context: Context) -> Step:
+    """The visit's cell by the plain loop."""
+    cell = visit.cell
+    assert cell.layout.tp == 1
     accumulation = work.accumulation(cell.layout.dp)
     plan = Plan(
         config=the_manifest(context).config,
@@ -45,45 +67,51 @@ def bare(visit: Visit, context: Context) -> Outcome:
         accumulation=accumulation,
         micro_batch=work.global_batch_size // cell.layout.dp // accumulation,
         length=work.sequence_length,
-        steps=work.steps,
     )
-    context.barrier()
-    seconds = bare_loop(plan, context.rank)
-    measured = np.array(seconds[context.job.measuring.warmup :])
-    return Outcome({"tokens_per_step": work.global_batch_size * work.sequence_length}, {"step_seconds": measured})
+    return bare_loop(plan, context.rank)
 
 
-def apart(visit: Visit, context: Context) -> Outcome:
-    """Each rank trains its own share alone; all begin together."""
-    cell, work = visit.cell, visit.cell.workload
-    assert isinstance(work, TrainWorkload)
+def apart(visit: Visit, work: TrainWorkload, context: Context) -> Step:
+    """Each rank trains its own share alone, by our own step."""
+    cell = visit.cell
     share = work.model_copy(update={"global_batch_size": work.global_batch_size // cell.layout.dp})
-    alone = cell.model_copy(update={"workload": share, "layout": Layout()})
-    visits = tuple(made.model_copy(update={"cell": alone}) for made in context.job.visits)
+    alone = visit.model_copy(update={"cell": cell.model_copy(update={"workload": share, "layout": Layout()})})
     kept: dict[str, Tensor] = context.kept.setdefault(_KEPT, {})
-    job = context.job.model_copy(update={"visits": visits, "ranks_per_node": 1})
+    job = context.job.model_copy(update={"visits": (alone,) * 2, "ranks_per_node": 1})
     one = Context(
         job, context.paths, 0, 1, context.device, context.manifest, lambda: None, kept=kept, region=context.region
     )
-    context.barrier()
-    outcome = ours.run(replace_cell(visit, alone), one)
-    context.barrier()
-    return outcome
+    running = ours.prepare(alone, share, one)
+    watch, numbers = Stopwatch(running.trainer.exposed, one.device), itertools.count()
+
+    def step() -> float:
+        number = next(numbers)
+        began = time.perf_counter()
+        one_step(running, number, learning_rate(share, number), watch)
+        return time.perf_counter() - began
+
+    return step
 
 
-def replace_cell(visit: Visit, cell: object) -> Visit:
-    """The same visit of another cell."""
-    return visit.model_copy(update={"cell": cell})
-
-
-PARTNERS: dict[str, Workload] = {"bare": bare, "apart": apart}
+PARTNERS: dict[str, Callable[[Visit, TrainWorkload, Context], Step]] = {"bare": bare, "apart": apart}
 
 
 def in_turn(partner: str) -> Callable[[str], Workload]:
-    """What `engine.worker.load_workload` is replaced by."""
+    """What `engine.worker.load_workload` is replaced by: visits with `step_seconds` and `partner_seconds`."""
 
     def run(visit: Visit, context: Context) -> Outcome:
-        return (PARTNERS[partner] if is_partners(visit.repeat) else ours.run)(visit, context)
+        work, warmup = visit.cell.workload, context.job.measuring.warmup
+        assert isinstance(work, TrainWorkload)
+        running = ours.prepare(visit, work, context)
+        turns = running.live = Turns(PARTNERS[partner](visit, work, context), context.barrier)
+        train(running)
+        running.feed.close()
+        running.trainer.close()
+        samples = {
+            "step_seconds": np.array(running.columns.step[warmup:]),
+            "partner_seconds": np.array(turns.seconds[warmup:]),
+        }
+        return Outcome({"tokens_per_step": running.step_tokens}, samples)
 
     return lambda kind: run
 
