@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,13 +164,18 @@ def test_what_the_budget_does_not_pay_for_is_said(tmp_path: Path) -> None:
 
 
 def test_a_second_run_in_the_folder_is_refused_naming_the_first(tmp_path: Path) -> None:
-    study = write_study(tmp_path, workload={"kind": "noop", "seconds": 3.0})
+    # Long enough for the second to start on a busy machine; nobody waits for its end.
+    study = write_study(tmp_path, workload={"kind": "noop", "seconds": 60.0})
     first = start("run", study, cwd=tmp_path)
-    wait_until(lambda: (tmp_path / "runs" / "s" / "plan.json").exists(), what="the first run's plan")
-    second = rankwise("run", study, cwd=tmp_path)
-    assert second.returncode == 1
-    assert f"process {first.pid}" in second.stderr
-    assert first.wait(timeout=60) == 0
+    try:
+        wait_until(lambda: (tmp_path / "runs" / "s" / "plan.json").exists(), what="the first run's plan")
+        second = rankwise("run", study, cwd=tmp_path)
+        assert second.returncode == 1
+        assert f"process {first.pid}" in second.stderr
+        assert first.poll() is None, "the first goes on"
+    finally:
+        os.killpg(first.pid, signal.SIGINT)
+        assert first.wait(timeout=60) != 0
 
 
 def test_logs_can_be_followed_while_a_run_goes_on(tmp_path: Path) -> None:
