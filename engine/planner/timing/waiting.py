@@ -23,15 +23,15 @@ _HANDLED_BYTES: dict[Strategy, tuple[int, int]] = {
 """Of a parameter, read and written in the thread that computes, besides the exchange itself: for each time that it is
 gathered, and for each time that its gradient is reduced. Counted in the sources: DDP copies gradients into buckets
 (reducer.cpp); FSDP2 copies gathered shards out and gradients in (_fsdp_collectives.py); DeepSpeed copies gradients into
-its bucket, divides, flattens and copies back, and its own part twice by halves (stage_1_and_2.py). One probe of a step of
-12.6 million parameters, on a busy machine, is near that at 9 GB/s: FSDP2 took 36 ms, ZeRO-1 48 ms of processor time more
-than DDP; another had FSDP2 at 13 ms (this project, 2026-11)."""
+its bucket, divides, flattens and copies back, and its own part twice by halves (stage_1_and_2.py). One probe of a step
+of 12.6 million parameters, on a busy machine, is near that at 9 GB/s: FSDP2 took 36 ms, ZeRO-1 48 ms of processor time
+more than DDP; another had FSDP2 at 13 ms (this project, 2026-11)."""
 
 
 _ZERO3_MATRIX_SECONDS = 2e-3
 """What DeepSpeed's hooks around every module take in Python, there and back, by matrix that is gathered: processor
-seconds of the same step (42 matrices) were about 136 ms more than DDP's, 50 of them copies. One run on a busy machine, so
-an upper end: a quiet one without a shaped link had ZeRO-3 no slower than the other stages, where this has it slowest
+seconds of the same step (42 matrices) were about 136 ms more than DDP's, 50 of them copies. One run on a busy machine,
+so an upper end: a quiet one without a shaped link had ZeRO-3 no slower than the other stages, where this has it slowest
 (docs/examples/strategies)."""
 
 
