@@ -72,6 +72,12 @@ class Accelerator(Frozen):
                 return self.peak_flops[name]
         raise ValueError(f"{self.name}: no FLOP/s are known for {dtype}; known: {', '.join(self.peak_flops)}")
 
+    def widens(self, dtype: str) -> bool:
+        """Whether a CPU makes products of a 16-bit format in float32, for want of instructions: they are no faster."""
+        if self.kind != "cpu" or dtype not in ("bfloat16", "float16") or dtype not in self.peak_flops:
+            return False
+        return self.flops(dtype) <= self.peak_flops.get("float32", 0.0)
+
 
 _WIDER: dict[str, tuple[NumberFormat, ...]] = {
     "float32": ("float32",),

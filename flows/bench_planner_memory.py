@@ -1,4 +1,4 @@
-"""How well the planner predicts peak memory of training: 80 measured cells, and rows that others published.
+"""How well the planner predicts peak memory of training: 160 measured cells, and rows that others published.
 
     python -m flows.bench_planner_memory [docs/measurements/published] [--shapes all] [--output FILE.csv]
 

@@ -95,6 +95,13 @@ def test_compiled_follows_one_process(pool: RankPool, tmp_path: Path, strategy: 
     follows_one_process(pool, Case(strategy, accumulation=2, compiled=True, folder=str(tmp_path)))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/usr/include/libaio.h").exists(), reason="DeepSpeed reads NVMe by libaio: libaio-dev")
+def test_offload_to_a_disk_follows_one_process(tmp_path: Path) -> None:
+    with RankPool(2, timeout_seconds=600) as ranks:  # the operator is compiled first
+        follows_one_process(ranks, Case("zero3", offload="nvme", folder=str(tmp_path)))
+
+
 @pytest.mark.parametrize(("strategy", "dtype", "offload"), [("zero2", "float32", "cpu"), ("zero3", "bfloat16", "none")])
 def test_resumes_bit_for_bit(pool: RankPool, tmp_path: Path, strategy: str, dtype: str, offload: str) -> None:
     case = Case(strategy, dtype, accumulation=2, offload=offload, folder=str(tmp_path))

@@ -83,7 +83,9 @@ def _stage(setup: InferenceSetup, stage: int, all_logits: bool) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
     element = BYTES[setup.compute]
     tokens = setup.at_once * setup.prompt_tokens
-    activations = tokens * element * _block_elements(architecture, layout.tp)
+    activations = (
+        tokens * element * _block_elements(architecture, layout.tp, setup.machine.accelerator.widens(setup.compute))
+    )
     # Norms are computed in float32: the widened tensor, its square, and the product.
     norm = tokens * architecture.hidden * (3 * element + 8)
     activations = max(activations, norm)
@@ -140,20 +142,21 @@ def _cache_bytes(setup: InferenceSetup, layers: range) -> float:
     return setup.batch * elements * (BYTES[form] + scales)
 
 
-def _block_elements(architecture: Architecture, tp: int) -> float:
+def _block_elements(architecture: Architecture, tp: int, widened: bool) -> float:
     """Elements a token of the tensors that live at once in a block, where they are most.
 
     Always the block's input, the residual stream and its norm. In attention: keys and values, and of the rotation the
     projected queries, their products with cosine and sine, and the halves exchanged: four times the queries. In the
     feed-forward: the activation, what it gates, their product (three times its width; without a gate, two), for each
-    expert that the token goes to.
+    expert that the token goes to. `widened`: 16-bit products are made in float32 first, so that while the last one is
+    made, one more is there.
     """
     queries = ceil(architecture.heads / tp) * architecture.head_dim
     keys = ceil(architecture.kv_heads / tp) * architecture.head_dim
     attention = 4 * queries + 2 * keys
     wide = ceil(feed_forward_width(architecture) / tp)
     routed = architecture.hidden * architecture.experts_per_token if architecture.experts > 1 else 0
-    feed_forward = (3 if architecture.gated else 2) * wide + routed
+    feed_forward = ((3 if architecture.gated else 2) + widened) * wide + routed
     return 3 * architecture.hidden + max(attention, feed_forward)
 
 

@@ -12,6 +12,7 @@ stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py).
 from dataclasses import dataclass
 
 from engine.planner.memory.framework import Framework
+from engine.planner.memory.gathering import Moment, Weights, gather
 from engine.planner.memory.stage import Stage
 from engine.planner.setup import TrainingSetup
 
@@ -77,6 +78,9 @@ class States:
     def begin(self, micro: int) -> None:
         """A micro-batch's forward pass begins."""
         self.micro = micro
+
+    def enter_forward(self, block: int) -> None:
+        """The forward pass comes to the first block or the last one, or, as if it were one more, to the head."""
 
     def enter_head(self) -> None:
         """The backward pass begins, with the head's product."""
@@ -251,16 +255,19 @@ class Zero12(States):
             self.copy = 0.0
         self.second = self.setup.layout.strategy == "zero2"
         self.bucket = self.framework.reduce_bucket_size
-        self.filled = self.oversized = 0.0
+        self.filled = self.oversized = self.reduced = 0.0
         self.has_bucket = self.has_copy = False
 
-    def enter_head(self) -> None:
-        if not self.has_bucket:
-            self.held.communication += self.bucket * self.width
-            self.has_bucket = True
+    def begin(self, micro: int) -> None:
+        super().begin(micro)
+        self.reduced = 0.0
 
     def gradients(self, weights: tuple[float, ...]) -> None:
         self.momentary = 0.0
+        if not self.has_bucket:  # it is made when the first gradient comes, which is then copied into it
+            self.held.communication += self.bucket * self.width
+            self.has_bucket = True
+            self.momentary = sum(weights) * self.width if self.second else 0.0
         if not self.second:
             super().gradients(weights)
             return
@@ -275,11 +282,21 @@ class Zero12(States):
     def _flush(self) -> None:
         if not self.filled:
             return
+        self.momentary = self._flattened()
+        self.reduced += self.filled
         self.held.gradients -= self.oversized
         self.filled = self.oversized = 0.0
         if not self.has_copy:  # the fullest rank is the last, whose partition comes first in the backward pass
             self.held.gradients += self.copy
             self.has_copy = True
+            if not self.on_cpu:  # gloo's threads may let go of what they reduced a moment after the copy is made
+                self.momentary = max(0.0, self.momentary - self.copy)
+
+    def _flattened(self) -> float:
+        """Bytes: what belongs to several ranks is put together in a tensor of its own to be reduced."""
+        end = self.stage.elements - self.reduced
+        first, last = (end - self.filled + 0.5) // self.partition, (end - 0.5) // self.partition
+        return self.filled * self.width if first != last else 0.0
 
     def skip(self, blocks: int) -> None:
         if not self.second:
@@ -287,16 +304,21 @@ class Zero12(States):
             return
         self.filled += max(0, blocks) * self.stage.block
         if self.filled > self.bucket:
+            full = self.filled // self.bucket * self.bucket
+            self.reduced, self.filled = self.reduced + self.filled - full, full
             self._flush()
+            self.momentary = 0.0
 
     def end(self) -> None:
         self.momentary = 0.0
         if self.second:
             self._flush()
+            before = self.held.total
             self._drop_bucket()
             if self.micro > 0:
                 self.held.gradients -= self.copy
             self.has_copy = False
+            self.momentary += before - self.held.total  # all of that is still there
             return
         if self.last:
             self.momentary = self.copy
@@ -341,27 +363,33 @@ class Zero3(States):
                 self.held.host += framework.swap_buffer_elements * self.width
         self.held.communication = framework.reduce_bucket_size * self.width
         self.steady = self.held.communication
-        largest = max(stage.matrices)
-        self.ahead = min(largest + max(framework.prefetch_bucket_size, largest), framework.max_live_parameters)
+        tied = stage.unembedding > 0 and not stage.head and stage.tables >= stage.unembedding
+        self.gathered = gather(
+            Weights(
+                stage.matrices, stage.layers, stage.tables - (stage.unembedding if tied else 0.0), stage.unembedding,
+                tied, recomputed=self.setup.checkpointing != "none",
+            ),
+            framework,
+        )  # fmt: skip
         self.filled = 0.0
 
     def begin(self, micro: int) -> None:
-        """At the loss: the head, which another module than its own uses, and what is soon used again."""
         super().begin(micro)
-        kept = after = 0.0
-        for matrix in reversed(self.stage.matrices * self.stage.layers):
-            if 2 * after + self.stage.unembedding >= self.framework.max_reuse_distance:
-                break
-            kept += matrix
-            after += matrix
-        self.kept = kept * self.width
-        self.held.communication = self.steady + self.stage.unembedding * self.width + self.kept
-        self.momentary = max(0.0, self.ahead * self.width - self.kept)
+        self.passed = 0
+        self._hold(self.gathered.start)
+
+    def enter_forward(self, block: int) -> None:
+        blocks = self.gathered.forward
+        self._hold(blocks[block] if block < len(blocks) else self.gathered.head)
 
     def enter_block(self, first: bool) -> None:
-        gathered = max(self.ahead * self.width, self.kept)
-        self.held.communication = self.steady + self.stage.unembedding * self.width + gathered
-        self.kept = 0.0
+        self._hold(self.gathered.backward[self.passed])
+        self.passed += 1
+
+    def _hold(self, moment: Moment) -> None:
+        """What is gathered at a moment, and for a moment gloo's buffer of what arrives."""
+        self.held.communication = self.steady + moment.held * self.width
+        self.momentary = max(0.0, moment.arriving - moment.held) * self.width if self.on_cpu else 0.0
 
     def gradients(self, weights: tuple[float, ...]) -> None:
         """Into the bucket; a full one is padded, reduced and added to the partition."""
@@ -373,15 +401,16 @@ class Zero3(States):
             self.filled += elements
 
     def skip(self, blocks: int) -> None:
-        pass
+        self.passed += max(0, blocks)
 
     def end(self) -> None:
+        self._hold(self.gathered.end)
         self.momentary = self.filled * self.width * (2 if self.on_cpu else 1)
         self.filled = 0.0
-        self.held.communication = self.steady
 
     def step(self) -> None:
         """A group's gradients as one flat tensor, then in float32."""
+        self.held.communication = self.steady
         group = 0.0 if self.offloads else min(self.partition, self.framework.sub_group_size)
         self.momentary = group * (self.width + (_FLOAT if self.mixed else 0)) + self._temporaries(group)
 

@@ -102,14 +102,19 @@ class _Replay:
         checkpointed = self.setup.checkpointing != "none"
         forward = parts.block.bare_high if checkpointed else parts.block.forward_high
         copies = parts.cast_copies if checkpointed else 0.0
-        moment = kept - self.kept + forward + (parts.input_bytes if checkpointed else 0.0)
-        peak.see(states, moment + copies * (self.stage.layers - 1))
+        peak.see(states, self.below)
+        for number in sorted({0, self.stage.layers - 1}):
+            states.enter_forward(number)
+            moment = self.below + self.kept * number + forward + (parts.input_bytes if checkpointed else 0.0)
+            peak.see(states, moment + copies * number)
         states.momentary = 0.0
+        states.enter_forward(self.stage.layers)
         if self.heads:
             peak.see(states, kept + parts.product_high + copies * self.stage.layers)
         pending = 0.0
         if self.heads:
-            peak.see(states, kept + parts.head.forward_high, parts.logits_bytes)
+            # The loss is computed within autocast, which forgets its copies of the weights afterwards.
+            peak.see(states, kept + parts.head.forward_high + copies * self.stage.layers, parts.logits_bytes)
             pending = self._events(parts.head, kept, tied_bytes=self._tied(), head=True) + parts.head.held
         if isinstance(states, Fsdp):
             states.head_gradients_stay()
@@ -142,6 +147,8 @@ class _Replay:
             elif event.weights:
                 self.states.gradients(event.weights)
             self.peak.see(self.states, base + pending + event.low)
+            if event.weights:
+                self.states.momentary = 0.0
         return pending
 
     def _blocks(self, kept: float, pending: float) -> None:
@@ -165,6 +172,8 @@ class _Replay:
             if event.weights:
                 states.gradients(event.weights)
             peak.see(states, base + self.again + event.low)
+            if event.weights:
+                states.momentary = 0.0
         states.leave_block()
         peak.see(states, base + self.parts.input_bytes)
         states.momentary = 0.0
