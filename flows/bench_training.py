@@ -11,8 +11,8 @@ make their steps in turn with ours, in the same processes (`engine.training.comp
 second; with and without checkpoints visits take turns instead: with, without, without, with, and so on. A visit, or a
 pair of them, counts with its ratio of mean steps, wall time of the slowest rank; a row with the median of these and its
 95 % interval. Met or missed where the interval lies on one
-side of the bar, else undecided. About eight minutes on two cores, which should have nothing else to do. The exit code
-is 0 where all bars are met, 1 where one is missed, 2 where one is undecided.
+side of the bar, else undecided. About a quarter of an hour on two cores, which should have nothing else to do. The exit
+code is 0 where all bars are met, 1 where one is missed, 2 where one is undecided.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Row:
     warmup: int = 2
     steps: int = 6
     checkpoint_every: int | None = None
-    pairs: int = 9
+    pairs: int = 12
     launches: int = 2
 
     @property
@@ -86,14 +86,14 @@ class Row:
 
 _APART = Row(
     "DDP, accumulation 8, against two alone", "apart", "ddp", 1 / 0.97,  # 97 % of the throughput
-    model="llama-1m", micro_batch=4, accumulation=8, steps=3, pairs=10,
+    model="llama-1m", micro_batch=4, accumulation=8, steps=3, pairs=16,
 )  # fmt: skip
 ROWS = (
     _APART,
     Row("our step, one rank", "bare", "none", 1.02, ranks=1),
     Row("our step, DDP", "bare", "ddp", 1.02),
     Row("our step, FSDP2", "bare", "fsdp", 1.02),
-    Row("checkpoint every 10 steps", "no checkpoints", "ddp", 1.05, warmup=5, steps=20, checkpoint_every=10, pairs=6),
+    Row("checkpoint every 10 steps", "no checkpoints", "ddp", 1.05, warmup=5, steps=20, checkpoint_every=10, pairs=12),
 )
 
 
