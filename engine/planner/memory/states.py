@@ -1,22 +1,20 @@
 """What each strategy holds besides activations, moment by moment: weights, gradients, optimizer states, buckets.
 
-    states = make_states(stage, setup, framework)
+    states = Ddp(stage, setup, framework)
     states.begin(0); states.gradients((elements, ...)); ...; states.step()
 
 A strategy is told what happens (a micro-batch begins, a block is entered, gradients appear, the step is taken) and
-keeps `held` up to date; what it needs on top for a moment is `momentary`. Sources: torch 2.13 (nn/parallel/
-distributed.py and reducer.cpp for DDP; distributed/fsdp/_fully_shard for FSDP2), DeepSpeed 0.19.8 (runtime/zero/
-stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py).
+keeps `held` up to date; what it needs on top for a moment is `momentary`. DeepSpeed's are in `zero_states`. Sources:
+torch 2.13 (nn/parallel/distributed.py and reducer.cpp for DDP; distributed/fsdp/_fully_shard for FSDP2).
 """
 
 from dataclasses import dataclass
 
 from engine.planner.memory.framework import Framework
-from engine.planner.memory.gathering import Moment, Weights, gather
 from engine.planner.memory.stage import Stage
 from engine.planner.setup import TrainingSetup
 
-_FLOAT, _DOUBLE = 4, 8
+_FLOAT = 4
 
 
 @dataclass
@@ -237,189 +235,3 @@ class Fsdp(States):
     def step(self) -> None:
         self.held.communication = self.previous = 0.0
         self.momentary = self._temporaries(self.shard)
-
-
-class Zero12(States):
-    """DeepSpeed's stages 1 and 2: flat weights, a float32 partition, a bucket in which gradients are reduced."""
-
-    def lay_out(self) -> None:
-        self.partition = self.stage.elements / self.ranks
-        self.held.parameters = self.stage.elements * self.width
-        self._optimizer(self.partition * (self.moments + _FLOAT))
-        # Where gradients of the own partition are kept; a weight that lies across its border is kept whole.
-        self.copy = self.stage.touched(self.ranks) * self.width
-        if self.offloads:
-            # Float32 gradients and the new 16-bit weights are made on the host; one buffer brings gradients there.
-            self.held.host += self.partition * (_FLOAT + self.width)
-            self.held.communication = self.stage.largest * self.width
-            self.copy = 0.0
-        self.second = self.setup.layout.strategy == "zero2"
-        self.bucket = self.framework.reduce_bucket_size
-        self.filled = self.oversized = self.reduced = 0.0
-        self.has_bucket = self.has_copy = False
-
-    def begin(self, micro: int) -> None:
-        super().begin(micro)
-        self.reduced = 0.0
-
-    def gradients(self, weights: tuple[float, ...]) -> None:
-        self.momentary = 0.0
-        if not self.has_bucket:  # it is made when the first gradient comes, which is then copied into it
-            self.held.communication += self.bucket * self.width
-            self.has_bucket = True
-            self.momentary = sum(weights) * self.width if self.second else 0.0
-        if not self.second:
-            super().gradients(weights)
-            return
-        for elements in weights:
-            if self.filled + elements > self.bucket:
-                self._flush()
-            self.filled += elements
-            if elements > self.bucket:  # it is reduced where it is, when the next one comes
-                self.oversized = elements * self.width
-                self.held.gradients += self.oversized
-
-    def _flush(self) -> None:
-        if not self.filled:
-            return
-        self.momentary = self._flattened()
-        self.reduced += self.filled
-        self.held.gradients -= self.oversized
-        self.filled = self.oversized = 0.0
-        if not self.has_copy:  # the fullest rank is the last, whose partition comes first in the backward pass
-            self.held.gradients += self.copy
-            self.has_copy = True
-            if not self.on_cpu:  # gloo's threads may let go of what they reduced a moment after the copy is made
-                self.momentary = max(0.0, self.momentary - self.copy)
-
-    def _flattened(self) -> float:
-        """Bytes: what belongs to several ranks is put together in a tensor of its own to be reduced."""
-        end = self.stage.elements - self.reduced
-        first, last = (end - self.filled + 0.5) // self.partition, (end - 0.5) // self.partition
-        return self.filled * self.width if first != last else 0.0
-
-    def skip(self, blocks: int) -> None:
-        if not self.second:
-            super().skip(blocks)
-            return
-        self.filled += max(0, blocks) * self.stage.block
-        if self.filled > self.bucket:
-            full = self.filled // self.bucket * self.bucket
-            self.reduced, self.filled = self.reduced + self.filled - full, full
-            self._flush()
-            self.momentary = 0.0
-
-    def end(self) -> None:
-        self.momentary = 0.0
-        if self.second:
-            self._flush()
-            before = self.held.total
-            self._drop_bucket()
-            if self.micro > 0:
-                self.held.gradients -= self.copy
-            self.has_copy = False
-            self.momentary += before - self.held.total  # all of that is still there
-            return
-        if self.last:
-            self.momentary = self.copy
-
-    def _drop_bucket(self) -> None:
-        if self.has_bucket:
-            self.held.communication -= self.bucket * self.width
-            self.has_bucket = False
-
-    def step(self) -> None:
-        """The partition's gradients as one flat tensor, then in float32; norms in float64 came before."""
-        self._drop_bucket()
-        self.held.gradients = self.copy
-        if self.offloads:
-            self.momentary = self.stage.elements * self.width if self.on_cpu else 0.0
-            return
-        wide = self.partition * _FLOAT if self.mixed else 0.0
-        flat = self.partition * self.width + wide + self._temporaries(self.partition)
-        gathering = (self.stage.elements * self.width if self.on_cpu else 0.0) - self.held.gradients
-        self.momentary = max(flat, gathering, self.stage.largest * _DOUBLE)
-
-
-class Zero3(States):
-    """DeepSpeed's stage 3: all is partitioned; matrices are gathered one by one, ahead of their use."""
-
-    def lay_out(self) -> None:
-        framework, stage = self.framework, self.stage
-        self.partition = stage.elements / self.ranks
-        small = sum(size for size in stage.matrices if size < framework.param_persistence_threshold) * stage.layers
-        persistent = (stage.vectors + small) * self.width  # small weights are never partitioned again
-        self.held.parameters = self.partition * self.width + persistent
-        self._optimizer(self.partition * (self.moments + _FLOAT))
-        self.held.gradients = self.partition * self.width
-        if self.offloads:  # weights too; what is on the device for good are the vectors
-            self.held.parameters -= self.partition * self.width
-            self.held.gradients = 0.0
-            self.held.host += self.partition * _FLOAT
-            if self.setup.offload == "cpu":
-                self.held.host += self.partition * self.width
-            else:
-                self.held.storage += self.partition * self.width
-                self.held.host += framework.swap_buffer_elements * self.width
-        self.held.communication = framework.reduce_bucket_size * self.width
-        self.steady = self.held.communication
-        tied = stage.unembedding > 0 and not stage.head and stage.tables >= stage.unembedding
-        self.gathered = gather(
-            Weights(
-                stage.matrices, stage.layers, stage.tables - (stage.unembedding if tied else 0.0), stage.unembedding,
-                tied, recomputed=self.setup.checkpointing != "none",
-            ),
-            framework,
-        )  # fmt: skip
-        self.filled = 0.0
-
-    def begin(self, micro: int) -> None:
-        super().begin(micro)
-        self.passed = 0
-        self._hold(self.gathered.start)
-
-    def enter_forward(self, block: int) -> None:
-        blocks = self.gathered.forward
-        self._hold(blocks[block] if block < len(blocks) else self.gathered.head)
-
-    def enter_block(self, first: bool) -> None:
-        self._hold(self.gathered.backward[self.passed])
-        self.passed += 1
-
-    def _hold(self, moment: Moment) -> None:
-        """What is gathered at a moment, and for a moment gloo's buffer of what arrives."""
-        self.held.communication = self.steady + moment.held * self.width
-        self.momentary = max(0.0, moment.arriving - moment.held) * self.width if self.on_cpu else 0.0
-
-    def gradients(self, weights: tuple[float, ...]) -> None:
-        """Into the bucket; a full one is padded, reduced and added to the partition."""
-        self.momentary = 0.0
-        for elements in weights:
-            if self.filled + elements > self.framework.reduce_bucket_size:
-                self.momentary = max(self.momentary, self.filled * self.width * (2 if self.on_cpu else 1))
-                self.filled = 0.0
-            self.filled += elements
-
-    def skip(self, blocks: int) -> None:
-        self.passed += max(0, blocks)
-
-    def end(self) -> None:
-        self._hold(self.gathered.end)
-        self.momentary = self.filled * self.width * (2 if self.on_cpu else 1)
-        self.filled = 0.0
-
-    def step(self) -> None:
-        """A group's gradients as one flat tensor, then in float32."""
-        self.held.communication = self.steady
-        group = 0.0 if self.offloads else min(self.partition, self.framework.sub_group_size)
-        self.momentary = group * (self.width + (_FLOAT if self.mixed else 0)) + self._temporaries(group)
-
-
-_STATES = {
-    "none": States, "ddp": Ddp, "fsdp": Fsdp, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3,
-}  # fmt: skip
-
-
-def make_states(stage: Stage, setup: TrainingSetup, framework: Framework) -> States:
-    """The strategy's books at the beginning of a step."""
-    return _STATES[setup.layout.strategy](stage, setup, framework)

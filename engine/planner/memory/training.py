@@ -13,11 +13,15 @@ from dataclasses import replace
 from engine.planner.memory.activations import Parts, parts_of
 from engine.planner.memory.framework import DEFAULT, Framework
 from engine.planner.memory.stage import Stage, stage_of
-from engine.planner.memory.states import Fsdp, Held, States, make_states
+from engine.planner.memory.states import Ddp, Fsdp, Held, States
 from engine.planner.memory.tape import Passes
+from engine.planner.memory.zero_states import Zero3, Zero12
 from engine.planner.results import Memory
 from engine.planner.setup import TrainingSetup
 
+_STATES: dict[str, type[States]] = {
+    "none": States, "ddp": Ddp, "fsdp": Fsdp, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3,
+}  # fmt: skip
 # Blocks are alike: the highest moment is in the first or the last ones, those between are passed over.
 _REPLAYED_BLOCKS = 2
 
@@ -62,7 +66,7 @@ class _Peak:
 
 def _stage_memory(setup: TrainingSetup, framework: Framework, index: int) -> Memory:
     stage, parts = stage_of(setup, index), parts_of(setup, framework)
-    states = make_states(stage, setup, framework)
+    states = _STATES[setup.layout.strategy](stage, setup, framework)
     peak = _Peak()
     pipeline = setup.layout.pp
     # Micro-batches that a stage of the 1F1B schedule has begun and not ended (arXiv 2104.04473).

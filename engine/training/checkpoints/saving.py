@@ -11,10 +11,11 @@ flushes its file; rank 0 writes the manifest and renames. A tensor that all rank
 one of them. One checkpoint at most is under way: the next one waits, and the wait counts as blocked.
 
 Where writing fails (a full disk) the training goes on, the failure is told and counted, and the checkpoint before
-stays. Tensors' metadata are pickled by torch: read your own checkpoints only, never a stranger's.
+stays. Values and tensors' metadata are pickled: read your own checkpoints only, never a stranger's.
 """
 
 import copy
+import pickle
 import shutil
 import threading
 import time
@@ -103,9 +104,10 @@ def _is_whole(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and not isinstance(leaf, DTensor)
 
 
-def values_of(state: State) -> list[tuple[str, Any]]:
-    """What is no tensor, by name. In one list: torch would write each hyperparameter of each weight by itself."""
-    return [(".".join(path), copy.deepcopy(leaf)) for path, leaf in _leaves(state) if not isinstance(leaf, Tensor)]
+def values_of(state: State) -> bytes:
+    """What is no tensor, by name, pickled. In one piece: torch would write each hyperparameter of each weight by
+    itself, and look at each of thousands of values in Python while it pickles a list of them."""
+    return pickle.dumps([(".".join(path), leaf) for path, leaf in _leaves(state) if not isinstance(leaf, Tensor)])
 
 
 class Staging:
@@ -250,9 +252,8 @@ class Saver:
         return time.perf_counter() - began
 
     def publish(self, step: int, files: Mapping[str, StoredFile], format: str = "torch") -> Checkpoint:
-        """On rank 0, when all files are written: the checkpoint is there, and the oldest one goes."""
+        """On rank 0, when all files are written: the checkpoint is there."""
         self.written = publish(self.folder, step, files, ranks=self.ranks, fingerprint=self.fingerprint, format=format)
-        forget_older(self.folder, step, self.kept)
         return self.written
 
     def whole(self, step: int) -> Path:
@@ -283,6 +284,8 @@ class Saver:
         try:
             yield
             self.count += 1
+            if self.rank == self.ranks - 1:  # rank 0 has enough to do
+                forget_older(self.folder, step, self.kept)
         except (Exception, CheckpointException) as error:
             why = _first_cause(error)
             self.failures.append(why)
@@ -355,7 +358,7 @@ def load(checkpoint: Path, state: State) -> None:
     place = f"random.rank_{_rank()}"
     generators = {f"{place}.{name}": tensor for name, tensor in _random_state().items()}
     generators = {name: tensor for name, tensor in generators.items() if name in stored}
-    wanted: State = {**tensors, **generators, _VALUES: []}
+    wanted: State = {**tensors, **generators, _VALUES: b""}
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise ValueError(f"{checkpoint}: has no {missing[0]}; it is of another model or optimizer")
@@ -364,7 +367,7 @@ def load(checkpoint: Path, state: State) -> None:
             load_state(wanted, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise ValueError(f"{checkpoint}: {_first_cause(error)}") from error
-    _put_values(state, dict(wanted[_VALUES]), checkpoint)
+    _put_values(state, dict(pickle.loads(wanted[_VALUES])), checkpoint)
     for name, generator in generators.items():
         (torch.set_rng_state if name.endswith(".cpu") else torch.cuda.set_rng_state)(generator)
 
