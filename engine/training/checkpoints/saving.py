@@ -54,6 +54,7 @@ from engine.training.checkpoints.files import (
     unfinished_folder,
     write_progress,
 )
+from engine.training.checkpoints.streams import DirectFiles
 
 State = dict[str, Any]
 _VALUES = "values"
@@ -157,17 +158,17 @@ class _Writer(FileSystemWriter):
     """Writes under the unfinished name; what finishes a checkpoint finishes the manifest and renames."""
 
     def __init__(self, saver: "Saver", step: int, progress: Mapping[str, Any]) -> None:
-        super().__init__(unfinished_folder(saver.folder, step), thread_count=1, overwrite=True)
+        super().__init__(unfinished_folder(saver.folder, step), thread_count=1, overwrite=True, sync_files=False)
+        self.fs = self._files = saver.files  # which brings each to disk
+        self._files.written.clear()
         self._saver, self._step, self._progress = saver, step, progress
         self.manifest: Checkpoint | None = None
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[Any] = list(super().write_data(plan, planner).wait())
-        folder = Path(self.path)
-        names = {result.storage_data.relative_path for result in results}
-        results += [_Written(name, stored_file(folder / name)) for name in sorted(names)]
+        results += [_Written(path.name, file) for path, file in sorted(self._files.written.items())]
         if self._saver.rank == 0:
-            results.append(_Written(PROGRESS, write_progress(folder, self._progress)))
+            results.append(_Written(PROGRESS, write_progress(Path(self.path), self._progress)))
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -205,6 +206,7 @@ class Saver:
         self.failures: list[str] = []
         self.written: Checkpoint | None = None
         self.writing_seconds = 0.0
+        self.files = DirectFiles()
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._on_rank_0(self._prepare_folder)
