@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 
 from engine.training.checkpoints.export import export, main
 from engine.training.checkpoints.files import newest_whole, steps_in
-from engine.training.checkpoints.saving import Saver, load, shared_out
+from engine.training.checkpoints.saving import Saver, load
+from engine.training.checkpoints.staging import shared_out
 from rank_pool import RankPool
 
 FLOAT32_NOISE = 2e-6

@@ -14,7 +14,6 @@ Where writing fails (a full disk) the training goes on, the failure is told and 
 stays. Values and tensors' metadata are pickled: read your own checkpoints only, never a stranger's.
 """
 
-import copy
 import pickle
 import shutil
 import threading
@@ -37,7 +36,6 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -54,9 +52,9 @@ from engine.training.checkpoints.files import (
     unfinished_folder,
     write_progress,
 )
+from engine.training.checkpoints.staging import Staging, State, is_value, leaves, shared_out, values_of
 from engine.training.checkpoints.streams import DirectFiles
 
-State = dict[str, Any]
 _VALUES = "values"
 GROUP_SECONDS = 1800.0
 """A rank may wait so long for another one's slow disk; one that is gone ends the waiting at once."""
@@ -68,82 +66,6 @@ def own_group(timeout_seconds: float = GROUP_SECONDS) -> dist.ProcessGroup | Non
         return None
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
     return group
-
-
-def shared_out(state: State, rank: int, ranks: int) -> State:
-    """The tensors of a state that a rank saves: its shards, and its share of what all hold alike.
-
-    All ranks hold the same keys, so that all come to the same shares.
-    """
-    sizes = {path: leaf.nbytes for path, leaf in _leaves(state) if _is_whole(leaf)}
-    load, owner = [0] * ranks, {}
-    for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
-        owner[path] = load.index(min(load))
-        load[owner[path]] += sizes[path]
-
-    def mine(value: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(value, dict):
-            kept = {key: mine(item, (*path, str(key))) for key, item in value.items()}
-            return {key: item for key, item in kept.items() if item is not None and item != {}}
-        if isinstance(value, DTensor):
-            return value
-        return value if owner.get(path) == rank else None
-
-    part: State = mine(state, ())
-    return part
-
-
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, (*path, str(key)))
-    else:
-        yield path, value
-
-
-def _is_whole(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and not isinstance(leaf, DTensor)
-
-
-def values_of(state: State) -> bytes:
-    """What is no tensor, by name, pickled. In one piece: torch would write each hyperparameter of each weight by
-    itself, and look at each of thousands of values in Python while it pickles a list of them."""
-    return pickle.dumps([(".".join(path), leaf) for path, leaf in _leaves(state) if not isinstance(leaf, Tensor)])
-
-
-class Staging:
-    """A copy of a state in memory of the CPU, which is kept for the next one."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, ...], Tensor] = {}
-
-    @torch.no_grad()
-    def copied(self, state: State) -> State:
-        """What the state is now; overwritten by the next call."""
-        staged: State = self._copied(state, ())
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return staged
-
-    def _copied(self, value: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(value, dict):
-            return {key: self._copied(item, (*path, str(key))) for key, item in value.items()}
-        if not isinstance(value, Tensor):
-            return copy.deepcopy(value)
-        kept = self._kept.get(path)
-        if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
-            kept = torch.empty_like(value, device="cpu")
-            kept = self._kept[path] = kept.pin_memory() if value.is_cuda and not isinstance(value, DTensor) else kept
-        local(kept).copy_(local(value), non_blocking=True)
-        return kept
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it; without gradients."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    held: Tensor = tensor.to_local()
-    return held
 
 
 @dataclass(frozen=True)
@@ -356,7 +278,7 @@ def load(checkpoint: Path, state: State) -> None:
     """
     reader = FileSystemReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
-    tensors = {".".join(path): leaf for path, leaf in _leaves(state) if isinstance(leaf, Tensor)}
+    tensors = {".".join(path): leaf for path, leaf in leaves(state) if not is_value(leaf)}
     place = f"random.rank_{_rank()}"
     generators = {f"{place}.{name}": tensor for name, tensor in _random_state().items()}
     generators = {name: tensor for name, tensor in generators.items() if name in stored}
@@ -384,10 +306,13 @@ def _put_values(state: State, values: dict[str, Any], checkpoint: Path, path: tu
         name = ".".join(here)
         if isinstance(value, dict):
             _put_values(value, values, checkpoint, here)
-        elif not isinstance(value, Tensor):
+        elif is_value(value):
             if name not in values:
                 raise ValueError(f"{checkpoint}: has no {name}; it is of another model or optimizer")
-            state[key] = values[name]
+            if isinstance(value, Tensor):
+                value.copy_(values[name])
+            else:
+                state[key] = values[name]
 
 
 def read_tensors(checkpoint: Path, part: str) -> dict[str, Tensor]:
@@ -399,6 +324,9 @@ def read_tensors(checkpoint: Path, part: str) -> dict[str, Tensor]:
         for name, what in stored.items()
         if name.startswith(f"{part}.") and isinstance(what, TensorStorageMetadata)
     }
+    wanted: State = {**tensors, _VALUES: b""}
     with _single_process_allowed(None):
-        load_state(dict(tensors), storage_reader=reader, no_dist=True)
+        load_state(wanted, storage_reader=reader, no_dist=True)
+    numbers = {name: value for name, value in pickle.loads(wanted[_VALUES]) if isinstance(value, Tensor)}
+    tensors |= {name: value for name, value in numbers.items() if name.startswith(f"{part}.")}
     return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}

@@ -35,7 +35,8 @@ from engine.context import Context
 from engine.failures import log_line
 from engine.tokens import tokenizer_path
 from engine.training.checkpoints.files import EXPORT, Checkpoint, Found, newest_whole, read_progress
-from engine.training.checkpoints.saving import Saver, State, load, own_group
+from engine.training.checkpoints.saving import Saver, load, own_group
+from engine.training.checkpoints.staging import State
 from engine.training.trainer import Batch, History, Task, Trainer
 
 __all__ = ["Checkpoints", "OwnCheckpoints", "latest", "load", "open_checkpoints", "read_progress", "save"]
