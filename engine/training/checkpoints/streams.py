@@ -17,10 +17,9 @@ import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
-from typing_extensions import Buffer
 
 from engine.training.checkpoints.files import StoredFile
 
@@ -53,8 +52,8 @@ class DirectStream(io.RawIOBase):
     def tell(self) -> int:
         return self._size
 
-    def write(self, data: Buffer, /) -> int:
-        """Takes all of it."""
+    def write(self, data: Any, /) -> int:
+        """Takes all of an object with a buffer; its bytes."""
         rest = memoryview(data).cast("B")
         size = rest.nbytes
         while rest:
