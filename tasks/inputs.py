@@ -23,6 +23,7 @@ from configs.price_file import read_price_file
 from configs.prices import target_prices
 from configs.prompts import read_prompts
 from configs.study import ModelSpec, StudyError, StudySpec
+from configs.training import TrainWorkload
 from tasks.providers.dataset import PREFIX, write_dataset
 from tasks.providers.models import manifest_path, resolve_model
 
@@ -76,10 +77,25 @@ def make_plan(
 
     choice = layout_choice(study, models, folder, cache, before, machine_of) if cache is not None else None
     plan = expand(study, models, inputs, count_prompts, choice)
+    _need_tokenizers(plan)
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
     return plan.model_copy(update={"prices": {target.name: target_prices(target, own) for target in plan.targets}})
+
+
+def _need_tokenizers(plan: Plan) -> None:
+    """Raises StudyError for random models that shall learn from texts: they bring nothing to read them by."""
+    synthetic = {model.identity for model in plan.models if model.synthetic}
+    for cell in plan.cells.values():
+        work = cell.workload
+        if not isinstance(work, TrainWorkload) or work.tokenizer or cell.model not in synthetic:
+            continue
+        if work.data and work.task != "image_classification":
+            raise StudyError(
+                [f"workload.tokenizer: {cell.model} brings no tokenizer.json; name one, or leave data out to train on "
+                 "random tokens"]
+            )  # fmt: skip
 
 
 def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:

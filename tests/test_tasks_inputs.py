@@ -16,8 +16,10 @@ from configs.paths import RunPaths
 from configs.plan import PlannedModel
 from configs.study import StudyError, StudySpec, parse_study
 from engine.training.task_types import load_examples
-from tasks.inputs import copy_inputs
+from tasks.inputs import copy_inputs, make_plan
 from training_tasks import made_context, workload_of, write_inputs
+
+TOKENIZER = Path(__file__).parents[1] / "configs" / "models" / "tiny-stdlib" / "tokenizer.json"
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +142,14 @@ def test_data_that_do_not_do_are_refused_before_anything_starts(tmp_path: Path, 
         made = datasets.Dataset.from_dict({"image": images, "label": [0, 1]}, features=features)
         made.save_to_disk(str(tmp_path / "sizes"))
     assert message in problems(tmp_path, data)
+
+
+def test_texts_for_a_model_that_cannot_read_are_refused_before_anything_is_started(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    model = PlannedModel(name="tiny", identity="synthetic:bert-1m@0", manifest="")
+    study, inputs, folder = copied(tmp_path, "stdlib", task="masked_lm")
+    with pytest.raises(StudyError, match=r"workload\.tokenizer: synthetic:bert-1m@0 brings no tokenizer\.json"):
+        make_plan(study, [model], inputs, folder)
+    read = study_of("stdlib", task="masked_lm", tokenizer=str(TOKENIZER))
+    found = copy_inputs(read, RunPaths(tmp_path / "other"), tmp_path)
+    assert make_plan(read, [model], found, RunPaths(tmp_path / "other").inputs).cells
