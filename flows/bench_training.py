@@ -94,7 +94,7 @@ ROWS = (
     Row("our step, DDP", "bare", "ddp", 1.02),
     Row("our step, FSDP2", "bare", "fsdp", 1.02),
     # The measured steps begin after one checkpoint and end with the third: all that two of them cost is among them.
-    Row("checkpoint every 10 steps", "no checkpoints", "ddp", 1.05, warmup=10, steps=20, checkpoint_every=10, pairs=12),
+    Row("checkpoint every 10 steps", "no checkpoints", "ddp", 1.05, warmup=10, steps=20, checkpoint_every=10, pairs=18),
 )
 
 
