@@ -86,3 +86,9 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     with files.create_stream(tmp_path / "f", "wb") as stream:  # the buffer serves again
         stream.write(b"b")  # type: ignore[attr-defined]
     assert (tmp_path / "f").read_bytes() == b"b"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), DirectFiles().create_stream(tmp_path / "none" / "f", "wb"):
+        pass

@@ -34,6 +34,7 @@ class DirectStream(io.RawIOBase):
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         super().__init__()
+        self._file = -1  # as long as none is open: `close` is called even where that fails
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
             self._file = os.open(path, flags | _DIRECT, 0o666)
@@ -85,7 +86,7 @@ class DirectStream(io.RawIOBase):
 
     def close(self) -> None:
         """Write the rest and wait for the disk. Raises OSError where there is no room."""
-        if self.closed:
+        if self.closed or self._file < 0:
             return
         try:
             blocks = self._filled - self._filled % _BLOCK_BYTES
