@@ -247,6 +247,9 @@ def test_what_is_written_behind_is_what_was(tmp_path: Path) -> None:
     assert (
         fresh["model"]["a"].tolist() == [0, 1, 2, 3] and fresh["model"]["b"] == 7 and fresh["rates"]["a"] == [0.1, 0.2]
     )
+    weight = torch.nn.Parameter(torch.tensor(0.0))
+    load(tmp_path / "step_00000001", {"model": {"b": weight}})
+    assert weight.item() == 7
     with pytest.raises(ValueError, match=r"has no model\.c"):
         load(tmp_path / "step_00000001", {"model": {"c": torch.zeros(4)}})
     with pytest.raises(ValueError, match=r"[Ss]ize"):

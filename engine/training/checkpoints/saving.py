@@ -310,7 +310,7 @@ def _put_values(state: State, values: dict[str, Any], checkpoint: Path, path: tu
             if name not in values:
                 raise ValueError(f"{checkpoint}: has no {name}; it is of another model or optimizer")
             if isinstance(value, Tensor):
-                value.copy_(values[name])
+                value.detach().copy_(values[name])  # it may be a weight
             else:
                 state[key] = values[name]
 
