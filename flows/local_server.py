@@ -83,16 +83,16 @@ def begin(wait_for_named_seconds: float = 0.0) -> "Lease":
 def _join_or_start(folder: Path, lease: int) -> Guard:
     """Take the lease, then give the guard of the server. The caller holds `server.lock`."""
     guard, alone = read_guard(folder), _nobody_else(lease)
-    here = guard is None or guard.host == socket.gethostname()
-    if not here and not alone:
-        assert guard is not None
+    if guard and not guard.here and not alone:
+        elsewhere = guard.host != socket.gethostname()
         raise LocalServerError(
-            f"{folder}: a run on {guard.host} uses the Prefect server of this folder, which {socket.gethostname()} "
-            "cannot reach; set RANKWISE_DATA to a folder of this machine, or PREFECT_API_URL to an API for both"
+            f"{folder}: a run {f'on {guard.host}' if elsewhere else 'in another network namespace of this machine'} "
+            f"uses the Prefect server of this folder, which {socket.gethostname() if elsewhere else 'this one'} "
+            "cannot reach; set RANKWISE_DATA to another folder, or PREFECT_API_URL to an API for both"
         )
     fcntl.flock(lease, fcntl.LOCK_SH)
-    if guard and here and guard.alive:
-        if guard.version == prefect_version() or not alone:
+    if guard and guard.host == socket.gethostname() and guard.alive:
+        if guard.here and (guard.version == prefect_version() or not alone):
             return guard
         _end(guard)
     (folder / "server.json").unlink(missing_ok=True)

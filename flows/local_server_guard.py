@@ -42,15 +42,24 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Guard:
-    """Content of server.json: who guards which server."""
+    """Content of server.json: who guards which server.
+
+    `network` tells network namespaces of one host apart: loopback of one is not that of another.
+    """
 
     host: str
+    network: str
     pid: int
     pid_started: int
     port: int
     url: str
     started_at: str
     version: str
+
+    @property
+    def here(self) -> bool:
+        """Whether this process reaches the server's loopback."""
+        return (self.host, self.network) == (socket.gethostname(), network())
 
     @property
     def alive(self) -> bool:
@@ -65,6 +74,11 @@ def pid_started(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if state in "ZX" else int(fields[18])
+
+
+def network() -> str:
+    """The network namespace that this thread is in, such as `net:[4026531840]`."""
+    return os.readlink("/proc/thread-self/ns/net")
 
 
 def prefect_version() -> str:
@@ -212,7 +226,7 @@ def guard_main(folder: Path, listener: int) -> None:
     assert started is not None
     now = datetime.now(UTC).isoformat(timespec="seconds")
     url = f"http://127.0.0.1:{port}/api"
-    me = Guard(socket.gethostname(), os.getpid(), started, port, url, now, prefect_version())
+    me = Guard(socket.gethostname(), network(), os.getpid(), started, port, url, now, prefect_version())
     server = None
     try:
         write_guard(folder, me)

@@ -160,6 +160,9 @@ def server_settings(url: str, folder: Path) -> dict[str, str]:
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(folder / "ui"),
         "PREFECT_SERVER_UI_API_URL": url,
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        # The default keeps leases in memory: after a restart nobody knows them, and the slots that they
+        # hold stay taken for ever. As files in PREFECT_HOME they run out as they should.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         # The default `*` lets every page that the user's browser shows read and change his runs.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",

@@ -24,7 +24,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.logging import get_run_logger
@@ -44,6 +44,7 @@ _PATIENCE_SECONDS = 3.0
 """So long a launch waits for an API that does not answer."""
 _GIVE_BACK_SECONDS = 0.5
 _LOCKED = 423
+_GONE = 410
 _LEASE_FILES = "rankwise-lease-"
 
 
@@ -102,11 +103,14 @@ class MachineSlot:
         self._thread.join(_PATIENCE_SECONDS)
 
     def prepare(self, create: bool) -> None:
-        """See that the limit exists; `create` it for an API that is this user's own. Raises LimitMissing."""
+        """See that the limit exists; `create` it for an API that is this user's own. Raises LimitMissing.
+
+        In such an API only runs of this user on this machine take slots; those of none that lives are freed.
+        """
         try:
             with quick_client() as client:
-                if create:
-                    ensure_limit(client)
+                if create and not ensure_limit(client):
+                    _free_slots_of_nobody(client)
                 client.read_global_concurrency_limit_by_name(limit_name())
         except ObjectNotFound as error:
             raise LimitMissing(limit_name()) from error
@@ -240,6 +244,10 @@ class MachineSlot:
             client.renew_concurrency_lease(lease.identifier, LEASE_SECONDS)
             lease.renewed = time.monotonic()
         except ObjectNotFound:
+            self._hold(None)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != _GONE:
+                raise
             self._hold(None)  # the API was away for longer than a lease lasts, and forgot it
 
     def _hold(self, lease: "_Lease | None") -> None:
@@ -282,6 +290,18 @@ def _release(client: SyncPrefectClient, lease: UUID) -> None:
     except httpx.HTTPStatusError as error:
         if error.response.is_server_error:
             raise
+
+
+def _free_slots_of_nobody(client: SyncPrefectClient) -> None:
+    """A server that is killed after it counted a slot and before it wrote the lease leaves the slot taken for ever."""
+    _release_leases_of_the_dead(client)
+    held = 0
+    for path in lock_folder().glob(f"{_LEASE_FILES}*"):
+        with suppress(OSError, ValueError):
+            held += path.read_text() == PREFECT_API_URL.value()
+    limit = client.read_global_concurrency_limit_by_name(limit_name())
+    if limit.active_slots and not held:
+        client.update_global_concurrency_limit(limit_name(), GlobalConcurrencyLimitUpdate(active_slots=0))
 
 
 def _release_leases_of_the_dead(client: SyncPrefectClient) -> None:

@@ -65,6 +65,8 @@ class OfflineTeam:
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "3",
             "RANKWISE_CACHE": str(folder / "cache"),
+            # A server that a run starts on this network is not one for the tests outside.
+            "RANKWISE_DATA": str(folder / "data"),
         }
         self._open = ExitStack()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from flows.local_server import Lease, LocalServerError, begin
-from flows.local_server_guard import Guard, is_leased, pid_started, read_guard
+from flows.local_server_guard import Guard, is_leased, network, pid_started, read_guard
 from flows.prefect_settings import (
     api_named_by_environment,
     data_folder,
@@ -57,6 +57,36 @@ with prefect_api() as api:
 
 # Prefect imported too early, and a second use in one process: both must work from Python code.
 EARLY = f"import prefect\n{FLOW}\nwith prefect_api() as api:\n    print(study(), api.url)\n"
+
+TAKE_SLOT = """
+import os, signal, sys
+from uuid import uuid4
+from flows.local_server import prefect_api
+from flows.local_server_guard import read_guard
+with prefect_api() as api:
+    from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+    from tasks.api import quick_client
+    from tasks.slot import LEASE_SECONDS, MachineSlot, limit_name
+    slot = MachineSlot(None, uuid4())
+    slot.prepare(create=True)
+    with quick_client() as client:
+        before = client.read_global_concurrency_limit_by_name(limit_name()).active_slots
+        mine = ConcurrencyLeaseHolder(type="flow_run", id=uuid4())
+        taken = client.increment_concurrency_slots_with_lease([limit_name()], 1, "concurrency", LEASE_SECONDS, mine)
+        print(before, taken.json()["lease_id"], read_guard(api.home).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+RENEW = """
+import sys
+from uuid import UUID
+from flows.local_server import prefect_api
+with prefect_api() as api:
+    from tasks.api import quick_client
+    from tasks.slot import LEASE_SECONDS
+    with quick_client() as client:
+        client.renew_concurrency_lease(UUID(sys.argv[1]), LEASE_SECONDS)
+"""
 
 OFFLINE = """
 import fcntl, socket, struct, subprocess, sys, urllib.request
@@ -234,7 +264,7 @@ def test_the_guard_leaves_a_server_to_a_run_that_is_about_to_take_it(data: Path)
 
 def test_what_is_left_of_a_dead_or_older_server_is_replaced(data: Path) -> None:
     folder = data / "prefect"
-    dead = Guard("", 1, 0, 1, "http://127.0.0.1:1/api", "", "3.0.0")
+    dead = Guard("", network(), 1, 0, 1, "http://127.0.0.1:1/api", "", "3.0.0")
     here = os.uname().nodename
     for stale in (json.dumps({**vars(dead), "host": here}), json.dumps(vars(dead)), "{", '{"pid": 1}'):
         (folder / "server.json").write_text(stale)
@@ -256,12 +286,40 @@ def test_what_is_left_of_a_dead_or_older_server_is_replaced(data: Path) -> None:
 
 def test_a_server_in_use_on_another_machine_is_refused(data: Path) -> None:
     folder = data / "prefect"
-    (folder / "server.json").write_text(json.dumps(vars(Guard("elsewhere", 1, 0, 1, "http://x/api", "", "3.0.0"))))
+    (folder / "server.json").write_text(
+        json.dumps(vars(Guard("elsewhere", network(), 1, 0, 1, "http://x/api", "", "3.0.0")))
+    )
     with (folder / "lease.lock").open("a") as lease:
         fcntl.flock(lease, fcntl.LOCK_SH)
         with pytest.raises(LocalServerError, match=r"elsewhere.*RANKWISE_DATA"):
             begin()
     (folder / "server.json").unlink()
+
+
+def test_a_server_of_another_network_namespace_is_not_joined(data: Path) -> None:
+    """Its URL may even answer here: then it is another server."""
+    with begin() as lease:
+        guard = guard_of(lease)
+        (data / "prefect" / "server.json").write_text(json.dumps({**vars(guard), "network": "net:[1]"}))
+        with pytest.raises(LocalServerError, match=r"another network namespace.*RANKWISE_DATA"):
+            begin()
+    with begin() as lease:
+        assert guard_of(lease).network == network() and guard_of(lease).pid != guard.pid
+        assert not guard.alive
+
+
+def test_a_slot_outlives_its_server_but_not_its_holder(data: Path) -> None:
+    """Who took it is dead, and so is the server: the next server knows the lease, the next run frees the slot."""
+    ended = None
+    for _ in range(2):
+        took = subprocess.run(
+            [sys.executable, "-c", TAKE_SLOT], env=environment_of(data), capture_output=True, text=True, timeout=100
+        )
+        before, lease, guard = took.stdout.split()
+        assert (took.returncode, before, guard != ended) == (-signal.SIGKILL, "0", True), took.stderr
+        os.kill(int(guard), signal.SIGKILL)
+        subprocess.run([sys.executable, "-c", RENEW, lease], env=environment_of(data), check=True, timeout=100)
+        ended = guard
 
 
 def test_a_dead_guard_takes_the_server_along_and_the_run_is_told(data: Path) -> None:

@@ -155,11 +155,7 @@ class TeamSetup:
 
     def _server(self) -> dict[str, str]:
         """Settings of the server, whose background services are all on: schedules, late runs, automations."""
-        settings = server_settings(self.url, self.home) | {
-            # The default keeps leases in memory: after a restart nobody knows them, and the slots that they
-            # hold stay taken for ever. As files in PREFECT_HOME they run out as they should.
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        }
+        settings = server_settings(self.url, self.home)
         if self.host in _WILDCARDS:
             # Where a browser elsewhere finds the API. With a tunnel or a proxy before it, the user's own
             # PREFECT_SERVER_UI_API_URL and PREFECT_SERVER_CORS_ALLOWED_ORIGINS say better.
