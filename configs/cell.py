@@ -253,8 +253,6 @@ class Cell(Frozen):
             raise ValueError(f"workload.sharding: hybrid is a way of fsdp, not of {strategy}")
         if layout.pp > 1:
             raise ValueError("layout.pp: training is not pipelined by this version; use dp and tp")
-        if layout.tp > 1 and strategy.startswith("zero"):
-            raise ValueError(f"layout.tp: {strategy} takes no tensor parallelism in this version; use fsdp or ddp")
         if layout.tp > 1 and work.task != "causal_lm":
             raise ValueError(f"layout.tp: {work.task} is trained without tensor parallelism; use dp, or causal_lm")
 
@@ -320,8 +318,9 @@ class Cell(Frozen):
 
     @property
     def place(self) -> str:
-        """The layout, and on how many nodes it lies where these are several: `tp=2 on 2 nodes`."""
-        return f"{self.layout} on {self.nodes} nodes" if self.nodes > 1 else str(self.layout)
+        """The layout, what is not plain about its replicas, and how many nodes it lies on: `dp=2 fsdp on 2 nodes`."""
+        strategy = "" if self.layout.strategy in ("none", "ddp") else f" {self.layout.strategy}"
+        return f"{self.layout}{strategy}" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
 
     @property
     def label(self) -> str:
@@ -344,5 +343,4 @@ class Cell(Frozen):
             engine += f" {self.engine_mode}"
         cache = f", {self.page_cache} cache" if self.page_cache else ""
         passes = f", {' + '.join(self.compression)}" if self.compression else ""
-        strategy = "" if self.layout.strategy in ("none", "ddp") else f" {self.layout.strategy}"
-        return f"{self.place}{strategy}, {self.dtype}{passes}, {size}{engine}{cache}"
+        return f"{self.place}, {self.dtype}{passes}, {size}{engine}{cache}"

@@ -1,6 +1,6 @@
 """How well the planner predicts peak memory of training: 160 measured cells, and rows that others published.
 
-    python -m flows.bench_planner_memory [docs/measurements/published] [--shapes all] [--output FILE.csv]
+    python -m flows.bench_planner_memory [docs/measurements/published] [--shapes all] [--tp 2] [--output FILE.csv]
 
 Four model shapes x five strategies x checkpointing x accumulation are trained on two CPU ranks by the engine's own
 strategies (tests/memory_cells.py, a few minutes), every byte of torch's allocator counted. Printed beside the planner:
@@ -29,6 +29,7 @@ from engine.planner.families import read_architecture
 from engine.planner.memory.framework import of_engine
 from engine.planner.memory.training import training_memory
 from engine.planner.setup import TrainingSetup
+from engine.planner.trained_cells import as_split
 
 RANKS = 2
 FILE = "training_memory.csv"
@@ -97,17 +98,19 @@ class Result:
         return self.ours / self.measured - 1
 
 
-def cells(shapes: dict[str, Shape]) -> list[Cell]:
-    """All strategies, with and without checkpointing and accumulation, of all shapes."""
+def cells(shapes: dict[str, Shape], tp: int = 1) -> list[Cell]:
+    """All strategies, with and without checkpointing and accumulation, of all shapes that `tp` ranks can share."""
     found = []
     for (name, shape), strategy, checkpointing, accumulation in itertools.product(
         shapes.items(), STRATEGIES, ("none", "full"), (1, 3)
     ):
+        if tp > 1 and (strategy == "ddp" or shape.config.get("num_key_value_heads", 1) % tp):
+            continue  # DDP of one replica is none
         # DDP keeps float32 weights and casts; FSDP2 and DeepSpeed compute with 16-bit weights.
         mixed = "bfloat16_autocast" if strategy == "ddp" else "bfloat16_mixed"
         found.append(
             {
-                "shape": name, "config": shape.config, "strategy": strategy, "checkpointing": checkpointing,
+                "shape": name, "config": shape.config, "tp": tp, "strategy": strategy, "checkpointing": checkpointing,
                 "accumulation": accumulation, "precision": "float32" if shape.bits == 32 else mixed,
                 "micro_batch": shape.micro_batch, "sequence_length": shape.sequence_length,
             }
@@ -121,11 +124,13 @@ def predicted(cell: Cell) -> int:
         name="cpu-rank", title="", kind="cpu", memory_bytes=2**34, bytes_per_second=1e10, peak_flops={"float32": 1e11},
         source="only the kind is used",
     )  # fmt: skip
-    architecture = read_architecture(cell["config"])
+    tp = cell["tp"]
+    layout = Layout(dp=RANKS // tp, tp=tp, strategy=cell["strategy"])
+    architecture = as_split(read_architecture(cell["config"]), layout)
     setup = TrainingSetup(
-        architecture, Machine(name="cpu", accelerator=cpu, accelerators=RANKS),
-        Layout(dp=RANKS, strategy=cell["strategy"]), cell["micro_batch"], cell["sequence_length"],
-        cell["accumulation"], cell["precision"], cell["checkpointing"], deferred=True, wide_reduction=True,
+        architecture, Machine(name="cpu", accelerator=cpu, accelerators=RANKS), layout, cell["micro_batch"],
+        cell["sequence_length"], cell["accumulation"], cell["precision"], cell["checkpointing"], deferred=True,
+        wide_reduction=True,
     )  # fmt: skip
     return training_memory(setup, of_engine(architecture.parameters)).tensors
 
@@ -161,12 +166,13 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
-            ("shape", "strategy", "precision", "checkpointing", "accumulation", "micro_batch", "sequence_length",
+            ("shape", "tp", "strategy", "precision", "checkpointing", "accumulation", "micro_batch", "sequence_length",
              "measured_bytes", "planner_bytes", "planner_error", "accelerate_bytes", "deepspeed_bytes")
         )  # fmt: skip
         for result in results:
             named = [result.cell[name] for name in (
-                "shape", "strategy", "precision", "checkpointing", "accumulation", "micro_batch", "sequence_length",
+                "shape", "tp", "strategy", "precision", "checkpointing", "accumulation", "micro_batch",
+                "sequence_length",
             )]  # fmt: skip
             others = ["" if size is None else size for size in (result.accelerate, result.deepspeed)]
             writer.writerow([*named, result.measured, result.ours, f"{result.error:+.4f}", *others])
@@ -214,11 +220,11 @@ def print_published(published: Path) -> None:
             print(f"{line} {prediction.predicted:6.1f} {(prediction.predicted / measured - 1) * 100:+5.1f} %")
 
 
-def main(published: Path, shapes: str = "worked", output: Path | None = None) -> None:
+def main(published: Path, shapes: str = "worked", tp: int = 1, output: Path | None = None) -> None:
     """Measure, print both tables, keep the first. `shapes`: a key of SHAPES, or all."""
     results: list[Result] = []
     for name in SHAPES if shapes == "all" else (shapes,):
-        found = campaign(cells(SHAPES[name]))
+        found = campaign(cells(SHAPES[name], tp))
         print_cells(found)
         results += found
     if output is not None:
@@ -232,6 +238,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("published", type=Path, nargs="?", default=PUBLISHED, help="folder of published rows")
     parser.add_argument("--shapes", choices=[*SHAPES, "all"], default="worked")
+    parser.add_argument("--tp", type=int, choices=(1, RANKS), default=1, help="the ranks: replicas, or shards of one")
     parser.add_argument("--output", type=Path, help=f"CSV to keep the cells in, such as {OUTPUT}")
     arguments = parser.parse_args()
-    main(arguments.published, arguments.shapes, arguments.output)
+    main(arguments.published, arguments.shapes, arguments.tp, arguments.output)

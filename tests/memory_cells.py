@@ -3,9 +3,9 @@
     python tests/memory_cells.py cells.json measured.json [--trace FOLDER] [--estimates]
 
 cells.json: a list of cells, each {config, strategy, precision, checkpointing, accumulation, micro_batch,
-sequence_length}; measured.json: for each cell {peaks: bytes of each rank, error}, and with --estimates
-{accelerate, deepspeed}: what those libraries' own estimators say. One pool of ranks goes through all the cells, each
-prepared by the engine's own strategies (`engine.training.strategies.table`) and stepped as its loop does.
+sequence_length, tp}; measured.json: for each cell {peaks: bytes of each rank, error}, and with
+--estimates {accelerate, deepspeed}: what those libraries' own estimators say. One pool of ranks goes through all the
+cells, each prepared by the engine's own strategies (`engine.training.strategies.table`) and stepped as its loop does.
 
 Counted is every byte that torch's CPU allocator gives out, as its own memory profiler reports it: tensors, and what
 operators need for themselves while they run.
@@ -104,14 +104,15 @@ class Allocations:
 
 def training_cell(cell: Cell) -> configs.cell.Cell:
     """The cell as a study would say it."""
+    tp = cell["tp"]
     work = TrainWorkload(
-        global_batch_size=cell["micro_batch"] * cell["accumulation"] * RANKS,
+        global_batch_size=cell["micro_batch"] * cell["accumulation"] * RANKS // tp,
         micro_batch_size=cell["micro_batch"],
         sequence_length=cell["sequence_length"],
         activation_checkpointing=cell["checkpointing"],
     )
     dtype = "float32" if cell["precision"] == "float32" else "bfloat16"
-    layout = Layout(dp=RANKS, strategy=cell["strategy"])
+    layout = Layout(dp=RANKS // tp, tp=tp, strategy=cell["strategy"])
     return configs.cell.Cell(model="m", workload=work, layout=layout, dtype=dtype)  # type: ignore[arg-type]
 
 
@@ -163,7 +164,7 @@ def random_inputs(cell: Cell) -> dict[str, Tensor]:
 
 def measure(cell: Cell, trace: Path | None = None) -> int:
     """This rank's peak in the last of a few steps, in bytes."""
-    torch.manual_seed(dist.get_rank())
+    torch.manual_seed(dist.get_rank() // cell["tp"])
     with Allocations() as memory:
         step, trainer = engine_step(cell, memory)
         for _ in range(STEPS):

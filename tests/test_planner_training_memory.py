@@ -277,20 +277,23 @@ print(memory.peak("one"), memory.peak("two"))
 def test_peaks_of_real_steps_are_predicted() -> None:
     """Each strategy on a shape that the formulas were not worked out on; the bars of all 80 cells hold for these."""
     ways = {
-        ("llama-f", "ddp"): ("none", 3),
-        ("llama-f", "fsdp"): ("full", 1),
-        ("llama-f", "zero1"): ("full", 3),
-        ("llama-f", "zero2"): ("none", 3),
-        ("llama-f", "zero3"): ("none", 1),
-        ("gpt-g", "fsdp"): ("full", 3),
+        ("llama-f", 1, "ddp"): ("none", 3),
+        ("llama-f", 1, "fsdp"): ("full", 1),
+        ("llama-f", 1, "zero1"): ("full", 3),
+        ("llama-f", 1, "zero2"): ("none", 3),
+        ("llama-f", 1, "zero3"): ("none", 1),
+        ("gpt-g", 1, "fsdp"): ("full", 3),
+        ("llama-h", 2, "zero2"): ("none", 1),
+        ("llama-h", 2, "zero3"): ("full", 3),
     }
+    heldout = SHAPES["heldout"]
     chosen = [
         cell
-        for cell in cells(SHAPES["heldout"])
-        if ways.get((cell["shape"], cell["strategy"])) == (cell["checkpointing"], cell["accumulation"])
+        for cell in cells(heldout) + cells(heldout, tp=2)
+        if ways.get((cell["shape"], cell["tp"], cell["strategy"])) == (cell["checkpointing"], cell["accumulation"])
     ]
     results = campaign(chosen, others=False)
     assert len(results) == len(ways)
-    errors = {(result.cell["shape"], result.cell["strategy"]): result.error for result in results}
+    errors = {tuple(result.cell[name] for name in ("shape", "tp", "strategy")): result.error for result in results}
     assert all(-0.05 <= error <= 0.15 for error in errors.values()), errors
     assert sorted(abs(error) for error in errors.values())[len(errors) // 2] <= 0.05, errors

@@ -241,6 +241,21 @@ def test_four_ranks_in_two_ways_follow_one(alone: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_split_models_are_sharded_on_a_node_and_replicated_over_two(alone: dict[str, Any]) -> None:
+    """Three axes at once: two nodes of four ranks, two shards of two tensor-parallel ranks each on a node."""
+    ways = [
+        Training(strategy="fsdp", dp=4, tp=2, ranks_per_node=4, dtype=dtype, work={"sharding": "hybrid", **ACCUMULATED})
+        for dtype in ("float32", "bfloat16")
+    ]
+    with RankPool(8, timeout_seconds=300) as pool:
+        answers = pool.run(train_all, ways)
+    for found, way in zip(answers[0], ways, strict=True):
+        loss, norm = TOLERANCES[way.dtype]
+        assert worst(found["losses"], alone[way.dtype]["losses"]) < loss, way
+        assert worst(found["norms"], alone[way.dtype]["norms"]) < norm, way
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's, about itself
 def test_compiled_blocks_train_alike(two: RankPool, alone: dict[str, Any]) -> None:
     """With what wraps them: checkpointing inside of the compiled part, hooks of FSDP2 outside."""
@@ -255,7 +270,7 @@ def test_compiled_blocks_train_alike(two: RankPool, alone: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("layout", "work", "message"),
     [
-        (Layout(tp=2, strategy="zero1"), {}, "layout.tp: zero1 takes no tensor parallelism"),
+        (Layout(tp=2, strategy="zero1"), {"task": "seq2seq"}, "layout.tp: seq2seq is trained without"),
         (Layout(tp=2), {"task": "masked_lm"}, "layout.tp: masked_lm is trained without"),
     ],
 )

@@ -42,21 +42,25 @@ def _one_thread() -> Iterator[None]:
 
 def follows_one_process(pool: RankPool, case: Case) -> None:
     parts, one = pool.run(trained, case), alone(case)
-    losses = [sum(shares) for shares in zip(*(part["losses"] for part in parts), strict=True)]
+    replicas = parts[:: case.tp]
+    losses = [sum(shares) for shares in zip(*(part["losses"] for part in replicas), strict=True)]
     assert len(set(losses)) == case.steps and min(one["norms"]) > 2 * (case.clipping or 0), "clipping must bite"
     assert losses == pytest.approx(one["losses"], abs=LOSS[case.dtype])
     for part in parts:
         assert part["norms"] == pytest.approx(one["norms"], rel=NORM[case.dtype])
         assert part["evaluated"] == pytest.approx(one["evaluated"], abs=LOSS[case.dtype])
+        assert part["exposed"].known is (case.tp == 1), "the sums of a layer are not told apart"
+        if case.tp > 1:
+            continue
         inner = [calls[:-1] for calls in part["calls"]]
         exchanges = case.strategy != "zero1"  # stages 2 and 3 cannot keep whole gradients
         assert all((calls > 0) is exchanges for step in inner for calls in step)
         assert all(calls[-1] > 0 for calls in part["calls"])
         elements = sum(weight.numel() for name, weight in one["model"].items())
         width = 4 if case.dtype == "float32" else 2
-        assert part["exposed"].known and part["exposed"].seconds > 0
+        assert part["exposed"].seconds > 0
         assert part["exposed"].bytes > case.steps * elements * width  # gradients alone
-    assert parts[1]["model"] == {} and parts[0]["model"].keys() == one["model"].keys()
+    assert all(part["model"] == {} for part in parts[1:]) and parts[0]["model"].keys() == one["model"].keys()
     for name, weight in one["model"].items():
         torch.testing.assert_close(parts[0]["model"][name], weight, atol=WEIGHT[case.dtype], rtol=0)
 
@@ -75,6 +79,35 @@ def follows_one_process(pool: RankPool, case: Case) -> None:
 )
 def test_follows_one_process(pool: RankPool, case: Case, tmp_path: Path) -> None:
     follows_one_process(pool, replace(case, folder=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("zero1", accumulation=2),
+        Case("zero2", "bfloat16", checkpointing="full"),
+        Case("zero3", accumulation=2, clipping=None),
+        pytest.param(Case("zero2", offload="cpu", checkpointing="selective"), marks=pytest.mark.slow),
+        pytest.param(Case("zero3", offload="cpu", accumulation=2), marks=pytest.mark.slow),
+        pytest.param(Case("zero2", compiled=True), marks=pytest.mark.slow),
+    ],
+    ids=lambda case: f"{case.strategy} {case.dtype} {case.offload} {case.checkpointing} {case.compiled}",
+)
+def test_tensor_parallel_ranks_follow_one_process(pool: RankPool, case: Case, tmp_path: Path) -> None:
+    follows_one_process(pool, replace(case, dp=1, tp=2, folder=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_tensor_and_data_parallel_ranks_follow_one_process(tmp_path: Path) -> None:
+    with RankPool(4, timeout_seconds=300) as ranks:
+        for strategy in STRATEGIES:
+            for dtype in ("float32", "bfloat16"):
+                follows_one_process(ranks, Case(strategy, dtype, accumulation=2, tp=2, folder=str(tmp_path)))
+
+
+def test_what_tensor_parallel_ranks_cannot_share_is_named(pool: RankPool, tmp_path: Path) -> None:
+    for said in pool.run(refused, Case("zero1", dp=1, tp=3, folder=str(tmp_path))):
+        assert said.startswith("layout.tp: 4 query heads cannot be split by 3")
 
 
 @pytest.mark.slow
@@ -96,10 +129,22 @@ def test_compiled_follows_one_process(pool: RankPool, tmp_path: Path, strategy: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # compiles operators of DeepSpeed, with PyTorch's headers, beside whatever else is tested
 @pytest.mark.skipif(not Path("/usr/include/libaio.h").exists(), reason="DeepSpeed reads NVMe by libaio: libaio-dev")
 def test_offload_to_a_disk_follows_one_process(tmp_path: Path) -> None:
     with RankPool(2, timeout_seconds=600) as ranks:  # the operator is compiled first
         follows_one_process(ranks, Case("zero3", offload="nvme", folder=str(tmp_path)))
+
+
+def test_tensor_parallel_ranks_resume_bit_for_bit(pool: RankPool, tmp_path: Path) -> None:
+    """And others than those that wrote the checkpoint are refused."""
+    case = Case("zero2", accumulation=2, dp=1, tp=2, folder=str(tmp_path))
+    for part in pool.run(resumed, case):
+        whole, rest = part["whole"], part["rest"]
+        assert rest["losses"] == whole["losses"] and rest["norms"] == whole["norms"]
+        assert all(torch.equal(weight, whole["model"][name]) for name, weight in rest["model"].items())
+    for said in pool.run(refused, replace(case, dp=2, tp=1)):
+        assert "written with tp=2, not 1" in said
 
 
 @pytest.mark.parametrize(("strategy", "dtype", "offload"), [("zero2", "float32", "cpu"), ("zero3", "bfloat16", "none")])

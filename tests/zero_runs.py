@@ -56,6 +56,7 @@ class Case:
     optimizer: str = "adamw"
     steps: int = 4
     dp: int = 2
+    tp: int = 1
     folder: str = "/nonexistent"
 
 
@@ -109,7 +110,7 @@ def options_of(case: Case) -> Options:
         strategy=case.strategy,
         dtype=case.dtype,
         dp=case.dp,
-        tp=1,
+        tp=case.tp,
         micro_batch_size=GLOBAL_BATCH // case.dp // case.accumulation,
         accumulation=case.accumulation,
         gradient_clipping=case.clipping,
@@ -124,13 +125,13 @@ def options_of(case: Case) -> Options:
 
 def context_of(case: Case, rank: int) -> Context:
     work = TrainWorkload(global_batch_size=GLOBAL_BATCH)
-    cell = Cell(model="m", workload=work, layout=Layout(dp=case.dp))
+    cell = Cell(model="m", workload=work, layout=Layout(dp=case.dp, tp=case.tp))
     job = Job(
-        name="job", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=case.dp,
+        name="job", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=case.dp * case.tp,
         visits=(Visit(cell=cell, repeat=0, attempt=1),), timeout_seconds=60, inputs=case.folder,
         cache=case.folder,
     )  # fmt: skip
-    return Context(job, JobPaths(Path(case.folder)), rank, case.dp, torch.device("cpu"), None, lambda: None)
+    return Context(job, JobPaths(Path(case.folder)), rank, case.dp * case.tp, torch.device("cpu"), None, lambda: None)
 
 
 def alone(case: Case) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def train_steps(trainer: Any, case: Case, rank: int, steps: range) -> dict[str, 
     for step in steps:
         summed = 0.0
         counted = []
-        batches = batches_of(step, rank, case.dp, case.accumulation)
+        batches = batches_of(step, rank // case.tp, case.dp, case.accumulation)
         for number, batch in enumerate(batches):
             before = trainer.exposed.calls
             loss = trainer.forward(batch)
@@ -232,7 +233,7 @@ def refused(rank: int, case: Case) -> str:
     """What a restore, or already the making of a trainer, says."""
     try:
         trainer = open_trainer(case, rank)
-    except NotImplementedError as error:
+    except (NotImplementedError, ValueError) as error:
         return str(error)
     try:
         trainer.restore(Path(case.folder) / "checkpoint")

@@ -7,9 +7,10 @@ The engine (`engine.training`) computes with float32 weights under autocast on o
 kept 16-bit weights in FSDP2 and ZeRO, and forgets the logits before the backward pass.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from configs.cell import Cell
+from configs.cell import Cell, Layout
 from configs.hardware import Accelerator, Machine
 from configs.training import TrainWorkload
 from engine.planner.architecture import Architecture
@@ -53,7 +54,7 @@ def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> 
             precision = "bfloat16_mixed" if cell.dtype == "bfloat16" else "float16_mixed"
     on_host = machine.accelerator.kind == "cpu" and layout.strategy == "fsdp"
     return TrainingSetup(
-        architecture=architecture,
+        architecture=as_split(architecture, layout),
         machine=machine,
         layout=layout,
         micro_batch=max(1, work.global_batch_size // layout.dp // accumulation),
@@ -70,6 +71,14 @@ def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> 
         deferred=layout.strategy == "fsdp",
         wide_reduction=layout.strategy == "fsdp",
     )
+
+
+def as_split(architecture: Architecture, layout: Layout) -> Architecture:
+    """As training splits a model over tp ranks; DeepSpeed's ZeRO splits blocks, neither embedding nor head."""
+    if layout.tp == 1 or not layout.strategy.startswith("zero"):
+        return architecture
+    weights = (weight if weight.block else replace(weight, split=None) for weight in architecture.weights)
+    return replace(architecture, weights=tuple(weights))
 
 
 def unpredicted(work: TrainWorkload, architecture: Architecture) -> str | None:

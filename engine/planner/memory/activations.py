@@ -334,20 +334,21 @@ def _head(sizes: _Sizes) -> tuple[Passes, float, float]:
     if head is None:
         return tape.passes(last, sizes.stream), 0.0, 0.0
     last = _gathered(tape, last, sizes)
-    outputs: float = architecture.vocabulary / sizes.tp
-    logits = _linear(tape, last, sizes, architecture.hidden, outputs, head.shard(sizes.tp))
+    tp = 1 if head.split is None else sizes.tp
+    outputs: float = architecture.vocabulary / tp
+    logits = _linear(tape, last, sizes, architecture.hidden, outputs, head.shard(tp))
     product_high = tape.passes(logits, 0).forward_high
     if framework.holds_logits:
         tape.hold(logits)
     size: float = sizes.tokens * outputs * _FLOAT
-    if not framework.loss_parallel and sizes.tp > 1:
-        outputs, size = outputs * sizes.tp, size * sizes.tp
+    if not framework.loss_parallel and tp > 1:
+        outputs, size = outputs * tp, size * tp
         narrow = sizes.tokens * outputs * wide.product
-        logits = tape.apply((logits,), narrow, (), (narrow / sizes.tp,))
+        logits = tape.apply((logits,), narrow, (), (narrow / tp,))
     narrow = sizes.tokens * outputs * wide.product
     scores = tape.apply((logits,), size, (), (narrow,)) if wide.product < _FLOAT else logits
     targets = tape.given(sizes.tokens * 8)
-    parallel = framework.loss_parallel and sizes.tp > 1
+    parallel = framework.loss_parallel and tp > 1
     likelihoods = tape.apply(
         (scores,), size, (), (PASS if parallel else size,), saves_output=True, temporary=size if parallel else 0
     )

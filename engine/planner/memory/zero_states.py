@@ -118,7 +118,10 @@ class Zero3(States):
         framework, stage = self.framework, self.stage
         self.partition = stage.elements / self.ranks
         small = sum(size for size in stage.matrices if size < framework.param_persistence_threshold) * stage.layers
-        persistent = (stage.vectors + small) * self.width  # small weights are never partitioned again
+        # A partition of one rank is the weight itself: nothing has to be gathered.
+        self.alias = self.ranks == 1 and not self.offloads
+        # Small weights are never partitioned again.
+        persistent = 0.0 if self.alias else (stage.vectors + small) * self.width
         self.held.parameters = self.partition * self.width + persistent
         self._optimizer(self.partition * (self.moments + _FLOAT))
         self.held.gradients = self.partition * self.width
@@ -158,6 +161,8 @@ class Zero3(States):
 
     def _hold(self, moment: Moment) -> None:
         """What is gathered at a moment, and for a moment gloo's buffer of what arrives."""
+        if self.alias:
+            moment = Moment()
         self.held.communication = self.steady + moment.held * self.width
         self.momentary = max(0.0, moment.arriving - moment.held) * self.width if self.on_cpu else 0.0
 

@@ -19,6 +19,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from engine.llama import Llama
 from engine.training.trainer import Task
 
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+"""Products of a block that are split by their outputs."""
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
+"""Products of a block that are split by their inputs; their outputs are summed over the ranks."""
+
 
 def split(task: Task, mesh: DeviceMesh) -> None:
     """Split the task's model in place over the ranks of `mesh`."""
@@ -49,21 +54,22 @@ def gather_logits(task: Task) -> None:
 
 
 def _plan() -> dict[str, ParallelStyle]:
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
-    return plan | {name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLUMNS}
+    return plan | {name: RowwiseParallel() for name in ROWS}
 
 
-def check_split(task: Task, tp: int) -> None:
-    """Raises ValueError for a model that `tp` ranks cannot split evenly."""
+def check_split(task: Task, tp: int, vocabulary: bool = True) -> None:
+    """Raises ValueError for a model that `tp` ranks cannot split evenly; vocabulary: that is split, too."""
     if not isinstance(task.model, Llama):
         name = type(task.model).__name__
         raise ValueError(f"layout.tp: {name} is not split in training, only Llama and its kin; use dp")
     config = task.model.config
     parts = {
         "query heads": config.heads, "key and value heads": config.kv_heads,
-        "feed-forward columns": config.feed_forward, "tokens of the vocabulary": config.vocabulary,
+        "feed-forward columns": config.feed_forward,
     }  # fmt: skip
+    if vocabulary:
+        parts["tokens of the vocabulary"] = config.vocabulary
     for name, count in parts.items():
         if count % tp:
             raise ValueError(f"layout.tp: {count} {name} cannot be split by {tp} in training; use a divisor of {count}")

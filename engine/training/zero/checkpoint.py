@@ -1,8 +1,8 @@
 """What a ZeRO run leaves and takes up again: its own checkpoints; and its weights in one piece.
 
     save(engine, folder)
-    restore(engine, folder)
-    weights = whole_model(model, keep=rank == 0)
+    restore(engine, folder, tp)
+    weights = whole_model(model, tp, keep=rank == 0)
 
 Checkpoints are the library's: each rank writes what it holds, and as many ranks read it again, bit for bit.
 """
@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from engine.training.strategies.tensor import COLUMNS, ROWS
+
 _TAG = "zero"
 _PARTS = "*_optim_states.pt"
 
@@ -24,9 +26,10 @@ def save(engine: Any, folder: Path) -> None:
     dist.barrier()
 
 
-def restore(engine: Any, folder: Path) -> None:
-    """Read this rank's part. Raises ValueError where there is none, or as many as of another world size."""
-    written, ranks = len(list((folder / _TAG).glob(_PARTS))), dist.get_world_size()
+def restore(engine: Any, folder: Path, tp: int) -> None:
+    """Read this rank's part. Raises ValueError where there is none, or those of another number of ranks or `tp`."""
+    parts = [path.name for path in (folder / _TAG).glob(_PARTS)]
+    written, ranks = len(parts), dist.get_world_size()
     if written == 0:
         raise ValueError(f"{folder}: no checkpoint of ZeRO lies here")
     if written != ranks:
@@ -34,13 +37,19 @@ def restore(engine: Any, folder: Path) -> None:
             f"{folder}: the checkpoint was written by {written} ranks and ZeRO's own can be read by as many only, "
             f"not by {ranks}; resume with {written}"
         )
+    shards = len({name.partition("_mp_rank_")[2] for name in parts})
+    if shards != tp:
+        raise ValueError(f"{folder}: the checkpoint was written with tp={shards}, not {tp}; resume with that")
     found, _ = engine.load_checkpoint(str(folder), tag=_TAG, load_lr_scheduler_states=False)
     if found is None:
         raise ValueError(f"{folder}: DeepSpeed could not read the checkpoint")
 
 
-def whole_model(model: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """Float32 weights and buffers by the plain model's names, on the CPU; {} where they are not to be kept."""
+def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
+    """Float32 weights and buffers by the plain model's names, on the CPU; {} where they are not to be kept.
+
+    All ranks take part, whichever keeps.
+    """
     from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[import-untyped]
 
     found: dict[str, Tensor] = {}
@@ -50,8 +59,21 @@ def whole_model(model: nn.Module, keep: bool) -> dict[str, Tensor]:
         if first is not None and first != name:  # tied: it was gathered under its first name
             whole = found.get(first)
         else:
-            whole = tensor if first is None else safe_get_full_fp32_param(tensor)
+            whole = tensor if first is None else _joined(name, safe_get_full_fp32_param(tensor), tp)
         if keep:
             assert whole is not None
             found[name] = whole.detach().to("cpu", torch.float32, copy=True)
     return found
+
+
+def _joined(name: str, part: Tensor, tp: int) -> Tensor:
+    """A weight of which tensor-parallel ranks hold `part` each, whole; or the part, if it is no part."""
+    module = name.removesuffix(".weight").removesuffix(".bias")
+    dimension = 0 if module.endswith(COLUMNS) else 1
+    if tp == 1 or not module.endswith(COLUMNS + ROWS) or (dimension == 1 and part.dim() == 1):
+        return part
+    from deepspeed.utils import groups
+
+    parts = [torch.empty_like(part) for _ in range(tp)]
+    dist.all_gather(parts, part.contiguous(), group=groups.get_tensor_model_parallel_group())
+    return torch.cat(parts, dimension)

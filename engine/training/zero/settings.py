@@ -6,10 +6,12 @@ Buckets are the library's default sizes (which the planner's memory model knows)
 bucket of 5e8 elements would take 2 GB beside a model of a million.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 from engine.planner.memory.framework import DEFAULT
+from engine.training.strategies.tensor import COLUMNS, ROWS
 from engine.training.trainer import Options
 
 FIRST_LOSS_SCALE_POWER = 16
@@ -23,7 +25,7 @@ def zero_config(options: Options, elements: int, swap_folder: Path | None = None
     Clipping is always written: left out, this version of DeepSpeed clips to 1. Gradients of bfloat16 and float16 are
     kept and summed in that type over the micro-batches, as the library does by itself.
     """
-    return {
+    config = {
         "train_micro_batch_size_per_gpu": options.micro_batch_size,
         "gradient_accumulation_steps": options.accumulation,
         "gradient_clipping": options.gradient_clipping or 0.0,
@@ -41,6 +43,17 @@ def zero_config(options: Options, elements: int, swap_folder: Path | None = None
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+    if options.tp > 1:
+        config["tensor_parallel"] = {"autotp_size": options.tp, "partition_config": _partition()}
+    return config
+
+
+def _partition() -> dict[str, Any]:
+    """Which products of our own Llama its tensor parallelism splits; without, it guesses from the modules' names."""
+    parts = {"column": COLUMNS, "row": ROWS}
+    patterns = {kind: [rf".*\.{re.escape(name)}\.weight$" for name in names] for kind, names in parts.items()}
+    specs = [{"patterns": found, "partition_type": kind} for kind, found in patterns.items()]
+    return {"use_default_specs": False, "layer_specs": specs}
 
 
 def _zero_optimization(options: Options, elements: int, swap_folder: Path | None) -> dict[str, Any]:

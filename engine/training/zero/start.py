@@ -70,6 +70,19 @@ def start_deepspeed(context: Context) -> Any:
     return deepspeed
 
 
+def set_groups(tensor: dist.ProcessGroup | None, data: dist.ProcessGroup | None) -> None:
+    """Have the library use these groups for tensor and data parallelism, or, without, forget them.
+
+    It would make a mesh of its own, which on gloo may abort a process at its end, and keep it for all visits to come.
+    There is no public way: `tp_model_init` takes the one group and not the other.
+    """
+    from deepspeed.utils import groups  # type: ignore[import-untyped]
+
+    groups._TENSOR_MODEL_PARALLEL_GROUP = groups._MODEL_PARALLEL_GROUP = tensor
+    groups._DATA_PARALLEL_GROUP = data
+    groups.mpu = None  # the last engine's; one with tensor parallelism sets it
+
+
 def need_supported(options: Options, context: Context) -> None:
     """Raise NotImplementedError for what this machine or installation cannot do."""
     from deepspeed.accelerator import get_accelerator  # type: ignore[import-untyped]

@@ -5,7 +5,8 @@
 Float32 master weights whatever the dtype: bfloat16 and float16 are those of the weights that are computed with, and of
 the gradients, which are summed in that type over micro-batches (the library's default). Stage 1 exchanges in the last
 micro-batch of a step only; stages 2 and 3 have no place for whole gradients and exchange in each. Offloading: of stages
-1 and 2 the optimizer, of stage 3 the weights, too; NVMe is stage 3's.
+1 and 2 the optimizer, of stage 3 the weights, too; NVMe is stage 3's. Tensor parallelism is the library's own
+(AutoTP): blocks of our Llama are split as `strategies.tensor` splits them, embedding and head are whole on each rank.
 
 A prepared model is spent afterwards: its weights have another type, or lie in pieces.
 """
@@ -22,19 +23,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.context import Context
+from engine.training.strategies.fsdp import data_mesh, tensor_mesh
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.strategies.recompute import compile_blocks, recompute
+from engine.training.strategies.tensor import check_split
 from engine.training.trainer import Batch, Exposed, Options, StepEnd, Task
 from engine.training.zero import checkpoint as zero_checkpoint
 from engine.training.zero.settings import zero_config
-from engine.training.zero.start import need_supported, start_deepspeed, swap_folder
+from engine.training.zero.start import need_supported, set_groups, start_deepspeed, swap_folder
 from engine.training.zero.waits import watch
 
 
 def make_zero(task: Task, options: Options, context: Context) -> "ZeroTrainer":
-    """Prepare the task's model. Raises NotImplementedError for what cannot be done here, before anything is changed."""
+    """Prepare the task's model.
+
+    Before anything is changed, raises NotImplementedError for what cannot be done here, and ValueError for a model
+    that tp ranks cannot share.
+    """
     deepspeed = start_deepspeed(context)
     need_supported(options, context)
+    if options.tp > 1:
+        check_split(task, options.tp, vocabulary=False)
+        set_groups(tensor_mesh(options, context).get_group(), data_mesh(options, context).get_group())
     elements = sum(parameter.numel() for parameter in task.model.parameters())
     folder = swap_folder(context) if options.offload == "nvme" else None
     recompute(task.blocks, options.activation_checkpointing)
@@ -47,12 +57,13 @@ def make_zero(task: Task, options: Options, context: Context) -> "ZeroTrainer":
         optimizer=task.make_optimizer(task.model) if task.make_optimizer else make_optimizer(task.model, options),
         config=zero_config(options, elements, folder),
     )
-    exposed = Exposed(known=context.device.type == "cpu")
+    exposed = Exposed(known=context.device.type == "cpu" and options.tp == 1)
     stop_watching = watch(deepspeed, exposed)
 
     def undo() -> None:
         stop_watching()
         functional.linear = linear
+        set_groups(None, None)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -116,11 +127,11 @@ class ZeroTrainer:
 
     def restore(self, folder: Path) -> None:
         """What `save` left, by as many ranks. Raises ValueError for another number of ranks."""
-        zero_checkpoint.restore(self._engine, folder)
+        zero_checkpoint.restore(self._engine, folder, self._options.tp)
 
     def whole_model(self) -> dict[str, Tensor]:
         """Float32 weights by name, on rank 0."""
-        return zero_checkpoint.whole_model(self._task.model, keep=self._context.rank == 0)
+        return zero_checkpoint.whole_model(self._task.model, self._options.tp, keep=self._context.rank == 0)
 
     def close(self) -> None:
         """Give up hooks, swap files and memory."""
