@@ -57,13 +57,14 @@ class Case:
     steps: int = 4
     dp: int = 2
     tp: int = 1
+    biased: bool = False  # attention's products have biases
     folder: str = "/nonexistent"
 
 
-def make_model() -> Llama:
+def make_model(case: Case) -> Llama:
     """The same small weights everywhere."""
     torch.manual_seed(0)
-    model = Llama(ModelConfig.parse(CONFIG))
+    model = Llama(ModelConfig.parse(CONFIG | {"attention_bias": case.biased}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.06)
@@ -80,8 +81,8 @@ def metrics_of(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"loss": loss_of(module, batch) * targets.numel(), "targets": torch.tensor(targets.numel())}
 
 
-def make_task() -> Task:
-    model = make_model()
+def make_task(case: Case) -> Task:
+    model = make_model(case)
     return Task(model, list(model.model.layers), loss_of, metrics_of, CONFIG, lambda state, folder: None)
 
 
@@ -136,7 +137,7 @@ def context_of(case: Case, rank: int) -> Context:
 
 def alone(case: Case) -> dict[str, Any]:
     """The same steps in one process and plain PyTorch: float32 weights, the micro-batches of all ranks in a row."""
-    model = make_model()
+    model = make_model(case)
     options = options_of(case)
     optimizer = make_optimizer(model, options)
     losses, norms, evaluated = [], [], 0.0
@@ -160,7 +161,7 @@ def alone(case: Case) -> dict[str, Any]:
 
 
 def open_trainer(case: Case, rank: int) -> Any:
-    return make_trainer(make_task(), case, rank)
+    return make_trainer(make_task(case), case, rank)
 
 
 def make_trainer(task: Task, case: Case, rank: int) -> Any:
@@ -259,7 +260,7 @@ def without_numbers(rank: int, case: Case) -> tuple[float, bool, bool]:
 def leftovers(rank: int, case: Case) -> list[str]:
     """What is still alive of a trainer that was closed and forgotten, and what it left changed in torch."""
     linear = functional.linear
-    task = make_task()
+    task = make_task(case)
     trainer = make_trainer(task, case, rank)
     train_steps(trainer, case, rank, range(2))
     held = [one for group in trainer.module.optimizer.optimizer.param_groups for one in group["params"]]

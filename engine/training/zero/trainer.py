@@ -44,7 +44,10 @@ def make_zero(task: Task, options: Options, context: Context) -> "ZeroTrainer":
     need_supported(options, context)
     if options.tp > 1:
         check_split(task, options.tp, vocabulary=False)
-        set_groups(tensor_mesh(options, context).get_group(), data_mesh(options, context).get_group())
+        tensor, data = (mesh(options, context).get_group() for mesh in (tensor_mesh, data_mesh))
+        set_groups(tensor, data)
+    else:
+        set_groups(None, None)  # an earlier visit's
     elements = sum(parameter.numel() for parameter in task.model.parameters())
     folder = swap_folder(context) if options.offload == "nvme" else None
     recompute(task.blocks, options.activation_checkpointing)
@@ -63,7 +66,6 @@ def make_zero(task: Task, options: Options, context: Context) -> "ZeroTrainer":
     def undo() -> None:
         stop_watching()
         functional.linear = linear
-        set_groups(None, None)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
