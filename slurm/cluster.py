@@ -174,8 +174,15 @@ def collect_accounts(folder: Path) -> Accounting | None:
     account = queue.ask_accounts(job_id)
     if account is None or standing(account.accounting.state).place != "ended":
         return None
-    write_atomically(paths.accounting, account.accounting.model_dump_json())
-    return account.accounting
+    hosts = [launcher.host for rank in range(_job(folder).cell.nodes) if (launcher := _node_launcher(paths, rank))]
+    accounting = _with_nodes(account.accounting, tuple(hosts))
+    write_atomically(paths.accounting, accounting.model_dump_json())
+    return accounting
+
+
+def _with_nodes(accounting: Accounting, seen: tuple[str, ...]) -> Accounting:
+    """With the nodes that were seen where those are more: of a job of two nodes sacct has named a single one."""
+    return accounting.model_copy(update={"nodes": seen}) if len(seen) > len(accounting.nodes) else accounting
 
 
 def _finish(paths: JobPaths, job_id: str, sight: Sight, queue: Queue, cancelled: bool = False) -> bool:
@@ -199,7 +206,10 @@ def _finish(paths: JobPaths, job_id: str, sight: Sight, queue: Queue, cancelled:
     end = composed(job, ends, word, nodes, began, visit_under_way(paths))
     if cancelled and end.status is Status.CANCELLED:
         end = end.model_copy(update={"message": "cancelled on request"})
-    accounting = account.accounting if account else Accounting(job_id=job_id, state=bare(sight.state), nodes=nodes)
+    if account:
+        accounting = _with_nodes(account.accounting, nodes)
+    else:
+        accounting = Accounting(job_id=job_id, state=bare(sight.state), nodes=nodes)
     with suppress(OSError):  # a full disk: the end has its place reserved
         write_atomically(paths.accounting, accounting.model_dump_json())
     _bring_logs(paths, job_id)

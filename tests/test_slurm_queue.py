@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from configs.cell import Cell, Layout, NoopWorkload
+from configs.job import Job, Launcher, Measuring, Submission, Visit
+from configs.paths import JobPaths
+from configs.record import Accounting
 from launches import wait_until
 from slurm.accounting import SACCT_FORMAT
+from slurm.cluster import collect_accounts
 from slurm.queue import LONGEST_PAUSE_SECONDS, Queue, Sight, _Pace, read_squeue, squeue_command
 
 PROGRAM = """#!/bin/sh
@@ -54,8 +59,8 @@ def cluster(tmp_path: Path) -> Cluster:
     return made
 
 
-def account(job_id: str, state: str = "COMPLETED") -> str:
-    fields = dict.fromkeys(SACCT_FORMAT.split(","), "") | {"JobID": job_id, "State": state}
+def account(job_id: str, state: str = "COMPLETED", nodes: str = "") -> str:
+    fields = dict.fromkeys(SACCT_FORMAT.split(","), "") | {"JobID": job_id, "State": state, "NodeList": nodes}
     return f"{SACCT_FORMAT.replace(',', '|')}\n{'|'.join(fields.values())}\n"
 
 
@@ -113,6 +118,37 @@ def test_accounts_that_lag_behind_are_waited_for(cluster: Cluster) -> None:
     cluster.look(lambda: queue.sight("7") is not None and queue.account("7") is None and queue.sacct_calls > 1)
     cluster.says("sacct", account("7"))
     cluster.look(lambda: queue.account("7") is not None)
+
+
+def test_accounts_that_name_too_few_nodes_are_completed_by_the_nodes_themselves(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen once, of a job that ended a moment ago: sacct named one node of two."""
+    monkeypatch.setattr("slurm.cluster.shared_queue", lambda: cluster.queue)
+    cell = Cell(workload=NoopWorkload(seconds=0), layout=Layout(dp=2), nodes=2)
+    job = Job(
+        name="job", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=1, timeout_seconds=60,
+        visits=(Visit(cell=cell, repeat=0, attempt=1),), inputs=".", cache=".",
+    )  # fmt: skip
+    paths = JobPaths(tmp_path / "job")
+    paths.folder.mkdir()
+    paths.job.write_text(job.model_dump_json())
+    paths.submission.write_text(Submission(job_id="7", submitted_at="").model_dump_json())
+    for named, launched, expected in (
+        ("b", ("a", "b"), ("a", "b")),
+        ("a,b", ("a",), ("a", "b")),
+        ("a,b", (), ("a", "b")),
+        ("", ("a", "b"), ("a", "b")),
+    ):
+        for rank, host in enumerate(launched):
+            launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="")
+            paths.node_launcher(rank).write_text(launcher.model_dump_json())
+        cluster.says("sacct", account("7", nodes=named))
+        told = collect_accounts(paths.folder)
+        assert told is not None and told.nodes == expected
+        assert Accounting.model_validate_json(paths.accounting.read_bytes()) == told
+        for rank in range(2):
+            paths.node_launcher(rank).unlink(missing_ok=True)
 
 
 def test_a_job_that_slurm_has_forgotten_is_gone(cluster: Cluster) -> None:
