@@ -294,27 +294,31 @@ def _release(client: SyncPrefectClient, lease: UUID) -> None:
 
 def _free_slots_of_nobody(client: SyncPrefectClient) -> None:
     """A server that is killed after it counted a slot and before it wrote the lease leaves the slot taken for ever."""
-    _release_leases_of_the_dead(client)
-    held = 0
-    for path in lock_folder().glob(f"{_LEASE_FILES}*"):
-        with suppress(OSError, ValueError):
-            held += path.read_text() == PREFECT_API_URL.value()
+    held = _release_leases_of_the_dead(client)
     limit = client.read_global_concurrency_limit_by_name(limit_name())
     if limit.active_slots and not held:
         client.update_global_concurrency_limit(limit_name(), GlobalConcurrencyLimitUpdate(active_slots=0))
 
 
-def _release_leases_of_the_dead(client: SyncPrefectClient) -> None:
-    """Give back what runs of this user took and can give back no more, instead of waiting for the lease's end."""
+def _release_leases_of_the_dead(client: SyncPrefectClient) -> int:
+    """Give back what runs of this user took and can give back no more, instead of waiting for the lease's end.
+
+    Returns how many leases runs that live hold.
+    """
+    held = 0
     for path in lock_folder().glob(f"{_LEASE_FILES}*"):
         # Everybody may write there: only what is a file of this user's is believed, and nothing else waited for.
         with (
             suppress(OSError, ValueError),
             os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file,
         ):
-            if os.fstat(file.fileno()).st_uid != os.getuid():
+            if os.fstat(file.fileno()).st_uid != os.getuid() or file.read() != PREFECT_API_URL.value():
                 continue
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if file.read() == PREFECT_API_URL.value():
-                _release(client, UUID(path.name.removeprefix(_LEASE_FILES)))
-                path.unlink()
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held += 1
+                continue
+            _release(client, UUID(path.name.removeprefix(_LEASE_FILES)))
+            path.unlink()
+    return held

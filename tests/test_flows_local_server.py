@@ -77,6 +77,31 @@ with prefect_api() as api:
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
+HELD_BY_OTHERS = """
+import fcntl, os
+from uuid import uuid4
+from flows.local_server import prefect_api
+with prefect_api() as api:
+    from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+    from slurm.turn import lock_folder
+    from tasks.api import quick_client
+    from tasks.slot import LEASE_SECONDS, MachineSlot, limit_name
+    slot = MachineSlot(None, uuid4())
+    slot.prepare(create=True)
+    os.mkfifo(lock_folder() / f"rankwise-lease-{uuid4()}")
+    with quick_client() as client, (lock_folder() / f"rankwise-lease-{uuid4()}").open("w") as living:
+        mine = ConcurrencyLeaseHolder(type="flow_run", id=uuid4())
+        client.increment_concurrency_slots_with_lease([limit_name()], 1, "concurrency", LEASE_SECONDS, mine)
+        living.write(api.url)
+        living.flush()
+        fcntl.flock(living, fcntl.LOCK_EX)
+        slot.prepare(create=True)
+        held = client.read_global_concurrency_limit_by_name(limit_name()).active_slots
+        fcntl.flock(living, fcntl.LOCK_UN)
+        slot.prepare(create=True)
+        print(held, client.read_global_concurrency_limit_by_name(limit_name()).active_slots)
+"""
+
 RENEW = """
 import sys
 from uuid import UUID
@@ -320,6 +345,16 @@ def test_a_slot_outlives_its_server_but_not_its_holder(data: Path) -> None:
         os.kill(int(guard), signal.SIGKILL)
         subprocess.run([sys.executable, "-c", RENEW, lease], env=environment_of(data), check=True, timeout=100)
         ended = guard
+
+
+def test_a_slot_of_a_run_that_lives_stays_taken(data: Path, tmp_path: Path) -> None:
+    """Until its file is not locked any more; a pipe that lies among the files is not waited for."""
+    (tmp_path / "locks").mkdir()
+    environment = environment_of(data) | {"RANKWISE_LOCKS": str(tmp_path / "locks")}
+    ran = subprocess.run(
+        [sys.executable, "-c", HELD_BY_OTHERS], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert ran.stdout.split() == ["1", "0"], ran.stderr
 
 
 def test_a_dead_guard_takes_the_server_along_and_the_run_is_told(data: Path) -> None:
