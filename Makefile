@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training test-faults test-resume screenshots clean
+.PHONY: study team test test-slow test-slurm test-nightly lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training structure test-faults test-resume screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -16,19 +16,22 @@ team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until C
 	$(BIN)/rankwise team up
 
 test: $(VENV)/.installed-dev  ## every test that this machine can run, but the slow ones
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow and not slurm"
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow and not slurm and not nightly"
 
-test-slow: $(VENV)/.installed-dev  ## the others: the UI in a browser, a team's whole life, compiling peers, peaks of real steps
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m "slow and not slurm"
+test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser, a team's whole life, PostgreSQL, two hosts
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --durations 20 -m "slow and not slurm and not nightly"
 
-test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/lab.md
+test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow"
 
+test-nightly: $(VENV)/.installed-dev  ## tests that CI leaves out: grids of options, compilers, benchmarks; about 20 minutes
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m nightly
+
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
-	$(BIN)/python -m flows.bench_faults $(if $(KEEP),--runs $(KEEP))
+	$(BIN)/python -m benchmarks.faults.bench $(if $(KEEP),--runs $(KEEP))
 
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
-	$(BIN)/python -m flows.bench_training_faults $(if $(KEEP),--runs $(KEEP))
+	$(BIN)/python -m benchmarks.training.faults $(if $(KEEP),--runs $(KEEP))
 
 lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started
 	sh slurm/lab/install.sh
@@ -47,46 +50,49 @@ report: $(VENV)/.installed  ## render a report again: make report RUN=runs/quick
 	$(BIN)/rankwise report $(or $(RUN),$(RUNS)/quickstart)
 
 bench-engines: $(VENV)/.installed-dev  ## engines side by side: four shapes, ranks, batches; ours against transformers, DeepSpeed and ONNX Runtime
-	$(BIN)/python -m flows.bench_engines $(if $(KEEP),--runs $(KEEP))
+	$(BIN)/python -m benchmarks.engines $(if $(KEEP),--runs $(KEEP))
 
 tiny-lm: $(VENV)/.installed  ## train the quickstart's model again, about half an hour on 2 cores
-	$(BIN)/python -m flows.tiny_lm
+	$(BIN)/python -m benchmarks.tiny_lm
 
-bench-pipeline: $(VENV)/.installed  ## what the pipeline itself costs
-	$(BIN)/python -m flows.bench_pipeline
+bench-pipeline: $(VENV)/.installed  ## what the pipeline itself costs; AGAINST=checkout runs the quickstart with both in turn, PAIRS=5 times
+	$(BIN)/python -m benchmarks.pipeline.bench $(if $(AGAINST),--against $(AGAINST) --pairs $(or $(PAIRS),5))
 
-bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subflows, slots
-	$(BIN)/python -m flows.bench_prefect
+bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subflows
+	$(BIN)/python -m benchmarks.prefect_cost.bench
 
 bench-resume: $(VENV)/.installed  ## kill a run at ten random moments; nothing may be lost or measured twice
-	$(BIN)/python -m flows.bench_resume
+	$(BIN)/python -m benchmarks.resume
 
 bench-statistics: $(VENV)/.installed  ## coverage of intervals, false alarms and power, by simulation
-	$(BIN)/python -m flows.bench_statistics
+	$(BIN)/python -m benchmarks.statistics.bench
 
 bench-laws: $(VENV)/.installed  ## do the intervals of scaling laws hold the truth? by simulation
-	$(BIN)/python -m flows.bench_laws
+	$(BIN)/python -m benchmarks.laws
 
 bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 records: time and memory
-	$(BIN)/python -m flows.bench_report
+	$(BIN)/python -m benchmarks.report
 
 bench-planner: $(VENV)/.installed-dev  ## the planner against published and measured figures; the measured ones take minutes
-	$(BIN)/python -m flows.bench_planner
+	$(BIN)/python -m benchmarks.planner.bench
 
 bench-inference: $(VENV)/.installed-dev  ## our engine against its peers and the machine's limits, half an hour; KEEP=folder keeps the run
-	$(BIN)/python -m flows.bench_inference $(if $(KEEP),--runs $(KEEP))
+	$(BIN)/python -m benchmarks.inference.bench $(if $(KEEP),--runs $(KEEP))
 
 bench-correctness: $(VENV)/.installed  ## planted defects and clean runs: is each called what it is? minutes
-	$(BIN)/python -m flows.bench_correctness
+	$(BIN)/python -m benchmarks.correctness
 
 bench-slurm: $(VENV)/.installed-dev  ## on a lab: seconds until a job measures and until it has left the queue, and the queue's bounds; as root
-	$(BIN)/python -m flows.bench_slurm $(if $(KEEP),--runs $(KEEP))
+	$(BIN)/python -m benchmarks.slurm_queue $(if $(KEEP),--runs $(KEEP))
 
 bench-training: $(VENV)/.installed-dev  ## training: accumulation on two ranks, our step against a bare loop, checkpoints meanwhile; about 8 minutes
-	$(BIN)/python -m flows.bench_training $(if $(KEEP),--runs $(KEEP))
+	$(BIN)/python -m benchmarks.training.bench $(if $(KEEP),--runs $(KEEP))
+
+structure: $(VENV)/.installed-dev  ## files of one run, loose files, circles, names, copies; CHECKOUT=folder for another, TRACE=1 runs a study
+	$(BIN)/python -m benchmarks.structure $(if $(CHECKOUT),--root $(CHECKOUT)) $(if $(TRACE),--trace)
 
 screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
-	$(BIN)/python tests/take_screenshots.py
+	$(BIN)/python tests/support/take_screenshots.py
 
 clean:  ## the virtual environment goes, runs stay
 	rm -rf $(VENV)
@@ -101,6 +107,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) with what developers need (a few minutes the first time)"
 	@$(PIP) --editable '.[dev]'
-	@touch $@
+	@touch $(VENV)/.installed $@

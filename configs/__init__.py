@@ -1,1 +1,1 @@
-"""The nouns: study, cell, target, job, record, paths. Values only; they import nothing of ours."""
+"""Data models: study, cell, target, job, record, paths. They import no other package of the project."""

@@ -1,4 +1,4 @@
-"""What runs on the ranks, and the Python surface of the engine (docs/python-api.md).
+"""What runs on the ranks, and the Python surface of the engine (docs/reference/python-api.md).
 
     from engine import MultiGPUOrchestrator, DistributedCheckpointLoader
 
@@ -9,11 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.checkpoint_loader import DistributedCheckpointLoader
-    from engine.inference_benchmark import BenchmarkConfig, BenchmarkResults, DistributedInferenceBenchmark
-    from engine.nccl import NCCLCommunicator
-    from engine.orchestrator import MultiGPUOrchestrator
-    from engine.parallel.node import (
+    from engine.api.checkpoint_loader import DistributedCheckpointLoader
+    from engine.api.inference_benchmark import BenchmarkConfig, BenchmarkResults, DistributedInferenceBenchmark
+    from engine.api.nccl import NCCLCommunicator
+    from engine.api.node import (
         all_reduce_tensor,
         barrier,
         gather_tensors,
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
         is_master_node,
         is_master_process,
     )
-    from engine.tensor_parallel import (
+    from engine.api.orchestrator import MultiGPUOrchestrator
+    from engine.api.tensor_parallel import (
         ColumnParallelLinear,
         RowParallelLinear,
         TensorParallelConfig,
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from engine.training.recipes import ClassifyRecipe, OptimizerSpec
 
 _HOMES = {
-    "BenchmarkConfig": "inference_benchmark",
-    "BenchmarkResults": "inference_benchmark",
+    "BenchmarkConfig": "api.inference_benchmark",
+    "BenchmarkResults": "api.inference_benchmark",
     "ClassifyRecipe": "training.recipes",
-    "ColumnParallelLinear": "tensor_parallel",
-    "DistributedCheckpointLoader": "checkpoint_loader",
-    "DistributedInferenceBenchmark": "inference_benchmark",
-    "MultiGPUOrchestrator": "orchestrator",
-    "NCCLCommunicator": "nccl",
+    "ColumnParallelLinear": "api.tensor_parallel",
+    "DistributedCheckpointLoader": "api.checkpoint_loader",
+    "DistributedInferenceBenchmark": "api.inference_benchmark",
+    "MultiGPUOrchestrator": "api.orchestrator",
+    "NCCLCommunicator": "api.nccl",
     "OptimizerSpec": "training.recipes",
-    "RowParallelLinear": "tensor_parallel",
-    "TensorParallelConfig": "tensor_parallel",
-    "all_reduce_tensor": "parallel.node",
-    "barrier": "parallel.node",
-    "create_tensor_parallel_config": "tensor_parallel",
-    "gather_tensors": "parallel.node",
-    "get_node_info": "parallel.node",
-    "is_master_node": "parallel.node",
-    "is_master_process": "parallel.node",
+    "RowParallelLinear": "api.tensor_parallel",
+    "TensorParallelConfig": "api.tensor_parallel",
+    "all_reduce_tensor": "api.node",
+    "barrier": "api.node",
+    "create_tensor_parallel_config": "api.tensor_parallel",
+    "gather_tensors": "api.node",
+    "get_node_info": "api.node",
+    "is_master_node": "api.node",
+    "is_master_process": "api.node",
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""What a workload is given, and what it gives back.
+"""Arguments and results of a workload: `Context` and `Outcome`.
 
-A workload is a plain function `(visit, context) -> Outcome`, listed in `engine.worker.WORKLOADS`. It
+A workload is a plain function `(measurement, context) -> Outcome`, listed in `engine.worker`. It
 never writes a record: the worker does, when the function returns or raises.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.job import Job, Visit
-from configs.model import Manifest
-from configs.paths import JobPaths
-from configs.record import PROFILING_PASSES, Figure, MeasuringPass
+from configs.plans.job import Job, Measurement
+from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import JobPaths
+from configs.plans.record import PROFILING_PASSES, Figure, MeasuringPass
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
 
@@ -31,9 +31,8 @@ def _alone() -> Communicators:
 class Context:
     """One rank's surroundings during a launch.
 
-    `kept` lives as long as the launch: the model that was loaded once, the tokenised prompts.
-    `barrier` returns when all ranks have called it; on one rank it returns at once. `region` is what a
-    profiling pass wraps around the work that it records.
+    `kept` lives as long as the launch: the loaded model, the tokenised prompts. `barrier` returns when all ranks have
+    called it; on one rank it returns at once. `region` is the context of a profiling pass around the recorded work.
     """
 
     job: Job
@@ -41,7 +40,7 @@ class Context:
     rank: int
     world_size: int
     device: torch.device
-    manifest: Manifest | None
+    manifest: ModelManifest | None
     barrier: Callable[[], None]
     communicators: Communicators = field(default_factory=_alone)
     kept: dict[str, Any] = field(default_factory=dict)
@@ -49,31 +48,31 @@ class Context:
 
     @property
     def grid(self) -> Grid:
-        """This rank's place in the layout that the launch's cells share."""
+        """This rank's coordinates in the layout shared by the launch's cells."""
         return Grid.of(self.job.cell.layout, self.rank)
 
     @property
     def measuring_pass(self) -> MeasuringPass:
-        """What this launch is for."""
+        """The measuring pass of this launch."""
         return self.job.measuring_pass
 
     def profiled(self) -> AbstractContextManager[None]:
-        """Around the work that a profiler records; nothing in other passes."""
+        """Return a context around the work to profile; a no-op in other passes."""
         return self.region()
 
     @property
     def profiling(self) -> bool:
-        """Whether this launch records one pass of the work, after its warm-up, and times nothing."""
+        """Whether this launch records one pass of the work, after warm-up, without timing."""
         return self.job.measuring_pass in PROFILING_PASSES
 
     @property
     def memory_pass(self) -> bool:
-        """Whether this launch looks for peak memory: run the work once, time nothing."""
+        """Whether this launch measures peak memory: the work runs once, without timing."""
         return self.job.measuring_pass == "memory"
 
     @property
     def local_rank(self) -> int:
-        """This rank's place among those of its node."""
+        """This rank's index in its node."""
         return self.rank % self.job.ranks_per_node
 
     @property
@@ -89,4 +88,4 @@ class Outcome:
     samples: Samples = field(default_factory=dict)
 
 
-Workload = Callable[[Visit, Context], Outcome]
+WorkloadFunction = Callable[[Measurement, Context], Outcome]

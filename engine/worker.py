@@ -1,7 +1,7 @@
-"""A rank: visits the cells of its launch and writes its own part of every record.
+"""Worker of a rank: measures the cells of its launch and writes its part of every record.
 
-Started by torchrun on each rank. A part is on disk before the next visit begins and before any teardown,
-so that whatever ends this process takes at most the visit that was going on.
+Started by torchrun on each rank. A part is on disk before the next measurement begins and before any teardown, so that
+a crash loses at most the current measurement.
 
     python -m engine.worker JOB_JSON      (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR... in the environment)
 """
@@ -16,39 +16,50 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.failures import classify, log_line, one_line, report
-from engine.joining import make_context
-from engine.processes import Place, ProgressFile, die_with_parent, leave, pin, place_from_environment, redirect_output
 from engine.profiling.nsys import UNDER_NSYS, run_under_nsys
+from engine.rank.failures import classify, log_line, one_line, report
+from engine.rank.joining import make_context
+from engine.rank.processes import (
+    ProgressFile,
+    RankPlace,
+    die_with_parent,
+    leave,
+    pin,
+    place_from_environment,
+    redirect_output,
+)
 
 if TYPE_CHECKING:
-    from configs.job import Job, Visit
-    from configs.paths import JobPaths
-    from configs.record import Failure, Figure, RankPart
-    from engine.context import Context, Outcome, Samples, Workload
+    from configs.plans.job import Job, Measurement
+    from configs.plans.paths import JobPaths
+    from configs.plans.record import Failure, Figure, RankPart
+    from configs.spec.cell import Cell
+    from engine.context import Context, Outcome, Samples, WorkloadFunction
 
-# Module with a function `run(visit, context) -> Outcome`, by kind of workload.
+# Module with a function `run(measurement, context) -> Outcome`, by kind of workload; then of the cells of other
+# engines.
 WORKLOADS = {
-    "generate": "engine.generate",
-    "seq2seq": "engine.seq2seq",
-    "encode": "engine.encode",
-    "train": "engine.training.workload",
-    "noop": "engine.noop",
-    "communication": "engine.communication",
-    "preflight": "engine.preflight",
+    "generate": "engine.workloads.generate",
+    "seq2seq": "engine.workloads.seq2seq",
+    "encode": "engine.workloads.encode",
+    "train": "engine.workloads.train",
+    "noop": "engine.workloads.noop",
+    "communication": "engine.workloads.communication",
+    "preflight": "engine.workloads.preflight",
 }
+OTHER_ENGINES = "engine.workloads.other_engines"
 
 
 class PartNotWrittenError(Exception):
-    """The rank's own part could not be put on disk: nothing that it measures from here on can be kept."""
+    """The rank's part could not be written to disk, so no further measurement can be kept."""
 
 
 class Meter:
-    """CPU time, storage traffic and wall time from its creation on; the first rank of a node tells of its cores."""
+    """CPU time, storage traffic and wall time since its creation; the first rank of a node reports the cores."""
 
-    def __init__(self, place: Place) -> None:
-        from configs.base import utc_now
-        from engine import measure
+    def __init__(self, place: RankPlace) -> None:
+        from configs.common.base import utc_now
+        from engine.rank import host_usage as measure
 
         self._place = place
         self.started_at = utc_now()
@@ -58,16 +69,16 @@ class Meter:
         self._began = time.perf_counter()
 
     def figures(self) -> "dict[str, Figure]":
-        """Figures of the visit up to now; `cpu_busy_seconds` is of all processes on the job's cores."""
-        from engine import measure
+        """Return figures of the measurement so far; `cpu_busy_seconds` is of all processes on the job's cores."""
+        from engine.rank import host_usage as measure
 
-        visit_seconds = time.perf_counter() - self._began
+        measurement_seconds = time.perf_counter() - self._began
         cpu_seconds = measure.process_cpu_seconds() - self._cpu
         storage = measure.storage_bytes()
         figures: dict[str, Figure] = {
-            "visit_seconds": visit_seconds,
+            "measurement_seconds": measurement_seconds,
             "cpu_seconds": cpu_seconds,
-            "cpu_utilization": cpu_seconds / visit_seconds / len(self._place.cores),
+            "cpu_utilization": cpu_seconds / measurement_seconds / len(self._place.cores),
             "threads": self._place.threads,
             "io_read_bytes": storage.read - self._storage.read if storage and self._storage else None,
             "io_write_bytes": storage.written - self._storage.written if storage and self._storage else None,
@@ -79,42 +90,47 @@ class Meter:
         return figures
 
 
-def load_workload(kind: str) -> "Workload":
-    """The function that makes visits of this kind of workload."""
-    workload: Workload = importlib.import_module(WORKLOADS[kind]).run
+def load_workload(cell: "Cell") -> "WorkloadFunction":
+    """Return the function that measures cells of this kind of workload on this engine."""
+    module = WORKLOADS[cell.workload.kind] if cell.engine == "rankwise" else OTHER_ENGINES
+    workload: WorkloadFunction = importlib.import_module(module).run
     return workload
 
 
 def write_part(part: "RankPart", samples: "Samples", paths: "JobPaths") -> None:
-    """Samples first, so that a part that exists has its samples. Raises PartNotWrittenError."""
+    """Write a rank's part, samples first, so that a part that exists has its samples. Raises PartNotWrittenError."""
     import numpy as np
 
-    from configs.base import write_atomically
+    from configs.common.base import write_atomically
 
-    target = paths.samples(part.visit, part.rank)
+    target = paths.samples(part.measurement, part.rank)
     try:
         if samples:
             archive = io.BytesIO()
             np.savez(archive, allow_pickle=False, **samples)
             write_atomically(target, archive.getvalue())
-        target = paths.part(part.visit, part.rank)
+        target = paths.part(part.measurement, part.rank)
         write_atomically(target, part.model_dump_json())
     except OSError as error:
         raise PartNotWrittenError(f"{error.strerror or error} (while writing {target})") from error
 
 
-def make_visit(
-    visit: "Visit", context: "Context", place: Place, environment: dict[str, Any], workload: "Workload"
+def make_measurement(
+    measurement: "Measurement",
+    context: "Context",
+    place: RankPlace,
+    environment: dict[str, Any],
+    workload: "WorkloadFunction",
 ) -> "Failure | None":
-    """Run one visit and put its part on disk; what was raised is in the part, logged and returned."""
+    """Run one measurement and write its part; an exception is recorded in the part, logged and returned."""
     import socket
 
-    from configs.base import utc_now
-    from configs.record import Failure, RankPart, Status
+    from configs.common.base import utc_now
+    from configs.plans.record import Failure, RankPart, Status
 
     meter = Meter(place)
     common = {
-        "visit": visit.name,
+        "measurement": measurement.name,
         "rank": place.rank,
         "host": socket.gethostname(),
         "started_at": meter.started_at,
@@ -123,7 +139,7 @@ def make_visit(
     failure: Failure | None = None
     outcome: Outcome | None = None
     try:
-        outcome, memory = run_workload(visit, context, workload)
+        outcome, memory = run_workload(measurement, context, workload)
         figures = {**outcome.figures, **meter.figures(), **memory}
         part = RankPart(**common, status=Status.COMPLETED, finished_at=utc_now(), figures=figures)
     except Exception as error:
@@ -136,56 +152,61 @@ def make_visit(
             log=str(log.relative_to(context.paths.folder.parent.parent)),
         )
         part = RankPart(**common, status=status, finished_at=utc_now(), failure=failure)
-        report(f"visit {visit.name}: {status}")
+        report(f"measurement {measurement.name}: {status}")
         if place.world_size > 1:
-            keep_flight_recorder(visit, context)
+            keep_flight_recorder(measurement, context)
         if status is Status.OUT_OF_MEMORY:
             context.kept.clear()
     write_part(part, outcome.samples if outcome and not failure else {}, context.paths)
     if not failure:
-        log_line(f"visit {visit.name} ({visit.cell.label}): completed in {part.figures['visit_seconds']:.2f} s")
+        log_line(
+            f"measurement {measurement.name} ({measurement.cell.label}): completed in "
+            f"{part.figures['measurement_seconds']:.2f} s"
+        )
     return failure
 
 
-def keep_flight_recorder(visit: "Visit", context: "Context") -> None:
-    """Leave what this rank's groups did last beside its part; that must not hide why the visit failed."""
-    from engine.parallel import flight
+def keep_flight_recorder(measurement: "Measurement", context: "Context") -> None:
+    """Write this rank's flight recorder beside its part; failures here must not hide the original error."""
+    from engine.parallel import flight_recorder as flight
 
     try:
-        flight.dump(context.paths.flight_recorder(visit.name, context.rank))
+        flight.dump(context.paths.flight_recorder(measurement.name, context.rank))
     except Exception:
         report("the flight recorder could not be kept")
 
 
-def run_workload(visit: "Visit", context: "Context", workload: "Workload") -> "tuple[Outcome, dict[str, Figure]]":
-    """The workload's outcome; in the memory pass also what it took of memory at most.
+def run_workload(
+    measurement: "Measurement", context: "Context", workload: "WorkloadFunction"
+) -> "tuple[Outcome, dict[str, Figure]]":
+    """Return the workload's outcome; in the memory pass also its peak memory.
 
-    A workload that loads a model begins the peak anew after that, and gives the loading's own as a figure.
+    After loading a model, a workload resets the peak, and reports that of the loading as a figure.
     """
     if context.measuring_pass == "profile":
-        from engine.profiling.record import profiled_visit
+        from engine.profiling.record import profiled_measurement
 
-        return profiled_visit(visit, context, workload), {}
+        return profiled_measurement(measurement, context, workload), {}
     if context.measuring_pass == "perf":
-        from engine.profiling.perf import perf_visit
+        from engine.profiling.perf import perf_measurement
 
-        return perf_visit(visit, context, workload), {}
+        return perf_measurement(measurement, context, workload), {}
     if context.measuring_pass == "nsys":
-        from engine.profiling.nsys import nsys_visit
+        from engine.profiling.nsys import nsys_measurement
 
-        return nsys_visit(visit, context, workload), {}
+        return nsys_measurement(measurement, context, workload), {}
     if not context.memory_pass:
-        return timed_visit(visit, context, workload)
+        return timed_measurement(measurement, context, workload)
     import torch
 
-    from engine import measure
+    from engine.rank import host_usage as measure
 
     on_gpu = context.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(context.device)
     measure.reset_peak_memory()
     before = torch.cuda.memory_allocated(context.device) if on_gpu else measure.resident_memory_bytes()
-    outcome = workload(visit, context)
+    outcome = workload(measurement, context)
     host_peak = measure.peak_memory_bytes()
     peak = torch.cuda.max_memory_allocated(context.device) if on_gpu else host_peak
     figures: dict[str, Figure] = {
@@ -198,38 +219,40 @@ def run_workload(visit: "Visit", context: "Context", workload: "Workload") -> "t
     return outcome, figures
 
 
-def timed_visit(visit: "Visit", context: "Context", workload: "Workload") -> "tuple[Outcome, dict[str, Figure]]":
-    """The workload's outcome; on a GPU also what its clocks, power and temperature were meanwhile."""
+def timed_measurement(
+    measurement: "Measurement", context: "Context", workload: "WorkloadFunction"
+) -> "tuple[Outcome, dict[str, Figure]]":
+    """Return the workload's outcome; on a GPU also clocks, power and temperature."""
     if context.device.type != "cuda":
-        return workload(visit, context), {}
+        return workload(measurement, context), {}
     from engine.profiling.gpu import GpuSampler
 
     with GpuSampler(context.device.index or 0) as sampler:
-        outcome = workload(visit, context)
+        outcome = workload(measurement, context)
     return outcome, sampler.figures()
 
 
-def visit_and_tell(
-    visit: "Visit",
+def measure_and_report(
+    measurement: "Measurement",
     context: "Context",
-    place: Place,
+    place: RankPlace,
     environment: dict[str, Any],
-    workload: "Workload",
+    workload: "WorkloadFunction",
     progress: ProgressFile,
 ) -> int:
-    """One visit with its progress. Returns an exit code other than 0 where the launch cannot go on.
+    """Run one measurement with its progress. Returns a non-zero exit code if the launch cannot continue.
 
-    A group of ranks is not consistent any more after an exception on one of them; one rank alone is.
+    A group of ranks is inconsistent after an exception on one of them; a single rank is not.
     """
-    progress.say("visit", visit.name)
+    progress.say("measurement", measurement.name)
     try:
-        failure = make_visit(visit, context, place, environment, workload)
+        failure = make_measurement(measurement, context, place, environment, workload)
     except PartNotWrittenError as error:
-        report(f"visit {visit.name}: its part is lost")
-        progress.say("failed", visit.name, kind="OSError", message=one_line(error))
+        report(f"measurement {measurement.name}: its part is lost")
+        progress.say("failed", measurement.name, kind="OSError", message=one_line(error))
         return 1
     if failure is not None and place.world_size > 1:
-        progress.say("failed", visit.name, kind=failure.kind, message=failure.message)
+        progress.say("failed", measurement.name, kind=failure.kind, message=failure.message)
         return 1
     if failure is not None:
         gc.collect()
@@ -237,85 +260,85 @@ def visit_and_tell(
     return 0
 
 
-def run_timed(job: "Job", paths: "JobPaths", place: Place, progress: ProgressFile) -> int:
-    """All visits in this process, in the job's order, with one process group."""
+def run_timed(job: "Job", paths: "JobPaths", place: RankPlace, progress: ProgressFile) -> int:
+    """Run all measurements in this process, in the job's order, with one process group."""
     context, environment = make_context(job, paths, place)
-    workload = load_workload(job.cell.workload.kind)
+    workload = load_workload(job.cell)
     progress.say("ready")
-    for visit in job.visits:
-        if code := visit_and_tell(visit, context, place, environment, workload, progress):
+    for measurement in job.measurements:
+        if code := measure_and_report(measurement, context, place, environment, workload, progress):
             return code
     if place.world_size > 1:
         import torch.distributed as dist
 
-        context.barrier()  # nobody tears down while a peer still has a part to write
+        context.barrier()  # no teardown while a peer still has a part to write
         context.communicators.close()
         dist.destroy_process_group()
     return 0
 
 
-def run_memory(job: "Job", paths: "JobPaths", place: Place, progress: ProgressFile) -> int:
-    """Each visit in a fresh child: a process that has run a larger cell hides a smaller one's peak.
+def run_memory(job: "Job", paths: "JobPaths", place: RankPlace, progress: ProgressFile) -> int:
+    """Run each measurement in a fresh child, because a larger cell's peak would hide a smaller one's.
 
-    The parent has the libraries and nothing else: no CUDA, no threads, no process group may exist when it forks.
+    The parent has only the libraries: no CUDA, no threads, no process group may exist when it forks.
     """
     import numpy  # noqa: F401  # what every child needs is imported once
     import torch  # noqa: F401
 
     import engine.context  # noqa: F401
 
-    workload = load_workload(job.cell.workload.kind)
+    workload = load_workload(job.cell)
     if job.cell.layout.strategy.startswith("zero"):
-        from engine.training.zero.start import preload
+        from engine.training.zero.start import preload_deepspeed
 
-        preload()
+        preload_deepspeed()
     parent = os.getpid()
-    for visit in job.visits:
-        progress.say("visit", visit.name)
+    for measurement in job.measurements:
+        progress.say("measurement", measurement.name)
         pid = os.fork()
         if pid == 0:
-            leave(_memory_child(visit, job, paths, place, progress, workload, parent))
+            leave(_memory_child(measurement, job, paths, place, progress, workload, parent))
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
             name = signal.Signals(os.WTERMSIG(status)).name
             message = f"the process that measured memory was ended by {name}"
-            progress.say("failed", visit.name, kind=name, message=message)
+            progress.say("failed", measurement.name, kind=name, message=message)
             return 1
         if os.WEXITSTATUS(status):
-            return 1  # the child has said why
+            return 1  # the child has reported the reason
         progress.say("ready")
     return 0
 
 
 def _memory_child(
-    visit: "Visit",
+    measurement: "Measurement",
     job: "Job",
     paths: "JobPaths",
-    place: Place,
+    place: RankPlace,
     progress: ProgressFile,
-    workload: "Workload",
+    workload: "WorkloadFunction",
     parent: int,
 ) -> int:
     die_with_parent(parent)
     try:
-        context, environment = make_context(job, paths, place, prefix=visit.name)
-        return visit_and_tell(visit, context, place, environment, workload, progress)
+        context, environment = make_context(job, paths, place, prefix=measurement.name)
+        return measure_and_report(measurement, context, place, environment, workload, progress)
     except Exception as error:
-        report(f"visit {visit.name}: could not begin")
-        progress.say("failed", visit.name, kind=classify(error, place.world_size)[1], message=one_line(error))
+        report(f"measurement {measurement.name}: could not begin")
+        progress.say("failed", measurement.name, kind=classify(error, place.world_size)[1], message=one_line(error))
         return 1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the launch's part that is this rank's. Returns the exit code."""
-    if UNDER_NSYS not in os.environ:  # its parent then is nsys, which ends with the rank that it replaced
+    """Run this rank's part of the launch. Returns the exit code."""
+    if UNDER_NSYS not in os.environ:  # otherwise its parent is nsys, which ends with the rank that it replaced
         die_with_parent()
     if len(arguments) != 1:
         print("usage: python -m engine.worker JOB_JSON", file=sys.stderr)
         return 2
     path = Path(arguments[0]).resolve()
-    from configs.job import Job
-    from configs.paths import JobPaths
+    from configs.plans.job import Job
+    from configs.plans.paths import JobPaths
 
     place = place_from_environment()
     paths = JobPaths(path.parent)

@@ -1,1 +1,1 @@
-"""The DAGs, which read like the method section of a paper."""
+"""Prefect flows and the command-line interface."""

@@ -13,13 +13,13 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from configs.form import StudyForm, study_of_form
-from configs.study import StudyError, StudySpec, load_study
+from configs.common.project_files import shipped_studies
+from configs.spec.form import StudyForm, study_of_form
+from configs.spec.study import StudyError, StudySpec, load_study
 from flows.folders import cache_folder
 from flows.precheck import check_study
-from flows.scaling_study import StudyResult, measure_study
+from flows.scaling_study import RunSummary, checked_before, measure_study
 
-SHIPPED_STUDIES = Path(__file__).parents[1] / "configs" / "studies"
 _EXAMPLE = StudyForm()
 
 
@@ -38,7 +38,7 @@ def study_from_the_form(
     runs: Path = Path("runs"),
     only_failed: bool = False,
     accept_environment: bool = False,
-) -> StudyResult | State[Any]:
+) -> RunSummary | State[Any]:
     """Measure a study that is filled in as a form, and write its report.
 
     Args:
@@ -61,7 +61,7 @@ def scheduled_sweep(
     assignments: list[str] | None = None,
     runs: Path = Path("runs"),
     folder_per_run: bool = True,
-) -> StudyResult | State[Any]:
+) -> RunSummary | State[Any]:
     """Measure a study file again, on a schedule.
 
     Args:
@@ -90,20 +90,21 @@ def _refused(error: StudyError) -> State[Any]:
 
 def _checked_and_measured(
     spec: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
-) -> StudyResult | State[Any]:
+) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
-    check_study(spec, base.absolute(), cache_folder(), runs / spec.study)
-    return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
+    plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
+    with checked_before(plan):
+        return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
 
 
 def _study_file(written: str) -> Path:
     """A path as written, or a shipped study. Raises StudyError."""
-    shipped = {path.stem.replace("_", "-"): path for path in SHIPPED_STUDIES.glob("*.yaml")}
+    shipped = shipped_studies()
     path = Path(written)
     if path.is_file():
         return path
     if written in shipped:
         return shipped[written]
     raise StudyError(
-        [f"study: no such file: {written} (looked in {Path.cwd()})\n  shipped: {', '.join(sorted(shipped))}"]
+        [f"study: no such file: {written} (working folder {Path.cwd()})\n  shipped: {', '.join(sorted(shipped))}"]
     )

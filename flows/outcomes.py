@@ -1,82 +1,107 @@
-"""What a launch came to: its row on the board, its records, and records for what will not be made in this run."""
+"""Record the outcome of a launch: progress row, records, and failure records for missing measurements."""
 
-from configs.job import Job, Visit
-from configs.packing import Launch
-from configs.plan import Plan
-from configs.record import Status
-from tasks.adopt import mark_collected
-from tasks.board import Board, Row
+from configs.plans.job import Job, Measurement
+from configs.plans.packing import Launch
+from configs.plans.plan import Plan
+from configs.plans.record import Status
+from tasks.campaign.jobs import write_job
+from tasks.campaign.leftovers import mark_collected
+from tasks.campaign.progress import ProgressRow, RunProgress
+from tasks.campaign.records import Collected, failed_records
+from tasks.campaign.retries import Retries, RetryDecision
+from tasks.campaign.session import Session
 from tasks.collect import collect_launch
-from tasks.jobs import write_job
-from tasks.merge import Collected, failed_records
-from tasks.session import Session
 
 
-def row_of(launch: Launch, plan: Plan) -> Row:
+def row_of(launch: Launch, plan: Plan) -> ProgressRow:
     """How a launch is shown."""
-    cell = launch.visits[0].cell
+    cell = launch.measurements[0].cell
     names = {model.identity: model.name for model in plan.models}
     parts = [names.get(cell.model or "", cell.workload.kind), cell.dtype, cell.place]
     if cell.engine != "rankwise":
         parts.append(cell.engine)
     if len(plan.targets) > 1:
         parts.append(cell.target)
-    if len(launch.visits) == 1:
-        parts.append(_purpose(launch.visits[0]))
-    return Row(
+    if len(launch.measurements) == 1:
+        parts.append(_purpose(launch.measurements[0]))
+    return ProgressRow(
         label="  ".join(part for part in parts if part),
-        visits=len(launch.visits),
+        measurements=len(launch.measurements),
         block=launch.block + 1,
         blocks=max(plan.repeats.values()),
         measuring_pass=launch.measuring_pass,
     )
 
 
-def _purpose(visit: Visit) -> str:
-    return "correctness" if getattr(visit.cell.workload, "answers", False) else ""
+def _purpose(measurement: Measurement) -> str:
+    return "correctness" if measurement.cell.workload.keeps_answers else ""
 
 
-def collect(session: Session, name: str, row: Row) -> Collected:
-    """Records from what a launch left, and its row on the board."""
+def collect(session: Session, name: str, row: ProgressRow) -> Collected:
+    """Records from what a launch left, and its row on the progress."""
     collected = collect_launch(name, session)
     mark_collected(session.run, name)
-    account(session.board, row, collected)
+    account(session.run_progress, row, collected)
     return collected
 
 
-def account(board: Board, row: Row, collected: Collected) -> None:
-    """Bring a launch's outcome to the board."""
+def account(run_progress: RunProgress, row: ProgressRow, collected: Collected) -> None:
+    """Bring a launch's outcome to the progress."""
     failures = [record for record in collected.records if record.status is not Status.COMPLETED]
     row.done, row.failed = len(collected.records), len(failures)
     row.state = failures[0].status.value if failures else ("completed" if collected.records else "ended")
     row.note = ""
     if failures and failures[0].failure:
         row.note = f"{failures[0].failure.message}  log {failures[0].failure.log}"
-    if collected.unvisited:
-        row.note = f"{row.note}  {len(collected.unvisited)} cells go on in another launch".strip()
-    board.done += len(collected.records)
-    board.failed += len(failures)
-    board.notes += collected.set_aside
+    if collected.unreached:
+        row.note = f"{row.note}  {len(collected.unreached)} cells continue in another launch".strip()
+    run_progress.done += len(collected.records)
+    run_progress.failed += len(failures)
+    run_progress.notes += collected.set_aside
 
 
-def give_up(session: Session, launch: Launch, row: Row, status: Status, message: str) -> None:
-    """Records for visits that will not be made in this run."""
+def give_up(session: Session, launch: Launch, row: ProgressRow, status: Status, message: str) -> None:
+    """Records for measurements that will not be made in this run."""
     job = write_job(launch, session.plan, session.run, session.cache)
     give_up_job(session, job, row, status, message)
 
 
-def give_up_job(session: Session, job: Job, row: Row, status: Status, message: str) -> None:
+def give_up_job(session: Session, job: Job, row: ProgressRow, status: Status, message: str) -> None:
     """The same for a job that was written and never began."""
-    records = failed_records(session.run, job.name, list(job.visits), status, message)
+    records = failed_records(session.run, job.name, list(job.measurements), status, message)
     mark_collected(session.run, job.name)
-    account(session.board, row, Collected(records=records))
+    account(session.run_progress, row, Collected(records=records))
 
 
-def leave_out(session: Session, launch: Launch, row: Row, ended_by: str) -> None:
+def leave_out(session: Session, launch: Launch, row: ProgressRow, ended_by: str) -> None:
     """What no budget is left for: repeats beyond the least number were never promised, they just end."""
-    asked = [visit for visit in launch.visits if visit.repeat < session.plan.measuring.repeats]
+    asked = [measurement for measurement in launch.measurements if measurement.repeat < session.plan.measuring.repeats]
     if asked:
         promised = Launch(launch.measuring_pass, tuple(asked))
-        give_up(session, promised, row, Status.OVER_BUDGET, f"the study's {ended_by} is spent")
+        give_up(session, promised, row, Status.OVER_BUDGET, f"the study's {ended_by} is exhausted")
     else:
         row.state = "left out"
+
+
+def resolve(
+    session: Session, retries: Retries, collected: Collected, launch: Launch, row: ProgressRow
+) -> tuple[RetryDecision, tuple[Launch, ProgressRow] | None]:
+    """Decide what becomes of measurements that a launch left without figures, and record those that are given up.
+
+    Returns the decision, and the launch to make again with its row on the progress; None where there is none.
+    """
+    run_progress = session.run_progress
+    outcome = retries.after(collected, launch.measuring_pass, session.target(launch.measurements[0].cell.target))
+    # A measurement that is tried again was counted as made, and failed; it is neither yet.
+    tried_again = len(outcome.again) + len(outcome.given_up) - len(collected.unreached)
+    run_progress.done -= tried_again
+    run_progress.failed -= tried_again
+    if outcome.given_up:
+        given_up = Launch(launch.measuring_pass, outcome.given_up)
+        give_up(session, given_up, row, outcome.status, outcome.message)
+    if not outcome.again:
+        return outcome, None
+    # Whatever ended the launch has its record; the others go on without it, and training from its checkpoint.
+    again = Launch(launch.measuring_pass, outcome.again)
+    run_progress.rows.append(row_of(again, session.plan))
+    return outcome, (again, run_progress.rows[-1])

@@ -1,25 +1,26 @@
-"""Everything about a study that can be checked before anything is started. No Prefect here.
+"""Checks of a study before anything is started. Does not import Prefect.
 
-`rankwise validate`, `--dry-run` and the first second of `rankwise run` all go through here, so that
-a mistake in the file costs a message and nothing else.
+Used by `rankwise validate`, `--dry-run` and the start of `rankwise run`, so errors in the file are reported
+immediately.
 """
 
 import tempfile
 from pathlib import Path
 
-from configs.paths import RunPaths
-from configs.plan import Plan, PlannedModel
-from configs.study import ModelSpec, StudyError, StudySpec
-from tasks.inputs import copy_inputs, make_plan, planned_model
-from tasks.machine import check_plan
-from tasks.providers.models import is_hub_repository
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, PlannedModel
+from configs.spec.study import ModelSpec, StudyError, StudySpec
+from tasks.checks.machine import check_clusters, check_resources
+from tasks.models.sources import is_hub_repository
+from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan, planned_model
 
 
-def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path) -> Plan:
+def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clusters: bool = False) -> Plan:
     """The plan of a study as far as it can be made without a network.
 
-    A model on a hub is not asked for: its cells carry the name instead of the commit. Raises
-    StudyError naming every problem.
+    A model on a hub is not asked for: its cells carry the name instead of the commit. clusters: ask their schedulers,
+    too. A run takes the plan as it is where nothing else is learnt of its models. Raises StudyError naming every
+    problem.
     """
     problems: list[str] = []
     models = []
@@ -34,12 +35,14 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path) -> 
             inputs = copy_inputs(study, scratch, base)
             if problems:
                 raise StudyError([])
-            plan = make_plan(study, models, inputs, scratch.inputs, cache)
-            check_plan(plan, run_folder)
+            plan = make_plan(study, models, inputs, scratch.inputs, cache, earlier_plan(RunPaths(run_folder)))
+            check_resources(plan, run_folder)
         except StudyError as error:
             problems += error.problems
     if problems:
         raise StudyError(problems)
+    if clusters:
+        check_clusters(plan)
     return plan
 
 

@@ -3,15 +3,16 @@
     from flows.scaling_study import scaling_study
     result = scaling_study(Path("study.yaml"))
 
-The stages are Prefect tasks. A cell that fails is a record, not a failed task; the flow fails when the
-pipeline itself cannot go on. Whatever the Prefect API does meanwhile, files in the run folder are the
-truth: a run that was interrupted goes on where it stopped when it is started again.
+The stages are Prefect tasks. A failed cell is a record, not a failed task; the flow fails only if the pipeline
+cannot continue. The files in the run folder are authoritative, independent of the Prefect API: an interrupted run
+resumes where it left off.
 """
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,37 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
-from configs.base import Frozen
-from configs.paths import RunPaths
-from configs.study import StudySpec, load_study
+from configs.common.base import Frozen
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.spec.study import StudySpec, load_study
 from flows.folders import cache_folder
 from flows.measuring import finish_leftovers, measure
-from flows.prefect_settings import api_named_by_environment
-from tasks.api import await_api, end_lost_run, tag_run
-from tasks.board import Board, new_board
-from tasks.cancellation import ApiWatcher, RunCancelled
-from tasks.credentials import api_environment
+from tasks.campaign.progress import RunProgress, new_progress
+from tasks.campaign.run_lock import run_lock
+from tasks.campaign.session import Session
 from tasks.fetch import fetch_model
-from tasks.predictions import remember_run
+from tasks.planning.predictions import remember_run
+from tasks.prefect_api.api import await_api, end_lost_run, tag_run
+from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
+from tasks.prefect_api.credentials import api_environment
 from tasks.preflight import preflight
 from tasks.provision import provision
 from tasks.publish import begin_jobs, begin_progress, publish
 from tasks.render import render
-from tasks.resolve import resolve_study
-from tasks.runlock import run_lock
-from tasks.session import Session
-from tasks.slot import MachineSlot
+from tasks.resolve import CheckedPlan, resolve_study
 
 _API_SECONDS = 300.0
 """So long a run that has its report waits for an API that is away, to tell it."""
 
 
-class StudyResult(Frozen):
+class RunSummary(Frozen):
     """What a run of a study came to."""
 
     folder: str
     report: str
     sentences: list[str]
-    visits: int
+    measurements: int
     already_measured: int
     statuses: dict[str, int]
 
@@ -69,7 +69,7 @@ def scaling_study(
     only_failed: bool = False,
     accept_environment: bool = False,
     base: Path | None = None,
-) -> StudyResult | State[Any]:
+) -> RunSummary | State[Any]:
     """Measure what a study asks for and is not measured yet, and write its report.
 
     Args:
@@ -85,64 +85,78 @@ def scaling_study(
     return measure_study(study, runs, base or Path.cwd(), only_failed, accept_environment)
 
 
+_CHECKED: ContextVar[Plan | None] = ContextVar("checked", default=None)
+
+
+@contextlib.contextmanager
+def checked_before(plan: Plan | None) -> Iterator[None]:
+    """Have the flow that is called in the block use this plan of `check_study`, instead of making it again.
+
+    No parameter of the flow: Prefect keeps parameters in its API, and a plan may hold thousands of cells.
+    """
+    token = _CHECKED.set(plan)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
+
+
 def measure_study(
     study: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
-) -> StudyResult | State[Any]:
+) -> RunSummary | State[Any]:
     """What every flow of this project does with its study; to be called inside a flow run."""
     run = RunPaths((runs / study.study).absolute())
     identifier = flow_run.id
     with run_lock(run, identifier) as before, _signals_raise(), api_environment():
         if before is not None and end_lost_run(before):
-            get_run_logger().info("flow run %s, which had gone without a word, is marked as crashed", before)
+            get_run_logger().info("flow run %s stopped responding and is marked as crashed", before)
         run.jobs.mkdir(exist_ok=True)
-        board = new_board()
-        board.study = study.study
+        run_progress = new_progress()
+        run_progress.study = study.study
         with_jobs = any(target.kind != "local" for target in study.targets)
         jobs = begin_jobs(study.study) if with_jobs else None
-        watcher = ApiWatcher(identifier, board, begin_progress(study.study), jobs)
-        with watcher, MachineSlot(watcher, identifier) as slot:
-            slot.prepare(create=api_named_by_environment() is None)
+        watcher = ApiWatcher(identifier, run_progress, begin_progress(run_progress), jobs)
+        with watcher:
             try:
-                return _run(study, run, board, watcher, slot, only_failed, accept_environment, base)
+                return _run(study, run, run_progress, watcher, only_failed, accept_environment, base)
             except RunCancelled:
-                return Cancelled(message="cancelled through the API; what was measured is kept")
+                return Cancelled(message="cancelled through the API; completed measurements are kept")
             finally:
-                board.ended = True
+                run_progress.ended = True
 
 
 def _run(
     study: StudySpec,
     run: RunPaths,
-    board: Board,
+    run_progress: RunProgress,
     watcher: ApiWatcher,
-    slot: MachineSlot,
     only_failed: bool,
     accept_environment: bool,
     base: Path,
-) -> StudyResult:
+) -> RunSummary:
     """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
-    board.stage = "resolving"
+    run_progress.stage = "resolving"
     models = [fetch_model(spec, position, cache, base) for position, spec in enumerate(study.models)]
-    plan = resolve_study(study, models, run, base, cache)
+    plan = resolve_study(study, models, run, base, cache, CheckedPlan(_CHECKED.get()))
     tag_run(flow_run.id, plan)
-    session = Session(run, plan, cache, board, watcher, slot)
+    session = Session(run, plan, cache, run_progress, watcher)
     provision(session, accept_environment)
     finish_leftovers(session)
     preflight(session)
-    board.stage = "measuring"
+    run_progress.stage = "measuring"
     already = measure(session, only_failed)
-    board.stage = "reporting"
+    run_progress.stage = "reporting"
     summary = render(run)
     remember_run(run, cache)
-    board.stage = "waiting for the Prefect API"
+    run_progress.stage = "waiting for the Prefect API"
     if await_api(_API_SECONDS):
         _publish(study.study, run)
-    return StudyResult(
+    return RunSummary(
         folder=str(run.folder),
         report=str(run.report),
         sentences=list(summary.sentences),
-        visits=board.total,
+        measurements=run_progress.total,
         already_measured=already,
         statuses=dict(summary.statuses),
     )
@@ -153,7 +167,7 @@ def _publish(study: str, run: RunPaths) -> None:
     try:
         publish(study, run)
     except Exception as error:
-        get_run_logger().warning("artifacts were not published: %s", error)
+        get_run_logger().warning("artifacts not published: %s", error)
 
 
 @contextlib.contextmanager

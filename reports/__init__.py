@@ -1,1 +1,1 @@
-"""Records to numbers, numbers to text and plots: pure functions."""
+"""Analysis of records and rendering of reports and plots, as pure functions."""

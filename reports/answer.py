@@ -1,4 +1,4 @@
-"""The opening of the report: what to run, whether the answers are right, and what has no figure.
+"""The summary of the report: recommendation, correctness of the answers, and missing figures.
 
     sentences = answer(study, verdicts)
 
@@ -8,13 +8,13 @@ the report makes the lead bold, a terminal prints both.
 
 from dataclasses import dataclass
 
+from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_cost, price_of
 from reports.experiments.compression import compression, compression_sentence
-from reports.experiments.correctness import Judged
 from reports.experiments.engines import engines, engines_sentence
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.numbers.statistics import Estimate, paired_ratio
-from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult, unaltered
+from reports.reading.load import CellResult, StudyResult, unaltered
 from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
 
 
@@ -30,7 +30,7 @@ class Sentence:
         return f"{self.lead} {self.body}"
 
 
-def answer(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentence]:
+def answer(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
     sentences = [best for group in _groups(study) if (best := _best(study, group)) is not None]
     sentences += _experiments(study, judged)
@@ -40,7 +40,7 @@ def answer(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentenc
     return sentences
 
 
-def _experiments(study: StudyResult, judged: list[tuple[str, Judged]]) -> list[Sentence]:
+def _experiments(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
     """Which engine, which compression, and which point on which target, of the experiments that ask so."""
     found = []
     for experiment in study.plan.experiments:
@@ -76,21 +76,17 @@ def _best(study: StudyResult, group: list[CellResult]) -> Sentence | None:
     cost = cell_cost(best, price_of(study, best)).usd_per_million
     paid = f" at ${number(cost.median)} per million {best.work_unit}s" if cost else ""
     parts = [f"It gives {estimate_text(value, best.unit)}{paid}{_advantage(best, values)}."]
-    latency = _least(group, "time_per_output_token_seconds") or _least(group, "step_seconds")
-    if latency is None and best.cell.workload.kind == "encode":
-        latency = _least(group, "latency_seconds")
-    if latency is not None:
-        unit = LATENCY_UNITS.get(latency[1].cell.workload.kind, "ms a token")
-        where = "the same cell" if latency[1] is best else latency[1].name
-        parts.append(f"Lowest latency: {where}, {estimate_text(latency[0], unit, 1000)}.")
+    least = _min(group, best.latency.figure) if best.latency else None
+    if best.latency is not None and least is not None:
+        where = "the same cell" if least[1] is best else least[1].name
+        parts.append(f"Lowest latency: {where}, {estimate_text(least[0], best.latency.unit, 1000)}.")
     peaks = [(peak, result) for result in group if (peak := result.peak_bytes) is not None]
     if peaks:
         peak, smallest = min(peaks, key=lambda pair: pair[0])
         where = "the same cell" if smallest is best else smallest.name
         parts.append(f"Least memory: {where}, {mebibytes(peak)} MiB at the peak over all its ranks.")
     what = best.name if best.cell.model is None else f"{best.model} as {best.name}"
-    verb = "Train" if best.cell.workload.kind == "train" else "Run"
-    return Sentence(f"{verb} {what}.", " ".join(parts))
+    return Sentence(f"{best.kind.verb} {what}.", " ".join(parts))
 
 
 def _advantage(best: CellResult, values: list[tuple[Estimate, CellResult]]) -> str:
@@ -139,12 +135,12 @@ def _is_single_rank_of(result: CellResult, best: CellResult) -> bool:
     return best.cell.workload in (result.cell.workload, result.cell.workload.scaled(ranks))
 
 
-def _least(group: list[CellResult], figure: str) -> tuple[Estimate, CellResult] | None:
+def _min(group: list[CellResult], figure: str) -> tuple[Estimate, CellResult] | None:
     values = [(value, result) for result in group if (value := result.estimate(figure)) is not None]
     return min(values, key=lambda pair: pair[0].median) if values else None
 
 
-def _correctness(judged: list[tuple[str, Judged]]) -> Sentence:
+def _correctness(judged: list[tuple[str, JudgedCell]]) -> Sentence:
     """One sentence over all verdicts, the worst first."""
     by_word = {word: [pair for pair in judged if pair[1].verdict.word == word] for word in WORST_FIRST}
     bodies = []
@@ -167,13 +163,13 @@ def _correctness(judged: list[tuple[str, Judged]]) -> Sentence:
 WORST_FIRST = ("defect", "not judged", "agrees")
 
 
-def _cells(pairs: list[tuple[str, Judged]]) -> str:
+def _cells(pairs: list[tuple[str, JudgedCell]]) -> str:
     if len(pairs) == 1:
         return f"{pairs[0][0]}, {pairs[0][1].label}, differs"
     return f"{plural(len(pairs), 'cell')} ({'; '.join(f'{model}, {item.label}' for model, item in pairs)}) differ"
 
 
-def _tokens(pairs: list[tuple[str, Judged]]) -> str:
+def _tokens(pairs: list[tuple[str, JudgedCell]]) -> str:
     """Prompts with every token equal, and the largest difference of a logit; of embeddings how far they turn."""
     ladders = [item.verdict.ladder for _, item in pairs if item.verdict.ladder is not None]
     encoded = [item.verdict.encoded for _, item in pairs if item.verdict.encoded is not None]
@@ -198,8 +194,8 @@ def _lost(study: StudyResult) -> Sentence:
     told = f"; {plural(refused, 'point')} of the grids {verb} unsupported, listed under failures"
     unsupported = told if refused else ""
     if not lost:
-        failed = sum(len(result.visits) - len(result.completed) for result in study.cells.values())
-        missing = sum(result.planned - len(result.visits) for result in study.cells.values())
+        failed = sum(len(result.measurements) - len(result.completed) for result in study.cells.values())
+        missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
             done = f"Each of {plural(total, 'cell')} was measured as often as planned"
             return Sentence("Nothing is missing.", f"{done}{unsupported}.")
@@ -215,8 +211,8 @@ def _lost(study: StudyResult) -> Sentence:
 
 
 def _why(result: CellResult) -> str:
-    if not result.visits:
+    if not result.measurements:
         return "not measured yet"
-    record = result.visits[max(result.visits)].record
+    record = result.measurements[max(result.measurements)].record
     state = record.status.value.replace("_", " ")
     return f"{state} ({shortened(record.failure.message, 120).rstrip('.')})" if record.failure else state

@@ -1,29 +1,22 @@
-"""The numbers for other programs: one CSV line for each cell, one Parquet row for each record.
+"""Machine-readable exports: one CSV line per cell, one Parquet row per record.
 
 Values are whole, not rounded. Units are in the names of the columns. An empty field is unknown.
 """
 
-import csv
 import io
 import json
 from typing import Any
 
-from configs.cell import (
-    CommunicationWorkload,
-    EncodeWorkload,
-    GenerateWorkload,
-    NoopWorkload,
-    Seq2SeqWorkload,
-)
-from configs.rates import LATENCY_COLUMNS, TRAINING_PARTS
-from configs.record import Figure
-from configs.training import TrainWorkload
+from configs.plans.rates import LATENCY_COLUMNS
+from configs.plans.record import Figure
+from configs.workloads import STUDIED
+from configs.workloads.train import TRAINING_PARTS
 from reports.decisions.cost import cell_cost, price_of
-from reports.experiments.training import exposed_share, utilization
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.tables import cpu_use, others_share
+from reports.training.cells import exposed_share, utilization_estimate
 
 RATES = (
     "tokens_per_second",
@@ -43,31 +36,21 @@ _EXPOSED = "exposed_communication_share"
 
 def cells_csv(study: StudyResult) -> str:
     """One line for each cell of the plan, in the plan's order, with the same columns in every study."""
-    experiments: dict[str, list[str]] = {key: [] for key in study.cells}
-    for experiment in study.plan.experiments:
-        for point in experiment.points:
-            if experiment.name not in experiments[point.cell]:
-                experiments[point.cell].append(experiment.name)
-    lines = [_cell_line(study, key, names) for key, names in experiments.items()]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=_cell_columns(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    import pandas as pd
+
+    named = [(point.cell, one.name) for one in study.plan.experiments for point in one.points]
+    experiments = pd.DataFrame(named, columns=["cell", "name"]).drop_duplicates().groupby("cell")["name"].agg("; ".join)
+    lines = [_cell_line(study, key, experiments.get(key, "")) for key in study.cells]
+    frame = pd.DataFrame(lines, dtype=object)
+    columns = _cell_columns()
+    assert set(frame.columns) <= set(columns), "a figure without a column"
+    return str(frame.reindex(columns=columns).to_csv(index=False, lineterminator="\n"))
 
 
 def _workload_fields() -> list[str]:
     fields: dict[str, None] = {}
-    kinds = (
-        GenerateWorkload,
-        Seq2SeqWorkload,
-        EncodeWorkload,
-        TrainWorkload,
-        NoopWorkload,
-        CommunicationWorkload,
-    )
-    for workload in kinds:
-        fields |= dict.fromkeys(workload.model_fields)
+    for known in STUDIED.values():
+        fields |= dict.fromkeys(known.model.model_fields)
     return list(fields)
 
 
@@ -77,7 +60,7 @@ def _cell_columns() -> list[str]:
     columns += [f"{rate}_{what}" for rate in (*RATES, *_USD) for what in _WHAT]
     columns += [f"{kind}_{what}" for kind in LATENCY_COLUMNS for what in _PERCENTILES]
     columns += [*_UTILIZATION, _EXPOSED]
-    columns += ["visits_steady", "visits_not_steady", "visits_too_short_to_tell"]
+    columns += ["measurements_steady", "measurements_not_steady", "measurements_too_short_to_tell"]
     columns += ["peak_memory_bytes_all_ranks", "peak_memory_bytes_largest_rank", "cpu_share_of_own_cores"]
     columns += ["others_cpu_share_max", "repeats_failed", "repeats_missing", "model_identity", "random_weights"]
     columns += [
@@ -96,12 +79,12 @@ def _cell_columns() -> list[str]:
     return [*columns, "usd_per_hour", *(f"workload_{field}" for field in _workload_fields()), "records"]
 
 
-def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str, Any]:
+def _cell_line(study: StudyResult, key: str, experiments: str) -> dict[str, Any]:
     result = study.cells[key]
     cell, peaks = result.cell, result.peak_by_rank()
     line: dict[str, Any] = {
         "key": key,
-        "experiments": "; ".join(experiments),
+        "experiments": experiments,
         "name": result.name,
         "model": result.model,
         "model_identity": cell.model,
@@ -119,8 +102,8 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
         "status": result.status,
         "repeats_planned": result.planned,
         "repeats_completed": len(result.completed),
-        "repeats_failed": len(result.visits) - len(result.completed),
-        "repeats_missing": result.planned - len(result.visits),
+        "repeats_failed": len(result.measurements) - len(result.completed),
+        "repeats_missing": result.planned - len(result.measurements),
         "peak_memory_bytes_largest_rank": int(max(peaks)) if peaks else None,
         "peak_memory_bytes_all_ranks": int(sum(peaks)) if peaks else None,
         "cpu_share_of_own_cores": cpu_use(result),
@@ -137,8 +120,8 @@ def _cell_line(study: StudyResult, key: str, experiments: list[str]) -> dict[str
         line |= _estimate(usd, getattr(cost, usd))
     for kind in LATENCY_COLUMNS:
         line |= _percentiles(result, kind)
-    if cell.workload.kind == "train":
-        shares = {name: utilization(study.plan, result, kind) for name, kind in _UTILIZATION.items()}
+    if result.kind.trains:
+        shares = {name: utilization_estimate(study.plan, result, kind) for name, kind in _UTILIZATION.items()}
         line |= {name: share.median for name, share in shares.items() if share is not None}
         line[_EXPOSED] = exposed_share(result)
     return line | _steady(result)
@@ -170,10 +153,12 @@ def _percentiles(result: CellResult, kind: str) -> dict[str, Any]:
 
 
 def _steady(result: CellResult) -> dict[str, int]:
-    """How many completed visits have a steady state, have none, or are too short to tell."""
-    found = [visit.steady.found for visit in result.completed.values() if visit.steady is not None]
+    """How many completed measurements have a steady state, have none, or are too short to tell."""
+    found = [measurement.steady.found for measurement in result.completed.values() if measurement.steady is not None]
     counts = (found.count(True), found.count(False), found.count(None))
-    return dict(zip(("visits_steady", "visits_not_steady", "visits_too_short_to_tell"), counts, strict=True))
+    return dict(
+        zip(("measurements_steady", "measurements_not_steady", "measurements_too_short_to_tell"), counts, strict=True)
+    )
 
 
 def records_parquet(study: StudyResult) -> bytes:

@@ -1,4 +1,4 @@
-"""Which nodes are slow, judged by their peers; and the section of the report that shows what preflight found.
+"""Detection of slow nodes by comparison with their peers, and the preflight section of the report.
 
     nodes, pairs = judge(nodes, pairs)
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from configs.paths import RunPaths
-from configs.preflight import NodeFigures, PairFigures, Preflight, TargetPreflight
+from configs.plans.paths import RunPaths
+from configs.plans.preflight import NodeFigures, PairFigures, Preflight, TargetPreflight
 from reports.text import UNKNOWN, Table, escaped, joined, number, percent, plural
 
 SLOW_SHARE = 0.8
@@ -26,7 +26,7 @@ _FIGURES: dict[str, Callable[[NodeFigures], float | None]] = {
 }
 
 
-def judge(
+def judge_nodes(
     nodes: Sequence[NodeFigures], pairs: Sequence[PairFigures]
 ) -> tuple[tuple[NodeFigures, ...], tuple[PairFigures, ...]]:
     """Nodes with the rate of their best link and their verdict; pairs, those that are slow without a slow node marked.
@@ -70,7 +70,7 @@ def _judged_pair(pair: PairFigures, pairs: Sequence[PairFigures], suspected: set
     return pair.model_copy(update={"slow": slow and not suspected & set(pair.nodes)})
 
 
-def summary(found: TargetPreflight) -> str:
+def preflight_summary(found: TargetPreflight) -> str:
     """One line: how many nodes were tested, and what they and their links reach at least."""
     measured = [node for node in found.nodes if node.gemm_flops_per_second is not None]
     least = min((node.gemm_flops_per_second or 0.0 for node in measured), default=None)

@@ -1,17 +1,18 @@
-"""Where the figures come from: models, environments, how it was measured, and the records of each cell.
+"""Provenance of the figures: models, environments, measuring rules, and the records of each cell.
 
 Each function takes the study as read and gives a `Table`, sentences, or None where there is nothing to show.
 """
 
 from collections.abc import Iterable
 
-from configs.cell import Cell, GenerateWorkload, Seq2SeqWorkload
-from configs.plan import Plan
+from configs.plans.plan import Plan
+from configs.spec.cell import Cell
+from configs.workloads import descriptor_of
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
 from reports.reading.read import Reading
-from reports.tables import MOST_ROWS, first_rows, largest_over_ranks
+from reports.tables import MOST_ROWS, first_rows, max_over_ranks
 from reports.text import MIB, UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, plural
 
 
@@ -80,15 +81,17 @@ def provenance_table(study: StudyResult) -> Table:
     """Where each figure comes from: the cell's key, its repeats and the folder of its records."""
     rows = []
     for key, result in list(study.cells.items())[:MOST_ROWS]:
-        visits = list(result.visits.values())
-        digests = sorted({visit.record.environment for visit in visits if visit.record.environment})
+        measurements = list(result.measurements.values())
+        digests = sorted(
+            {measurement.record.environment for measurement in measurements if measurement.record.environment}
+        )
         rows.append(
             (
                 code(key),
                 escaped(result.model),
                 escaped(result.name),
                 f"{len(result.completed)} of {result.planned}",
-                code(f"records/{key}/") if visits or result.memory else UNKNOWN,
+                code(f"records/{key}/") if measurements or result.memory else UNKNOWN,
                 joined(code(digest) for digest in digests) or UNKNOWN,
             )
         )
@@ -98,19 +101,21 @@ def provenance_table(study: StudyResult) -> Table:
 
 def models_table(study: StudyResult) -> Table | None:
     """The models by resolved identity, with the figures that records give of them."""
-    visits: dict[str | None, list[Reading]] = {}
+    measurements: dict[str | None, list[Reading]] = {}
     for result in study.cells.values():
-        visits.setdefault(result.cell.model, []).extend(result.completed.values())
+        measurements.setdefault(result.cell.model, []).extend(result.completed.values())
     rows = []
     for model in study.plan.models:
-        mine = visits.get(model.identity, [])
-        hashes = sorted({str(value) for visit in mine if (value := visit.record.figures.get("weights_hash"))})
+        mine = measurements.get(model.identity, [])
+        hashes = sorted(
+            {str(value) for measurement in mine if (value := measurement.record.figures.get("weights_hash"))}
+        )
         rows.append(
             (
                 escaped(model.name),
                 code(model.identity),
                 "random" if model.synthetic else "real",
-                count(largest_over_ranks(mine, "model_parameters")),
+                count(max_over_ranks(mine, "model_parameters")),
                 joined(code(item) for item in hashes) or UNKNOWN,
             )
         )
@@ -119,7 +124,7 @@ def models_table(study: StudyResult) -> Table | None:
 
 
 def loading_table(study: StudyResult) -> Table | None:
-    """Seconds until the weights were in memory, by what fixes them; only a launch's first visit tells."""
+    """Seconds until the weights were in memory, by what fixes them; only a launch's first measurement tells."""
     groups: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
     for reading in study.readings:
         seconds = reading.numbers_by_rank("load_seconds") if reading.used and reading.completed else []
@@ -154,7 +159,7 @@ def measuring_lines(study: StudyResult) -> list[str]:
     jobs = {name: {read.record.job for read in used if read.record.measuring_pass == name} for name in whats}
     untimed = [f"{_launches(len(jobs[name]))} {what}" for name, what in whats.items() if jobs[name]]
     lines = [
-        f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'visit')} planned; "
+        f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'measurement')} planned; "
         f"the records come from {_launches(len(timed))}" + "".join(f" and {text}" for text in untimed) + ".",
         "Two repeats of a cell are never in the same launch, so each is a start of the engine of its own. "
         + (
@@ -162,16 +167,17 @@ def measuring_lines(study: StudyResult) -> list[str]:
             if study.plan.pack
             else "Each cell had a launch of its own (`pack: false`)."
         ),
-        f"A visit warms up with {_passes(rules.warmup)}, then measures at least {_passes(rules.least_passes)} "
-        f"and at least {number(rules.least_seconds)} s. A pass is over when its slowest rank is.",
-        f"In a visit of {LEAST_PASSES} passes or more its steady part is looked for, and its rates are of that part.",
+        f"A measurement warms up with {_passes(rules.warmup)}, then measures at least {_passes(rules.min_passes)} "
+        f"and at least {number(rules.min_seconds)} s. A pass is over when its slowest rank is.",
+        f"In a measurement of {LEAST_PASSES} passes or more its steady part is looked for, and its rates are of that "
+        f"part.",
         "A cell's figure is the median over its repeats. Its interval, in parentheses, comes from the order of the "
         f"repeats alone; below {LEAST_REPEATS} there is none, and the range (least to greatest) stands in brackets.",
     ]
-    if any(isinstance(cell.workload, GenerateWorkload | Seq2SeqWorkload) for cell in study.plan.cells.values()):
+    if any(descriptor_of(cell.workload).decodes for cell in study.plan.cells.values()):
         lines.append(
             "Time per output token is (end-to-end − time to first token) / (new tokens − 1) of a batch; "
-            "a visit gives the median over its batches."
+            "a measurement gives the median over its batches."
         )
     times = [time for reading in used for time in (reading.record.started_at, reading.record.finished_at) if time]
     if times:

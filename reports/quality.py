@@ -1,4 +1,4 @@
-"""How far the study's numbers can be trusted: noise of the machine, drift, and what ended the repeats.
+"""Data quality of a study: noise of the machine, drift, and stopping reasons of the repeats.
 
     lines = quality_lines(study)         # sentences for the report, plain text
     table = stopped_table(study)         # cells whose interval did not come within the target
@@ -10,7 +10,7 @@ two that follow each other differ by is what the machine does by itself.
 from collections import Counter
 
 from reports.numbers.drift import drift, noise
-from reports.numbers.statistics import LEAST_REPEATS, least_repeats
+from reports.numbers.statistics import LEAST_REPEATS, min_repeats
 from reports.numbers.stopping import within
 from reports.reading.load import CellResult, StudyResult
 from reports.text import Table, code, escaped, estimate_cell, number, percent, plural
@@ -72,13 +72,13 @@ def _stopping_lines(study: StudyResult, cells: list[CellResult]) -> list[str]:
         return [
             f"Cells with fewer than {LEAST_REPEATS} repeats have a range [in brackets], which is no interval of "
             f"confidence: {LEAST_REPEATS} are the fewest that hold one. To compare ten cells in one table takes "
-            f"{least_repeats(10)}."
+            f"{min_repeats(10)}."
         ]
     ended = Counter(study.plan.stopped.values())
     listed = ", ".join(f"{reason}: {plural(count, 'cell')}" for reason, count in ended.items()) or "nothing yet"
     return [
         f"Each cell was repeated until the 95 % interval of its median throughput reached at most "
-        f"{percent(rules.target_interval)} to either side, at least {rules.repeats} and at most {rules.most_repeats} "
+        f"{percent(rules.target_interval)} to either side, at least {rules.repeats} and at most {rules.max_repeats} "
         f"times. What ended them: {listed}. The intervals are widened for having been looked at on the way."
     ]
 

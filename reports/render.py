@@ -1,4 +1,4 @@
-"""A run folder becomes its report: `report.md`, plots, `cells.csv` and `records.parquet`.
+"""Render the report of a run folder: `report.md`, plots, `cells.csv` and `records.parquet`.
 
     summary = render_report(RunPaths(folder))
 
@@ -9,17 +9,22 @@ rendering again gives the same bytes. The template is made of parts; Jinja refus
 import importlib
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from configs.base import write_atomically
-from configs.paths import RunPaths
+from configs.common.base import write_atomically
+from configs.plans.paths import RunPaths
 from reports import provenance, tables
 from reports.answer import answer
-from reports.decisions.context import decision_context
-from reports.experiments.correctness import Judged, judge_experiment
-from reports.experiments.sections import (
+from reports.correctness.section import JudgedCell, judge_experiment
+from reports.export import cells_csv, records_parquet
+from reports.plots.album import Album
+from reports.preflight import preflight_sections
+from reports.quality import quality_lines, stopped_table
+from reports.reading.load import StudyResult, load_run
+from reports.scheduler import scheduler_table
+from reports.sections.decisions import decision_context
+from reports.sections.experiments import (
     correctness_section,
     experiment_sections,
     experiments_of,
@@ -27,23 +32,10 @@ from reports.experiments.sections import (
     profile_section,
     target_sections,
 )
-from reports.experiments.training_sections import strategy_sections, trained_sections
-from reports.export import cells_csv, records_parquet
-from reports.planning.text import planning_context
-from reports.plots.album import Album
-from reports.plots.style import COLOURS
-from reports.plots.training import draw_losses
-from reports.preflight import preflight_sections
-from reports.quality import quality_lines, stopped_table
-from reports.reading.load import StudyResult, load_study
-from reports.scheduler import scheduler_table
+from reports.sections.kinds import kind_parts
+from reports.sections.planning import planning_context
 from reports.steady_text import steady_lines, unsteady_table
-from reports.text import escaped, plural
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-TEMPLATES = Path(__file__).parent / "templates"
+from reports.templating import template_environment
 
 
 @dataclass(frozen=True)
@@ -56,17 +48,17 @@ class ReportSummary:
     cells_without_measurement: int
 
 
-def preload() -> None:
+def preload_reports() -> None:
     """Import what rendering will need: a caller that waits for something else can have it done meanwhile."""
     drawing = ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-    for name in (*drawing, "pyarrow.parquet", "scipy.stats"):
+    for name in (*drawing, "pandas", "pyarrow.parquet", "scipy.stats"):
         importlib.import_module(name)
     template_environment().get_template("report.md.j2")
 
 
 def render_report(run: RunPaths) -> ReportSummary:
-    """Write the report of a run folder. Raises the errors of `configs.record` for files that cannot be read."""
-    study = load_study(run)
+    """Write the report of a run folder. Raises the errors of `configs.plans.record` for files that cannot be read."""
+    study = load_run(run)
     album = Album()
     verdicts = [
         (experiment, *judge_experiment(study, experiment)) for experiment in experiments_of(study, "correctness")
@@ -96,31 +88,8 @@ def report_text(context: dict[str, Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def template_environment() -> "Environment":
-    """Jinja as the report uses it: unknown names are errors, nothing is escaped for HTML by itself."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(escaped=escaped, plural=plural)
-    return environment
-
-
-def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged]]) -> dict[str, Any]:
+def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, JudgedCell]]) -> dict[str, Any]:
     """What the parts of the template need beside the experiments' sections."""
-    curves = {}
-    for result in study.cells.values():
-        if result.cell.workload.kind == "train" and result.completed:
-            losses = tables.loss_curve(study, result.completed[min(result.completed)])
-            if losses is not None:
-                curves[result.title] = losses
-    height = 2.6 + 0.2 * min(len(curves), len(COLOURS))  # the legend has a line for each
-    loss_plot = album.add("training loss", partial(draw_losses, curves=curves), height) if curves else None
     return {
         **decision_context(study, album, judged),
         **planning_context(study, album),
@@ -129,12 +98,9 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "recorded": perf_section(study),
         "study": study,
         "statuses": tables.status_counts(study),
-        "visits": sum(study.plan.repeats.values()),
+        "measurements": sum(study.plan.repeats.values()),
         "leftover": tables.leftover_sentence(study),
-        "training": tables.training_table(study),
-        "loss_plot": loss_plot,
-        "trained": trained_sections(study, album),
-        "strategies": strategy_sections(study, album),
+        "kind_parts": kind_parts(study, album),
         "resources": tables.resources_table(study),
         "loading": provenance.loading_table(study),
         "noise": tables.noise_warning(study),

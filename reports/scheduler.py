@@ -1,31 +1,30 @@
-"""What the scheduler's accounts say of a study's jobs: one row for each target and place of ranks on nodes.
+"""Scheduler accounting of a study's jobs: one row for each target and placement of ranks on nodes.
 
-A job makes several visits, whose records all carry its accounts; each job counts once.
+A job makes several measurements, whose records all carry its accounts; each job counts once.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from statistics import median
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from configs.cell import Cell
-from configs.record import Accounting
+from configs.plans.record import Accounting, Record
 from reports.reading.load import StudyResult
 from reports.text import UNKNOWN, Table, count, escaped, joined, mebibytes, number, percent
 
-_MOST_NAMES = 4
+if TYPE_CHECKING:
+    import pandas as pd
 
-Accounts = list[tuple[Cell, Accounting]]
+_MOST_NAMES = 4
+_FIGURES = ["queued_seconds", "elapsed_seconds", "cpu_seconds", "core_share", "max_rss_bytes", "energy_kilojoules"]
 
 
 def scheduler_table(study: StudyResult) -> Table | None:
     """Jobs, how they ended, time in the queue, time and memory used; None where no scheduler kept accounts."""
-    groups: dict[tuple[str, str], dict[str, tuple[Cell, Accounting]]] = {}
-    for reading in study.readings:
-        record = reading.record
-        if record.accounting is not None:
-            place = (record.cell.target, record.cell.place)
-            groups.setdefault(place, {})[record.accounting.job_id] = (record.cell, record.accounting)
-    if not groups:
+    import pandas as pd
+
+    records = [reading.record for reading in study.readings]
+    accounts = [_account(record, record.accounting) for record in records if record.accounting is not None]
+    if not accounts:
         return None
     columns = (
         "target",
@@ -42,41 +41,44 @@ def scheduler_table(study: StudyResult) -> Table | None:
         "energy, kJ, all jobs",
         "ids",
     )
-    rows = [(escaped(target), escaped(place), *_row(list(jobs.values()))) for (target, place), jobs in groups.items()]
+    jobs = pd.DataFrame(accounts).drop_duplicates(["target", "place", "job_id"])
+    groups = jobs.groupby(["target", "place"], sort=False)
+    rows = [(*(escaped(str(part)) for part in place), *_row(group)) for place, group in groups]
     return Table(columns, tuple(rows), text_columns=2).without_empty_columns()
 
 
-def _row(jobs: Accounts) -> tuple[str, ...]:
-    accounts = [accounting for _, accounting in jobs]
-    queued, elapsed = (_known(getattr(one, name) for one in accounts) for name in ("queued_seconds", "elapsed_seconds"))
-    cpu, energy = (_known(getattr(one, name) for one in accounts) for name in ("cpu_seconds", "energy_joules"))
-    memory = _known(one.max_rss_bytes for one in accounts)
-    shares = [share for cell, accounting in jobs if (share := _core_share(cell, accounting)) is not None]
-    ended = Counter(one.state.lower().replace("_", " ") for one in accounts)
+def _account(record: Record, accounting: Accounting) -> dict[str, object]:
+    """The accounts of the job that made a record, the same for each of its records, and where it ran."""
+    cell, cpu, elapsed = record.cell, accounting.cpu_seconds, accounting.elapsed_seconds
+    core_seconds = elapsed * cell.layout.ranks * cell.cores_per_rank if elapsed else None
+    share = cpu / core_seconds if cpu is not None and core_seconds else None
+    energy = None if accounting.energy_joules is None else accounting.energy_joules / 1000
+    derived = {"core_share": share, "energy_kilojoules": energy}
+    return {"target": cell.target, "place": cell.place, **accounting.model_dump(), **derived}
+
+
+def _row(jobs: "pd.DataFrame") -> tuple[str, ...]:
+    ended = jobs["state"].str.lower().str.replace("_", " ").value_counts().sort_index()
+    figures = jobs[_FIGURES].astype(float)
+    middle, largest, total = (_known(each) for each in (figures.median(), figures.max(), figures.sum(min_count=1)))
     return (
         count(len(jobs)),
-        escaped(joined([f"{times} {state}" for state, times in sorted(ended.items())])),
-        escaped(_some(sorted({name for one in accounts for name in one.nodes}))),
-        number(median(queued) if queued else None),
-        number(max(queued, default=None)),
-        number(median(elapsed) if elapsed else None),
-        number(sum(cpu) if cpu else None),
-        percent(median(shares) if shares else None),
-        mebibytes(max(memory, default=None)),
-        number(sum(energy) / 1000 if energy else None),
-        escaped(_some([one.job_id for one in accounts])),
+        escaped(joined([f"{times} {state}" for state, times in ended.items()])),
+        escaped(_some(sorted(set(jobs["nodes"].explode().dropna())))),
+        number(middle["queued_seconds"]),
+        number(largest["queued_seconds"]),
+        number(middle["elapsed_seconds"]),
+        number(total["cpu_seconds"]),
+        percent(middle["core_share"]),
+        mebibytes(largest["max_rss_bytes"]),
+        number(total["energy_kilojoules"]),
+        escaped(_some(list(jobs["job_id"]))),
     )
 
 
-def _core_share(cell: Cell, accounting: Accounting) -> float | None:
-    """CPU seconds of a job over those that its ranks' cores had."""
-    if accounting.cpu_seconds is None or not accounting.elapsed_seconds:
-        return None
-    return accounting.cpu_seconds / (accounting.elapsed_seconds * cell.layout.ranks * cell.cores_per_rank)
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _known(values: "pd.Series[float]") -> dict[str, float | None]:
+    """The values by name, None for those that are not known."""
+    return {str(name): None if math.isnan(value) else value for name, value in values.items()}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""What the report says of steady state: in how many visits it was found, what was cut, which cells have none.
+"""Text on steady state: measurements with steady state, removed passes, and cells without it.
 
 lines = steady_lines(study)         # sentences, plain text
-table = unsteady_table(study)       # cells with a visit that is not steady; None where there is none
+table = unsteady_table(study)       # cells with a measurement that is not steady; None where there is none
 """
 
 from statistics import median
@@ -16,8 +16,8 @@ _NAMED = 3
 
 
 def steady_lines(study: StudyResult) -> list[str]:
-    """How steady the visits were; empty where nothing was measured."""
-    judged = [visit.steady for visit in _visits(study) if visit.steady is not None]
+    """How steady the measurements were; empty where nothing was measured."""
+    judged = [measurement.steady for measurement in _measurements(study) if measurement.steady is not None]
     if not judged:
         return []
     found = [item for item in judged if item.found]
@@ -25,26 +25,27 @@ def steady_lines(study: StudyResult) -> list[str]:
     lines = []
     if short == len(judged):
         return [
-            f"Whether passes were steady cannot be told: no visit has {LEAST_PASSES} of them. Rates are over all "
-            "measured passes; a larger measuring.least_passes or least_seconds would tell."
+            f"Whether passes were steady cannot be told: no measurement has {LEAST_PASSES} of them. Rates are over all "
+            "measured passes; a larger measuring.min_passes or min_seconds would tell."
         ]
     lines.append(
-        f"Steady state was looked for in the passes of each visit and found in {len(found):,} of "
-        f"{plural(len(judged) - short, 'visit')} of at least {LEAST_PASSES} passes"
+        f"Steady state was looked for in the passes of each measurement and found in {len(found):,} of "
+        f"{plural(len(judged) - short, 'measurement')} of at least {LEAST_PASSES} passes"
         + (f"; {short:,} shorter ones cannot be judged." if short else ".")
     )
     late = [item.first / (item.first + item.count) for item in found if item.first]
     if late:
         lines.append(
-            f"In {plural(len(late), 'visit')} the first passes were cut as start-up: {percent(median(late), 2)} of the "
+            f"In {plural(len(late), 'measurement')} the first passes were cut as start-up: {percent(median(late), 2)} "
+            f"of the "
             f"passes in the median, {percent(max(late), 2)} at most. Rates and percentiles are of the rest."
         )
     unsteady = _unsteady(study)
     if unsteady:
-        named = "; ".join(f"{result.title} ({_reasons(visits)})" for result, visits in unsteady[:_NAMED])
+        named = "; ".join(f"{result.title} ({_reasons(measurements)})" for result, measurements in unsteady[:_NAMED])
         more = f"; and {len(unsteady) - _NAMED:,} more" if len(unsteady) > _NAMED else ""
         lines.append(
-            f"None was found in {plural(sum(len(visits) for _, visits in unsteady), 'visit')} of "
+            f"None was found in {plural(sum(len(measurements) for _, measurements in unsteady), 'measurement')} of "
             f"{plural(len(unsteady), 'cell')}, whose rates are over all passes and may be of no lasting state: "
             f"{named}{more}."
         )
@@ -52,19 +53,21 @@ def steady_lines(study: StudyResult) -> list[str]:
 
 
 def unsteady_table(study: StudyResult) -> Table | None:
-    """Cells with visits in which no steady state was found, and why in the first of them."""
+    """Cells with measurements in which no steady state was found, and why in the first of them."""
     rows = [
         (
             escaped(result.model),
             escaped(result.name),
-            f"{len(visits)} of {len(result.completed)}",
-            escaped(_reasons(visits)),
+            f"{len(measurements)} of {len(result.completed)}",
+            escaped(_reasons(measurements)),
         )
-        for result, visits in _unsteady(study)
+        for result, measurements in _unsteady(study)
     ]
     if not rows:
         return None
-    return first_rows(Table(("model", "cell", "visits without", "the first of them"), tuple(rows), text_columns=4))
+    return first_rows(
+        Table(("model", "cell", "measurements without", "the first of them"), tuple(rows), text_columns=4)
+    )
 
 
 def steady_rule() -> str:
@@ -76,20 +79,24 @@ def steady_rule() -> str:
     )
 
 
-def _visits(study: StudyResult) -> list[Reading]:
-    return [visit for result in study.cells.values() for visit in result.completed.values()]
+def _measurements(study: StudyResult) -> list[Reading]:
+    return [measurement for result in study.cells.values() for measurement in result.completed.values()]
 
 
 def _unsteady(study: StudyResult) -> list[tuple[CellResult, list[Reading]]]:
-    """Cells and their visits without steady state, those with most first."""
+    """Cells and their measurements without steady state, those with most first."""
     found = []
     for result in study.cells.values():
-        visits = [visit for visit in result.completed.values() if visit.steady and visit.steady.found is False]
-        if visits:
-            found.append((result, visits))
+        measurements = [
+            measurement
+            for measurement in result.completed.values()
+            if measurement.steady and measurement.steady.found is False
+        ]
+        if measurements:
+            found.append((result, measurements))
     return sorted(found, key=lambda pair: -len(pair[1]))
 
 
-def _reasons(visits: list[Reading]) -> str:
-    assert visits[0].steady is not None
-    return visits[0].steady.reason
+def _reasons(measurements: list[Reading]) -> str:
+    assert measurements[0].steady is not None
+    return measurements[0].steady.reason

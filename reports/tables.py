@@ -1,4 +1,4 @@
-"""Tables of the whole study: resources, training, failures, and how many repeats ended in which way.
+"""Tables of the whole study: resources, failures, and outcomes of the repeats.
 
 Each function takes the study as read and gives a `Table`, or None where there is nothing to show.
 `reports.provenance` has those that say where the figures come from.
@@ -6,25 +6,10 @@ Each function takes the study as read and gives a `Table`, or None where there i
 
 from statistics import fmean, median
 
-import numpy as np
-
-from configs.rates import Floats, by_rank
-from configs.record import Status
+from configs.plans.record import Status
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.reading.read import Reading
-from reports.text import (
-    UNKNOWN,
-    Table,
-    code,
-    count,
-    escaped,
-    joined,
-    mebibytes,
-    number,
-    percent,
-    plural,
-    shortened,
-)
+from reports.text import UNKNOWN, Table, code, count, escaped, joined, mebibytes, number, percent, plural, shortened
 
 NOISE_LIMIT = 0.10
 """Share of the machine's CPU taken by others from which a cell's figures are called into question."""
@@ -62,7 +47,7 @@ def resources_table(study: StudyResult) -> Table | None:
         "growth over imports, all ranks",
         "peak while loading, largest rank",
         "weights, MiB a rank",
-        "visit, s",
+        "measurement, s",
         "own cores in use",
         "GPU in use",
         "CPU taken by others, most",
@@ -77,13 +62,13 @@ def resources_table(study: StudyResult) -> Table | None:
 
 
 def _resources(result: CellResult) -> tuple[str, ...]:
-    visits = list(result.completed.values())
+    measurements = list(result.completed.values())
     peaks = result.peak_by_rank()
     growth = result.memory.numbers_by_rank("memory_growth_bytes") if result.memory and peaks else []
     loading = result.memory.numbers_by_rank("load_peak_memory_bytes") if result.memory and peaks else []
     weights, preprocessing = (
-        largest_over_ranks(visits, "weights_bytes"),
-        largest_over_ranks(visits, "preprocess_seconds"),
+        max_over_ranks(measurements, "weights_bytes"),
+        max_over_ranks(measurements, "preprocess_seconds"),
     )
     return (
         escaped(result.model),
@@ -93,40 +78,44 @@ def _resources(result: CellResult) -> tuple[str, ...]:
         mebibytes(sum(growth) if growth else None),
         mebibytes(max(loading) if loading else None),
         mebibytes(weights),
-        number(largest_over_ranks(visits, "visit_seconds")),
+        number(max_over_ranks(measurements, "measurement_seconds")),
         percent(cpu_use(result)),
-        percent(gpu_use(visits)),
+        percent(gpu_use(measurements)),
         percent(others_share(result)),
         number(None if preprocessing is None else preprocessing * 1000),
-        mebibytes(sum_over_ranks(visits, "io_read_bytes")),
-        mebibytes(sum_over_ranks(visits, "io_write_bytes")),
-        count(largest_over_ranks(visits, "threads")),
+        mebibytes(sum_over_ranks(measurements, "io_read_bytes")),
+        mebibytes(sum_over_ranks(measurements, "io_write_bytes")),
+        count(max_over_ranks(measurements, "threads")),
     )
 
 
-def largest_over_ranks(visits: list[Reading], figure: str) -> float | None:
+def max_over_ranks(measurements: list[Reading], figure: str) -> float | None:
     """Median over repeats of a figure's largest value over ranks."""
-    largest = [max(values) for visit in visits if (values := visit.numbers_by_rank(figure))]
+    largest = [max(values) for measurement in measurements if (values := measurement.numbers_by_rank(figure))]
     return median(largest) if largest else None
 
 
-def sum_over_ranks(visits: list[Reading], figure: str) -> float | None:
+def sum_over_ranks(measurements: list[Reading], figure: str) -> float | None:
     """Median over repeats of a figure summed over the ranks; of repeats in which every rank has it."""
-    sums = [sum(values) for visit in visits if len(values := visit.numbers_by_rank(figure)) == len(visit.record.hosts)]
+    sums = [
+        sum(values)
+        for measurement in measurements
+        if len(values := measurement.numbers_by_rank(figure)) == len(measurement.record.hosts)
+    ]
     return median(sums) if sums else None
 
 
-def gpu_use(visits: list[Reading]) -> float | None:
-    """Share of a visit in which a kernel ran (NVML): mean over ranks, median over repeats."""
-    means = [fmean(values) for visit in visits if (values := visit.numbers_by_rank("gpu_busy_share"))]
+def gpu_use(measurements: list[Reading]) -> float | None:
+    """Share of a measurement in which a kernel ran (NVML): mean over ranks, median over repeats."""
+    means = [fmean(values) for measurement in measurements if (values := measurement.numbers_by_rank("gpu_busy_share"))]
     return median(means) if means else None
 
 
 def cpu_use(result: CellResult) -> float | None:
     """CPU seconds of all ranks over the seconds that their cores had, median over repeats."""
     shares = []
-    for visit in result.completed.values():
-        busy, seconds = visit.numbers_by_rank("cpu_seconds"), visit.numbers_by_rank("visit_seconds")
+    for measurement in result.completed.values():
+        busy, seconds = measurement.numbers_by_rank("cpu_seconds"), measurement.numbers_by_rank("measurement_seconds")
         cores = result.cell.layout.ranks * result.cell.cores_per_rank
         if busy and seconds and max(seconds) > 0:
             shares.append(sum(busy) / (max(seconds) * cores))
@@ -135,7 +124,7 @@ def cpu_use(result: CellResult) -> float | None:
 
 def others_share(result: CellResult) -> float | None:
     """The largest share, over repeats, of the machine's CPU that other processes took during the cell."""
-    shares = [visit.figure("others_cpu_share") for visit in result.completed.values()]
+    shares = [measurement.figure("others_cpu_share") for measurement in result.completed.values()]
     return max((share for share in shares if share is not None), default=None)
 
 
@@ -153,78 +142,6 @@ def noise_warning(study: StudyResult) -> str | None:
     )
 
 
-def training_table(study: StudyResult) -> Table | None:
-    """What was learnt: the first and last loss, and how it does on data that it was not trained on. First repeats."""
-    rows = []
-    for result in study.cells.values():
-        if result.cell.workload.kind == "train" and result.completed:
-            visit = result.completed[min(result.completed)]
-            losses = loss_curve(study, visit)
-            rows.append(
-                (
-                    escaped(result.model),
-                    escaped(result.name),
-                    f"{len(losses):,}" if losses is not None else UNKNOWN,
-                    number(float(losses[0])) if losses is not None else UNKNOWN,
-                    number(float(losses[-1])) if losses is not None else UNKNOWN,
-                    *_validated(visit),
-                    number(visit.figure("heldout_loss")),
-                    number(visit.figure("heldout_perplexity"), 4),
-                    count(visit.figure("heldout_tokens")),
-                    *_stepped(visit),
-                )
-            )
-    columns = (
-        "model",
-        "cell",
-        "steps",
-        "first loss, nats",
-        "last loss, nats",
-        "validation loss, nats",
-        "validation perplexity",
-        "validation accuracy",
-        "held-out loss, nats",
-        "held-out perplexity",
-        "held-out tokens",
-        "learning rate",
-        "times the one given",
-        "steps skipped, gradients overflowed",
-        "loss scale at the end",
-        "went on from step",
-    )
-    return Table(columns, tuple(rows), text_columns=2).without_empty_columns() if rows else None
-
-
-def _validated(visit: Reading) -> tuple[str, ...]:
-    """Loss, perplexity and accuracy on the validation data; held-out text has columns of its own."""
-    if visit.figure("heldout_loss") is not None:
-        return (UNKNOWN,) * 3
-    loss, perplexity = number(visit.figure("validation_loss")), number(visit.figure("validation_perplexity"), 4)
-    return loss, perplexity, percent(visit.figure("validation_accuracy"))
-
-
-def _stepped(visit: Reading) -> tuple[str, ...]:
-    """What is worth a column where something other than the file's own rate and precision decided."""
-    factor, scale = visit.figure("learning_rate_scaling"), visit.figure("loss_scale")
-    scaled = factor is not None and factor != 1
-    return (
-        number(visit.figure("learning_rate")) if scaled else UNKNOWN,
-        number(factor) if scaled else UNKNOWN,
-        count(visit.figure("skipped_steps")) if scale is not None else UNKNOWN,
-        number(scale, 6),  # a power of two
-        count(visit.figure("resumed_from_step")),
-    )
-
-
-def loss_curve(study: StudyResult, visit: Reading) -> Floats | None:
-    """Loss by step, the mean over ranks; None where the visit kept none."""
-    samples = study.samples(visit, ("loss",))
-    if not samples:
-        return None
-    losses: Floats = np.mean([np.asarray(array, dtype=np.float64) for array in by_rank(samples, "loss")], axis=0)
-    return losses if len(losses) else None
-
-
 def failures_table(study: StudyResult) -> Table | None:
     """Every repeat without a figure: how it ended, why, and where to read more; then what this version has not."""
     rows = [row for result in study.cells.values() for row in _failures(result)]
@@ -237,27 +154,34 @@ def failures_table(study: StudyResult) -> Table | None:
 
 
 def _failures(result: CellResult) -> list[tuple[str, ...]]:
-    failed = [(str(repeat), visit) for repeat, visit in result.visits.items() if not visit.completed]
-    untimed_visits = {"memory": result.memory, "profile": result.profile, "perf": result.perf, "nsys": result.nsys}
-    for measuring_pass, untimed in untimed_visits.items():
+    failed = [
+        (str(repeat), measurement) for repeat, measurement in result.measurements.items() if not measurement.completed
+    ]
+    untimed_measurements = {
+        "memory": result.memory,
+        "profile": result.profile,
+        "perf": result.perf,
+        "nsys": result.nsys,
+    }
+    for measuring_pass, untimed in untimed_measurements.items():
         if untimed is not None and not untimed.completed:
             failed.append((f"{measuring_pass} pass", untimed))
     rows: list[tuple[str, ...]] = []
-    for repeat, visit in failed:
-        failure = visit.record.failure
+    for repeat, measurement in failed:
+        failure = measurement.record.failure
         rows.append(
             (
                 escaped(result.model),
                 escaped(result.name),
                 repeat,
-                visit.record.status.value,
-                str(visit.record.attempt),
+                measurement.record.status.value,
+                str(measurement.record.attempt),
                 escaped(shortened(failure.message, 300)) if failure else UNKNOWN,
                 code(failure.log) if failure and failure.log else UNKNOWN,
-                code(visit.path),
+                code(measurement.path),
             )
         )
-    missing = [str(repeat) for repeat in range(result.planned) if repeat not in result.visits]
+    missing = [str(repeat) for repeat in range(result.planned) if repeat not in result.measurements]
     if missing:
         why = "no attempt has left a record"
         name = (escaped(result.model), escaped(result.name))
@@ -269,10 +193,10 @@ def status_counts(study: StudyResult) -> dict[str, int]:
     """How many planned repeats ended in each way; `missing` are those without a record."""
     counts: dict[str, int] = {}
     for result in study.cells.values():
-        for visit in result.visits.values():
-            name = visit.record.status.value
+        for measurement in result.measurements.values():
+            name = measurement.record.status.value
             counts[name] = counts.get(name, 0) + 1
-        missing = result.planned - len(result.visits)
+        missing = result.planned - len(result.measurements)
         if missing:
             counts[MISSING] = counts.get(MISSING, 0) + missing
     order = [*(status.value for status in Status), MISSING]

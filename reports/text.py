@@ -1,9 +1,10 @@
-"""Numbers and tables as a person reads them: three significant digits, units, Markdown that is safe.
+"""Formatting of numbers and tables: three significant digits, units, escaped Markdown.
 
 Everything here is a pure function of its arguments; nothing knows of records or plans.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -160,3 +161,24 @@ def joined(items: Iterable[str]) -> str:
 def shortened(text: str, limit: int) -> str:
     """At most so many characters, with an ellipsis where something was cut."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def aligned(table: Table) -> str:
+    """A table in columns of spaces, without the marks that Markdown needs."""
+    lines = [tuple(_plain(text) for text in line) for line in (table.columns, *table.rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(table.columns))]
+    rows = []
+    for line in lines:
+        cells = [
+            text.ljust(width) if index < table.text_columns else text.rjust(width)
+            for index, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        rows.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(rows)
+
+
+def _plain(text: str) -> str:
+    """Without emphasis, code marks and escapes: what `escaped` and `code` put in, taken out."""
+    bare = re.sub(r"(?<!\\)(\*\*|`)", "", text)
+    bare = re.sub(r"\\(.)", r"\1", bare)
+    return bare.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

@@ -1,1 +1,1 @@
-"""How a job is started, watched and ended."""
+"""Start, monitor and end jobs."""

@@ -1,13 +1,13 @@
-"""Node side of a job: starts the ranks through torchrun, watches them, ends them, and says how it ended.
+"""Launcher on the nodes of a job: start the ranks with torchrun, monitor them, end them, and record the outcome.
 
-The launcher is the one process that always knows when a job is over. Without a scheduler it stands in a session of its
-own, so that neither Ctrl-C at a terminal nor the death of the submitter touches it. Under Slurm one runs on each node
-(`srun --ntasks-per-node=1`), stays where the scheduler's signals reach it, and ends with the process that started it;
-the launchers of a job find each other first (`slurm.rollcall`). Whatever a launcher starts dies with it.
+Without a scheduler, the launcher runs in its own session, so neither Ctrl-C at a terminal nor the death of the
+submitter affects it. Under Slurm, one launcher runs on each node (`srun --ntasks-per-node=1`), receives the scheduler's
+signals, and ends with its parent process. The launchers of a job first register with the head node
+(`slurm.launcher.node_registration`). All processes started by a launcher die with it.
 
     python -m slurm.launch JOB_JSON
 
-It exits with 0 when the job was seen to its end, however that was, and with 3 where its folder cannot be used here.
+Exit code 0: the job has ended, with any outcome; 3: its folder cannot be used on this node.
 """
 
 import json
@@ -20,17 +20,18 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from configs.base import utc_now, write_atomically
-from configs.job import Job, Launcher
-from configs.paths import JobPaths
-from configs.record import Status
-from slurm import processes
-from slurm.adapter import reserve_end, write_end
-from slurm.node import Node, node_of, under_slurm
-from slurm.ranks import Launch
-from slurm.rollcall import Meeting, call_roll, digest_of, free_port
-from slurm.turn import machine_turn
-from slurm.verdict import NotStartedError, Verdict
+from configs.common.base import utc_now, write_atomically
+from configs.common.proc import become_subreaper, end_with_parent, start_ticks
+from configs.plans.job import Job, Launcher
+from configs.plans.paths import JobPaths
+from configs.plans.record import Status
+from slurm.launcher import processes
+from slurm.launcher.end_cause import JobVerdict, NotStartedError
+from slurm.launcher.job_files import reserve_end, write_end
+from slurm.launcher.machine_lock import launch_lock
+from slurm.launcher.node import JobNode, node_of, under_slurm
+from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of, free_port
+from slurm.launcher.ranks import RankSupervisor
 
 NOT_SEEN = 3
 """Exit code where the job folder is not to be seen or written on this node."""
@@ -40,7 +41,7 @@ def isolate(log: Path, scheduled: bool) -> None:
     """Leave the submitter's output and signal mask, and without a scheduler its session; adopt orphans."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     if scheduled:
-        processes.end_with_parent()
+        end_with_parent(signal.SIGTERM)
         # Slurm and submitit send them before a time limit, to everything; ranks take SIGUSR1 for themselves.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -52,7 +53,7 @@ def isolate(log: Path, scheduled: bool) -> None:
     os.close(descriptor)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    processes.become_subreaper()
+    become_subreaper()
 
 
 def scheduled_rank(paths: JobPaths) -> int | None:
@@ -63,27 +64,25 @@ def scheduled_rank(paths: JobPaths) -> int | None:
     return None
 
 
-def write_launcher(paths: JobPaths, node_rank: int | None, turn_at: str | None = None) -> None:
+def write_launcher(paths: JobPaths, node_rank: int | None, lock_acquired_at: str | None = None) -> None:
     """Say who runs this job, before anything is started; and again when the machine is its own."""
     pid = os.getpid()
-    ticks = processes.start_ticks(pid)
-    assert ticks is not None, "/proc must know this process"
     launcher = Launcher(
         node_rank=node_rank or 0,
         pid=pid,
-        pid_started=ticks,
+        pid_started=start_ticks(pid),
         host=socket.gethostname(),
         started_at=utc_now(),
-        turn_at=turn_at,
+        lock_acquired_at=lock_acquired_at,
     )
     path = paths.launcher if node_rank is None else paths.node_launcher(node_rank)
     write_atomically(path, launcher.model_dump_json())
 
 
-def launch(paths: JobPaths, node_rank: int | None) -> tuple[Verdict, int | None]:
+def launch(paths: JobPaths, node_rank: int | None) -> tuple[JobVerdict, int | None]:
     """Run the job in this folder, or its part on this node. Returns how it ended and torchrun's exit code."""
     job = Job.model_validate_json(paths.job.read_bytes()).located(paths.folder)
-    running = Launch(job, paths)
+    running = RankSupervisor(job, paths)
 
     def cancel(*_: object) -> None:
         running.cancelled = True
@@ -93,50 +92,50 @@ def launch(paths: JobPaths, node_rank: int | None) -> tuple[Verdict, int | None]
     reserve_end(paths, node_rank)
     write_launcher(paths, node_rank)
     if node_rank is None:
-        verdict = _in_turn(running)
+        verdict = _holding_lock(running)
     else:
         verdict = _with_other_nodes(running, node_of(os.environ))
     return verdict, running.agent.returncode if running.agent else None
 
 
-def _in_turn(running: Launch) -> Verdict:
+def _holding_lock(running: RankSupervisor) -> JobVerdict:
     """Without a scheduler: all of the job, when this machine is free."""
     if running.job.cell.nodes != 1:
         raise ValueError(
-            f"{running.paths.job}: cell.nodes is {running.job.cell.nodes}; several nodes need a target of kind slurm, "
-            "and Slurm to start this"
+            f"{running.paths.job}: cell.nodes: got {running.job.cell.nodes}. Multiple nodes require a slurm target "
+            "and a launch by Slurm"
         )
-    with machine_turn(give_up=lambda: running.cancelled) as mine:
+    with launch_lock(give_up=lambda: running.cancelled) as mine:
         if not mine:
-            message = "cancelled on request, before its turn on this machine"
-            return Verdict(status=Status.CANCELLED, message=message)
-        write_launcher(running.paths, None, turn_at=utc_now())
-        running.meeting = Meeting(free_port())
+            message = "cancelled on request, while waiting for the machine lock"
+            return JobVerdict(status=Status.CANCELLED, message=message)
+        write_launcher(running.paths, None, lock_acquired_at=utc_now())
+        running.meeting = Rendezvous(free_port())
         running.began = time.monotonic()
         return running.run()
 
 
-def _with_other_nodes(running: Launch, node: Node) -> Verdict:
+def _with_other_nodes(running: RankSupervisor, node: JobNode) -> JobVerdict:
     """Under Slurm, which gives nodes to one job at a time or knows why not."""
     job = running.job
     if node.count != job.cell.nodes:
-        raise ValueError(f"Slurm gave {node.count} nodes ({', '.join(node.names)}) to a job of {job.cell.nodes}")
+        raise ValueError(f"nodes: got {node.count} from Slurm ({', '.join(node.names)}), expected {job.cell.nodes}")
     running.node = node
     digest = digest_of(running.paths.job)
-    running.meeting, running.team = call_roll(node, job.name, digest, give_up=lambda: running.cancelled)
+    running.meeting, running.peer_monitor = call_roll(node, job.name, digest, give_up=lambda: running.cancelled)
     running.began = time.monotonic()
     try:
         return running.run()
     except Exception as error:
         processes.end_tree(processes.below_me)
-        running.team.confer(_launcher_failed(error), give_up=lambda: True)
+        running.peer_monitor.confer(_launcher_failed(error), give_up=lambda: True)
         raise
 
 
-def _launcher_failed(error: Exception) -> Verdict:
+def _launcher_failed(error: Exception) -> JobVerdict:
     if isinstance(error, NotStartedError):
         return error.verdict
-    return Verdict(status=Status.FAILED, kind=type(error).__name__, message=f"the launcher failed: {error}")
+    return JobVerdict(status=Status.FAILED, kind=type(error).__name__, message=f"the launcher failed: {error}")
 
 
 def main(arguments: list[str]) -> int:
@@ -149,7 +148,7 @@ def main(arguments: list[str]) -> int:
     try:
         isolate(paths.launcher_log if node_rank is None else paths.node_log(node_rank), node_rank is not None)
     except OSError as error:
-        print(f"{paths.folder} cannot be used on {socket.gethostname()}: {error.strerror}", file=sys.stderr)
+        print(f"{paths.folder}: not usable on {socket.gethostname()}: {error.strerror}", file=sys.stderr)
         return NOT_SEEN
     return_code = None
     try:

@@ -1,69 +1,16 @@
-"""What an earlier run left behind: launches that still run are adopted or ended, parts are merged.
+"""Recover an earlier run before new launches are planned: adopt, collect or cancel its launches.
 
-Called before anything new is planned, so that no repeat is measured twice and none is lost.
+So no repeat is measured twice or lost.
 """
-
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from configs.job import Job
-from configs.paths import RunPaths
-from slurm.adapter import adapter_for
-from tasks.ledger import places
-from tasks.merge import collect_job
-from tasks.session import Session
-from tasks.staging import bring_home
-
-
-@dataclass
-class Leftovers:
-    """Jobs that still run and are wanted, and lines about everything else that was found."""
-
-    running: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+from tasks.campaign.leftovers import Leftovers, resolve_leftovers
+from tasks.campaign.session import Session
 
 
 @task(name="adopt", task_run_name="adopt what an earlier run left", cache_policy=NO_CACHE)
 def adopt_jobs(session: Session) -> Leftovers:
-    """Look at every job folder that was not collected. Jobs that still run for this plan are returned."""
-    run, found = session.run, Leftovers()
-    wanted = set(places(session.plan))
-    unwanted: dict[str, list[str]] = {}
-    for name, job in _uncollected(run):
-        mine = {(visit.cell.key, job.measuring_pass, visit.repeat) for visit in job.visits} <= wanted
-        if adapter_for(job.target.kind).poll(run.job(name).folder) == "ended":
-            found.notes += collect_job(run, name).set_aside
-            mark_collected(run, name)
-        elif mine:
-            found.running.append(name)
-            found.notes.append(f"adopted {name}, which an earlier run had started")
-        else:
-            unwanted.setdefault(job.target.kind, []).append(name)
-    for kind, names in unwanted.items():
-        adapter_for(kind).cancel_many([run.job(name).folder for name in names])
-        for name in names:
-            found.notes.append(f"ended {name}, which an earlier run had left")
-            found.notes += collect_job(run, name).set_aside
-            mark_collected(run, name)
-    return found
-
-
-def _uncollected(run: RunPaths) -> list[tuple[str, Job]]:
-    """Job folders that may hold what no record holds yet, oldest first."""
-    names = sorted(folder.name for folder in run.jobs.glob("[0-9]*-*"))
-    left = [name for name in names if not collected_marker(run, name).exists() and run.job(name).job.exists()]
-    return [(name, Job.model_validate_json(run.job(name).job.read_bytes())) for name in left]
-
-
-def collected_marker(run: RunPaths, name: str) -> Path:
-    """Exists when nothing is left to merge in a job folder."""
-    return run.job(name).folder / "collected"
-
-
-def mark_collected(run: RunPaths, name: str) -> None:
-    """Say that a job's parts are all merged."""
-    collected_marker(run, name).touch()
-    bring_home(run, name)
+    """Resolve every job folder that was not collected. Jobs that still run for this plan are returned."""
+    return resolve_leftovers(session)

@@ -3,8 +3,8 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.merge import Collected, collect_job
-from tasks.session import Session
+from tasks.campaign.records import Collected, collect_job
+from tasks.campaign.session import Session
 
 
 @task(name="collect", task_run_name="collect {name}", cache_policy=NO_CACHE)

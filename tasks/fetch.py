@@ -7,10 +7,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
-from configs.plan import PlannedModel
-from configs.study import ModelSpec
-from tasks.inputs import planned_model
-from tasks.providers.models import TransientFetchError
+from configs.plans.plan import PlannedModel
+from configs.spec.study import ModelSpec
+from tasks.models.sources import TransientFetchError
+from tasks.planning.inputs import planned_model
 
 
 async def _can_pass(task: Any, task_run: Any, state: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Stage 3: are the nodes what they should be? Slow and broken ones are named, and left out by the study's jobs.
+"""Stage 3: preflight checks of the nodes. Slow and broken nodes are reported and excluded from the study's jobs.
 
 What was found is kept as `preflight.json` in the run folder and shown in the report; a run that goes on within some
 hours takes it as it is.
@@ -10,36 +10,39 @@ from functools import partial
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from configs.base import write_atomically
-from configs.paths import RunPaths
-from configs.preflight import Preflight, TargetPreflight
-from configs.target import SlurmTarget
-from reports.preflight import read_preflight, sentences, summary
-from slurm.adapter import adapter_for
-from tasks.ledger import places, read_ledger
-from tasks.predictions import with_predictions
-from tasks.session import Session
-from tasks.trials import Told, settings_of, try_nodes
+from configs.common.base import write_atomically
+from configs.plans.paths import RunPaths
+from configs.plans.preflight import Preflight, TargetPreflight
+from configs.spec.target import SlurmTarget
+from reports.preflight import preflight_summary, read_preflight, sentences
+from slurm.schedulers.adapter import adapter_for
+from tasks.campaign.ledger import places, read_ledger
+from tasks.campaign.session import Session
+from tasks.checks.node_checks import Observer, check_nodes, settings_of
+from tasks.planning.predictions import with_predictions
 
 REUSED = timedelta(hours=12)
 
 
 @task(name="preflight", task_run_name="test the nodes", cache_policy=NO_CACHE)
 def preflight(session: Session) -> Preflight:
-    """Test the nodes of every target that asks for it and has something to measure; tell the session and the board."""
+    """Test the nodes of every target that asks for it and has something to measure; tell the session and the
+    progress."""
     run = session.run
     before = read_preflight(run) or Preflight()
     known = {target.target: target for target in before.targets}
     for target in wanted(session):
         earlier = known.get(target.name)
         if earlier is None or not _holds(earlier, target):
-            told = Told(notice=partial(_say, session, target), check=session.watcher.check)
+            told = Observer(notice=partial(_say, session, target), check=session.watcher.check)
             _say(session, target)
             _end_earlier(run.preflight_run, target.kind)
-            known[target.name] = try_nodes(target, session.plan, run.preflight_run, session.cache, told)
+            known[target.name] = check_nodes(target, session.plan, run.preflight_run, session.cache, told)
             write_atomically(run.preflight, Preflight(targets=tuple(known.values())).model_dump_json(indent=1))
         found = known[target.name]
-        session.board.notes += [f"{target.name}: {text}" for text in (summary(found), *sentences(found))]
+        session.run_progress.notes += [
+            f"{target.name}: {text}" for text in (preflight_summary(found), *sentences(found))
+        ]
     session.excluded = {name: frozenset(found.excluded) for name, found in known.items()}
     all_found = Preflight(targets=tuple(known.values()))
     _predict_again(session, all_found)
@@ -57,7 +60,7 @@ def _predict_again(session: Session, found: Preflight) -> None:
 def wanted(session: Session) -> list[SlurmTarget]:
     """Targets whose nodes are to be tested: as they say, else where a cell that is not measured yet has several."""
     ledger = read_ledger(session.run)
-    session.board.notes += ledger.set_aside
+    session.run_progress.notes += ledger.set_aside
     nodes: dict[str, int] = {}
     for place in places(session.plan):
         if ledger.decisive(place) is None:
@@ -87,4 +90,4 @@ def _end_earlier(run: RunPaths, kind: str) -> None:
 
 
 def _say(session: Session, target: SlurmTarget, waits: str = "") -> None:
-    session.board.stage = f"testing the nodes of {target.name}" + (f": {waits}" if waits else "")
+    session.run_progress.stage = f"preflight checks of {target.name}" + (f": {waits}" if waits else "")

@@ -1,4 +1,4 @@
-"""Stage 8: report, cell table and link become Prefect artifacts, for those who look at its UI.
+"""Stage 8: publish the report, the cell table and a link as Prefect artifacts.
 
 They are copies: the files in the run folder stay the truth. The UI shows nothing that lies beside the
 report, so figures are embedded, and links to files become their paths.
@@ -27,9 +27,10 @@ from prefect.client.schemas.filters import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from configs.paths import RunPaths
+from configs.plans.paths import RunPaths
 from reports.text import MIB, UNKNOWN, number
-from tasks.api import quick_client
+from tasks.campaign.progress import RunProgress
+from tasks.prefect_api.api import quick_client
 
 _MOST_ROWS = 500
 _MOST_BYTES = 2_000_000
@@ -40,8 +41,8 @@ _LINK = re.compile(r"(?<![!\\])\[((?:\\.|[^\]\\])+)\]\((?![a-z]+:)([^)]+)\)")
 
 _FIGURES = {
     "tokens/s": ("tokens_per_second_median", 1.0),
-    "ms a token": ("time_per_output_token_seconds_median", 1e3),
-    "ms a step": ("step_seconds_median", 1e3),
+    "ms per token": ("time_per_output_token_seconds_median", 1e3),
+    "ms per step": ("step_seconds_median", 1e3),
     "embeddings/s": ("embeddings_per_second_median", 1.0),
     "items/s": ("items_per_second_median", 1.0),
     "peak MiB": ("peak_memory_bytes_all_ranks", 1 / MIB),
@@ -68,14 +69,14 @@ def publish(study: str, run: RunPaths) -> None:
     _end_progress(key)
 
 
-def begin_progress(study: str) -> UUID | None:
+def begin_progress(run_progress: RunProgress) -> UUID | None:
     """A progress artifact for this flow run; None where the API does not answer."""
     try:
         created = create_progress_artifact(
-            0.0, key=f"progress-{artifact_key(study)}", description=f"Study {study}: visits done of those planned"
+            0.0, key=f"progress-{artifact_key(run_progress.study)}", description=run_progress.description
         )
     except Exception as error:
-        get_run_logger().warning("no progress artifact: %s", error)
+        get_run_logger().warning("progress artifact not published: %s", error)
         return None
     return created if isinstance(created, UUID) else None
 
@@ -87,7 +88,7 @@ def begin_jobs(study: str) -> UUID | None:
             [], key=f"jobs-{artifact_key(study)}", description=f"Study {study}: jobs that wait in the queue or run now"
         )
     except Exception as error:
-        get_run_logger().warning("no table of jobs: %s", error)
+        get_run_logger().warning("table of jobs not published: %s", error)
         return None
     return created if isinstance(created, UUID) else None
 
@@ -97,10 +98,10 @@ def artifact_key(study: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", study.lower()).strip("-") or "study"
 
 
-def report_for_ui(run: RunPaths, most_bytes: int = _MOST_BYTES) -> str:
+def report_for_ui(run: RunPaths, max_bytes: int = _MOST_BYTES) -> str:
     """The report with its figures inside, as many as fit, the first first; links to files as their paths."""
     text = _LINK.sub(r"\1 (`\2`)", _SVG_LINK.sub("", run.report.read_text()))
-    left = most_bytes - len(text.encode())
+    left = max_bytes - len(text.encode())
 
     def embedded(match: re.Match[str]) -> str:
         nonlocal left
@@ -141,7 +142,7 @@ def _table_description(study: str, count: int) -> str:
 
 
 def _end_progress(key: str) -> None:
-    """All visits are done: whoever looks hears of it at once, not when it is next brought up to date."""
+    """All measurements are done: whoever looks hears of it at once, not when it is next brought up to date."""
     ended: dict[str | None, float | str] = {f"progress-{key}": 100.0, f"jobs-{key}": "[]"}
     this_run = ArtifactFilter(
         flow_run_id=ArtifactFilterFlowRunId(any_=[UUID(flow_run.id)]), key=ArtifactFilterKey(any_=list(map(str, ended)))

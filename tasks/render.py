@@ -3,7 +3,7 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from configs.paths import RunPaths
+from configs.plans.paths import RunPaths
 from reports.render import ReportSummary, render_report
 
 

@@ -1,32 +1,43 @@
 """Stage 1: a study file becomes a plan, with every input copied into the run folder."""
 
-import contextlib
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from configs.base import write_atomically
-from configs.paths import RunPaths
-from configs.plan import Plan, PlannedModel
-from configs.study import StudySpec, study_yaml
-from reports.reading.read import read_plan
-from tasks.inputs import copy_inputs, make_plan
-from tasks.predictions import with_predictions
-from tasks.repeats import carried_on
+from configs.common.base import write_atomically
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, PlannedModel
+from configs.spec.study import StudySpec, study_yaml
+from tasks.campaign.repeats import carried_on
+from tasks.checks.machine import check_clusters, check_resources
+from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan
+from tasks.planning.predictions import with_predictions
+
+
+class CheckedPlan:
+    """A plan that was made and checked before the flow began. A plain class: Prefect would walk through a model."""
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan
 
 
 @task(name="resolve study", task_run_name="resolve {study.study}", cache_policy=NO_CACHE)
-def resolve_study(study: StudySpec, models: list[PlannedModel], run: RunPaths, base: Path, cache: Path) -> Plan:
+def resolve_study(
+    study: StudySpec, models: list[PlannedModel], run: RunPaths, base: Path, cache: Path, checked: CheckedPlan
+) -> Plan:
     """Copy inputs, expand the grid, predict it, write `study.yaml` and `plan.json`.
 
-    Raises StudyError naming every problem.
+    The checked plan stays where its models are these; otherwise, as for a model whose commit only its hub knows, the
+    plan is made here and checked against this machine and the clusters. Raises StudyError naming every problem.
     """
     inputs = copy_inputs(study, run, base)
-    before = None
-    with contextlib.suppress(OSError, ValueError):  # none yet, or not to be read: then nothing was grown to
-        before = read_plan(run.plan)
-    plan = make_plan(study, models, inputs, run.inputs, cache, before)
+    before = earlier_plan(run)
+    plan = checked.plan
+    if plan is None or list(plan.models) != models:
+        plan = make_plan(study, models, inputs, run.inputs, cache, before)
+        check_resources(plan, run.folder)
+        check_clusters(plan)
     if before is not None:
         plan = carried_on(plan, before)
     plan = with_predictions(plan, run.inputs, cache, before.predictions if before else None)

@@ -1,4 +1,4 @@
-"""Stage 4: job folders (`tasks.jobs`) become a submission; many of one shape are one array of a scheduler."""
+"""Stage 4: job folders (`tasks.campaign.jobs`) become a submission; many of one shape are one array of a scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from slurm.adapter import Refused, Unavailable, adapter_for
-from tasks.session import Session
+from slurm.schedulers.adapter import adapter_for
+from slurm.schedulers.refusals import Refused, Unavailable
+from tasks.campaign.session import Session
 
 
 @dataclass(frozen=True)

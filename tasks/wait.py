@@ -6,55 +6,46 @@ from collections.abc import Callable
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from configs.job import Job
-from configs.paths import JobPaths
-from slurm.adapter import adapter_for
-from slurm.local import cancel, poll
-from tasks.board import Row
-from tasks.flight import Flight, Flown
-from tasks.session import Session
+from configs.plans.job import Job
+from slurm.schedulers.adapter import adapter_for
+from slurm.schedulers.refusals import JobState
+from tasks.campaign.active_jobs import ActiveJobs, Flown
+from tasks.campaign.jobs import follow_job, measured_so_far, waits_for
+from tasks.campaign.progress import ProgressRow
+from tasks.campaign.session import Session
 
-_FASTEST_POLL_SECONDS = 0.05
-_SLOWEST_POLL_SECONDS = 0.2
 _SWEEP_SECONDS = 0.5
 """Between two looks at all jobs in flight; they are looks at files, the scheduler is asked more seldom."""
-_GRACE_SECONDS = 30.0
-"""The launcher keeps the job's time limit itself; this much later it is taken for lost."""
+_HOLDER_SECONDS = 2.0
+"""Between two looks at who has this machine."""
 _SCHEDULER_GRACE_SECONDS = 300.0
-"""The same under a scheduler, which has a limit of its own between the two."""
+"""So much later than its limit a job is taken for lost; the launcher's and the scheduler's limits come before."""
 
 
 @task(name="wait", task_run_name="wait for {name}", cache_policy=NO_CACHE)
-def wait_for_launch(name: str, row: Row, session: Session) -> None:
+def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
     """Return when no process of this machine's job is left. Ends the job if the run is cancelled or interrupted."""
-    paths = session.run.job(name)
-    job = Job.model_validate_json(paths.job.read_bytes())
-    deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
-    pause = _FASTEST_POLL_SECONDS
+    job = Job.model_validate_json(session.run.job(name).job.read_bytes())
+    told_at = 0.0
+
+    def look(state: JobState, waited_seconds: float) -> None:
+        nonlocal told_at
+        session.watcher.check()
+        row.state, row.done, row.waited_seconds = state, measured_so_far(job, session.run), waited_seconds
+        if state != "waiting" or waited_seconds == 0:
+            row.note = ""
+        elif not row.note or waited_seconds - told_at >= _HOLDER_SECONDS:
+            row.note, told_at = waits_for(), waited_seconds
+
     try:
-        while (state := poll(paths.folder)) != "ended":
-            session.watcher.check()
-            if state == "waiting" and paths.launcher.exists():
-                # Another launch has the machine, perhaps for hours: no limit counts meanwhile.
-                deadline += pause
-                row.waited_seconds += pause
-                row.note = "for another launch on this machine"
-            if time.monotonic() > deadline:
-                cancel(paths.folder)
-            row.state = state
-            row.note = row.note if state == "waiting" else ""
-            row.done = _visits_done(paths, job)
-            time.sleep(pause)
-            pause = min(pause * 1.1, _SLOWEST_POLL_SECONDS)
+        follow_job(job, session.run, look)
     except BaseException:
-        # Whatever ends this wait ends the job: Ctrl-C, a signal of a Prefect worker, the API's cancel.
         row.state = "cancelled"
-        cancel(paths.folder)
         raise
 
 
 @task(name="wait", task_run_name="wait for {what}", cache_policy=NO_CACHE)
-def wait_for_jobs(what: str, flight: Flight, session: Session, enough: Callable[[], bool]) -> list[str]:
+def wait_for_jobs(what: str, active_jobs: ActiveJobs, session: Session, enough: Callable[[], bool]) -> list[str]:
     """Watch all jobs in flight; return the names of those that ended, as soon as there are any.
 
     Returns none where `enough` says so first. One task for all: a thread each would be many for nothing.
@@ -62,27 +53,23 @@ def wait_for_jobs(what: str, flight: Flight, session: Session, enough: Callable[
     """
     while True:
         session.watcher.check()
-        ended = [name for name, flown in flight.jobs.items() if _look(session.run.job(name), flown) == "ended"]
+        ended = [name for name, flown in active_jobs.jobs.items() if _look(session, name, flown) == "ended"]
         if ended or enough():
             return ended
         time.sleep(_SWEEP_SECONDS)
 
 
-def _look(paths: JobPaths, flown: Flown) -> str:
+def _look(session: Session, name: str, flown: Flown) -> str:
     """Where a job stands; its row says so too. One that outlives all limits is ended."""
-    adapter = adapter_for(flown.job.target.kind)
-    state = adapter.poll(paths.folder)
+    adapter, folder = adapter_for(flown.job.target.kind), session.run.job(name).folder
+    state = adapter.poll(folder)
     row = flown.row
     if state == "running":
         if flown.running_since is None:
             flown.running_since = time.monotonic()
-        row.done = _visits_done(paths, flown.job)
+        row.done = measured_so_far(flown.job, session.run)
         if time.monotonic() - flown.running_since > flown.job.timeout_seconds + _SCHEDULER_GRACE_SECONDS:
-            adapter.cancel(paths.folder)
+            adapter.cancel(folder)
     if state != "ended":
-        row.state, row.note = ("running" if state == "running" else "queued"), adapter.note(paths.folder)
+        row.state, row.note = ("running" if state == "running" else "queued"), adapter.note(folder)
     return state
-
-
-def _visits_done(paths: JobPaths, job: Job) -> int:
-    return min(len(job.visits), sum(1 for _ in paths.parts.glob("*.rank_0.json")))

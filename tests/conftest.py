@@ -10,8 +10,9 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from lab import Lab
-    from offline_team import OfflineTeam
+    from tests.support.lab import Lab
+    from tests.support.offline_team import OfflineTeam
+    from tests.support.rank_pool import RankPool
 
 # The same examples in every run, on machines however slow.
 hypothesis.settings.register_profile("rankwise", derandomize=True, deadline=None, database=None)
@@ -45,7 +46,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def team(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[OfflineTeam]":
     """One Prefect server and Prefect worker for all tests of deployments; use it within `team.inside()`."""
-    from offline_team import OfflineTeam
+    from tests.support.offline_team import OfflineTeam
 
     made = OfflineTeam(tmp_path_factory.mktemp("team"))
     try:
@@ -60,7 +61,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[OfflineTeam]":
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Lab]":
     """One Slurm cluster for all tests that are marked `slurm`; SLURM_CONF names it meanwhile."""
-    from lab import lab_for_tests
+    from tests.support.lab import lab_for_tests
 
     with lab_for_tests(tmp_path_factory.mktemp("lab")) as made:
         yield made
@@ -79,3 +80,40 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("what was seen")
     for line in dict.fromkeys(lines):
         terminalreporter.write_line(f"| {line} |")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch on one thread in this process, for the tests of one file."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pool() -> "Iterator[RankPool]":
+    """Two gloo ranks for the tests of one file."""
+    from tests.support.rank_pool import RankPool
+
+    with RankPool(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    """torch on one thread, unless the test asks for more."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of compiled kernels: every source is compiled once per mode, and the user's own is left alone."""
+    return tmp_path_factory.mktemp("kernels")

@@ -1,7 +1,9 @@
-"""What the documents point at exists, and the version is one."""
+"""Links, anchors, index and make targets of the documents exist; README, changelog and pins agree with the project."""
 
+import ast
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,71 @@ def test_links_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text())
     missing = [name for name in targets if "://" not in name and not (document.parent / name).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_anchors_are_headings(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", document.read_text())
+    missing = [
+        f"{name}#{anchor}"
+        for name, anchor in links
+        if "://" not in name and anchor not in _anchors(document.parent / name if name else document)
+    ]
+    assert not missing
+
+
+def _anchors(document: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them: lower case, punctuation dropped, spaces as hyphens."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_source_files_exist(document: Path) -> None:
+    """Files of the packages, and modules that are run: `engine/worker.py`, `python -m slurm.launch`."""
+    text = document.read_text()
+    packages = "benchmarks|configs|engine|flows|reports|slurm|tasks|tests"
+    paths = re.findall(rf"`((?:{packages})/[\w/.-]+\.\w+)`", text)
+    paths += [name.replace(".", "/") + ".py" for name in re.findall(rf"python -m ((?:{packages})[\w.]*)", text)]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_index_links_every_page_once() -> None:
+    index = ROOT / "docs" / "README.md"
+    links = Counter((index.parent / name).resolve() for name in re.findall(r"\]\(([^)#\s]+)\)", index.read_text()))
+    generated = set(ROOT.glob("docs/examples/*/*.md"))
+    pages = set(ROOT.glob("docs/**/*.md")) - {index} - generated
+    assert {page: links[page] for page in pages if links[page] != 1} == {}
+
+
+def test_troubleshooting_quotes_messages_that_are_printed() -> None:
+    """In the first column of each table; `...`, `<host>` and numbers stand for what varies."""
+    page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text()
+    symptoms = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    quotes = [quote for symptom in symptoms for quote in re.findall(r"`([^`]+)`", symptom)]
+    printed = _printed()
+    unknown = []
+    for quote in quotes:
+        fragments = [piece.strip() for piece in re.split(r"\.\.\.|<\w+>|\b\d[\d.]*", quote)]
+        if len(max(fragments, key=len)) >= 8 and not all(fragment in printed for fragment in fragments):
+            unknown.append(quote)
+    assert unknown == []
+
+
+def _printed() -> str:
+    """Every text of the packages' source and of the scripts that users run."""
+    texts = [(ROOT / "Makefile").read_text()]
+    for package in ("configs", "engine", "flows", "reports", "slurm", "tasks"):
+        texts += [path.read_text() for path in (ROOT / package).rglob("*.in")]
+        for path in (ROOT / package).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            texts += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return "\n".join(texts)
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_the_changelog_begins_with_the_version() -> None:
@@ -43,6 +110,22 @@ def test_everything_that_is_required_is_pinned() -> None:
     }
     wanted = {re.split(r"[<>=!\[; ]", name)[0].lower().replace("_", "-") for name in names}
     assert wanted <= pinned, wanted - pinned
+
+
+def test_every_nightly_test_is_listed_with_the_defect_that_it_finds() -> None:
+    """And nothing else is: a test that came back into CI, or is gone, has no row."""
+    functions = (
+        node
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and any("mark.nightly" in ast.unparse(each) for each in node.decorator_list)
+    )
+    table = (ROOT / "docs" / "reference" / "testing.md").read_text().partition("## Nightly tests")[2]
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in table.splitlines() if line.startswith("| `")]
+    assert all(len(row) == 3 and all(row) for row in rows)
+    listed = {name for row in rows for name in re.findall(r"`(test_\w+)`", row[0])}
+    assert listed == {node.name for node in functions}
 
 
 def _extra(name: str, extras: dict[str, list[str]]) -> list[str]:

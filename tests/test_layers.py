@@ -1,12 +1,16 @@
 """The folders depend on each other in one direction, and each third party has one owner."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from benchmarks.structure.graph import Import, import_graph, module_circles, package_circles, package_order
+from benchmarks.structure.source import SourceTree
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
@@ -38,9 +42,28 @@ OWNERS = {
     "huggingface_hub": {"tasks"},
     "datasets": {"tasks"},
     "boto3": {"tasks"},
+    "google": {"tasks"},
+    "azure": {"tasks"},
     "typer": {"flows"},
     "rich": {"flows"},
 }
+ORDER = {
+    "configs": ("plans", "hardware", "spec", "workloads", "common"),
+    "engine": (
+        "agents",
+        "worker",
+        "workloads",
+        ("peers", "inference", "training", "serving"),
+        "correctness",
+        "prompts",
+        "models",
+        "loading",
+        "rank",
+        ("parallel", "kernels"),
+    ),
+    "slurm": ("sbatch_bundle", "schedulers", "forking", "launch", "launcher", "staging"),
+}
+"""Inside a package: what stands left may import what stands right; for those in one group no circle is enough."""
 MODULES = sorted(path for folder in MAY_IMPORT if "." not in folder for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -73,9 +96,39 @@ def test_imports_point_down(path: Path) -> None:
     assert not stolen, f"{stolen} belong to {[OWNERS[name] for name in stolen]}"
 
 
-def test_providers_do_not_know_prefect() -> None:
-    for path in (ROOT / "tasks" / "providers").rglob("*.py"):
-        assert "prefect" not in imported_packages(path), path
+@functools.cache
+def imports() -> list[Import]:
+    """All imports of the product: inside functions, for types alone and by name too."""
+    return import_graph(SourceTree.read(ROOT))
+
+
+def test_no_modules_import_each_other() -> None:
+    assert not module_circles(imports())
+
+
+def test_no_packages_import_each_other() -> None:
+    """At each level, between the modules and sub-packages of a package."""
+    circles = package_circles(imports())
+    assert not [(circle.level, circle.members) for circle in circles]
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_inside_a_package_point_one_way(package: str) -> None:
+    place = {
+        f"{package}.{name}": index
+        for index, group in enumerate(ORDER[package])
+        for name in ([group] if isinstance(group, str) else group)
+    }
+    pairs = package_order(imports(), package)
+    wrong = [(left, right) for left, right in pairs if {left, right} <= place.keys() and place[left] > place[right]]
+    assert not wrong
+
+
+def test_packages_below_the_tasks_import_no_prefect() -> None:
+    """`tasks` holds the Prefect tasks themselves; of its packages `prefect_api` alone knows Prefect."""
+    below = [path for path in (ROOT / "tasks").rglob("*.py") if path.parent.name not in ("tasks", "prefect_api")]
+    assert len(below) > 20
+    assert not [path for path in below if "prefect" in imported_packages(path)]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -89,10 +142,11 @@ def test_no_module_shadows_a_folder(path: Path) -> None:
         ("flows.scaling_study", {"torch", "transformers", "matplotlib"}),
         ("flows.cli.main", {"torch", "prefect", "pandas", "matplotlib"}),
         ("slurm.launch", {"torch", "prefect", "numpy"}),
+        ("reports.render", {"torch", "prefect", "pandas"}),
         ("engine", {"torch"}),
         ("engine.planner.families", {"torch", "prefect", "pandas"}),
         ("engine.worker", {"transformers", "prefect", "pandas"}),
-        ("engine.training.workload", {"transformers", "deepspeed", "prefect", "pandas"}),
+        ("engine.workloads.train", {"transformers", "deepspeed", "prefect", "pandas"}),
     ],
 )
 def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Weights made smaller while they are loaded: pruned, quantised; `docs/compression.md` defines each pass.
+"""Weights made smaller while they are loaded: pruned, quantised; `docs/reference/compression.md` defines each pass.
 
 compressor = Compressor(("prune_2_4", "int8"), torch.bfloat16, device)
 layer = compressor.pack(parts, bias, "quick")       # in place of pack_linear, product by product

@@ -1,10 +1,10 @@
-"""Compresses a model's products one by one as they are loaded, so that the whole never lies there uncompressed.
+"""Compress a model's products one by one during loading, so that the whole model is never in memory uncompressed.
 
     compressor = Compressor(cell.compression, torch.bfloat16, device)
     layer = compressor.pack([query, key, value], bias, "quick")
     figures = compressor.figures(dense_bytes, plain_bytes)
 
-All matrix products are compressed, the head's among them; tables of embeddings, norms and biases stay.
+All matrix products are compressed, including the head; embedding tables, norms and biases are not.
 """
 
 import time
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from configs.record import Figure
+from configs.plans.record import Figure
 from engine.compression.passes import Hardware, hardware_of, resolve
 from engine.compression.pruning import pruned
 from engine.kernels.linear import PackedLinear, Packing, pack_linear
@@ -23,7 +23,7 @@ from engine.kernels.quantized import SCHEMES, quantize_linear
 
 
 class Compressor:
-    """The passes of a launch, and what they did so far. `passes` are the resolved ones; empty: `pack` only packs."""
+    """The passes of a launch, and their figures so far. `passes` are the resolved ones; empty: `pack` only packs."""
 
     def __init__(
         self, asked: Sequence[str], dtype: torch.dtype, device: torch.device, hardware: Hardware | None = None
@@ -40,16 +40,16 @@ class Compressor:
     def pack(
         self, parts: Sequence[Tensor], bias: Tensor | None, packing: Packing, first_input: int = 0
     ) -> PackedLinear:
-        """One layer from weights [out, in] one below the other, as `pack_linear` gives it, compressed.
+        """Return one compressed layer from stacked weights [out, in], as `pack_linear`.
 
-        first_input: the number of their first input in the whole weight. With passes, nothing is lent.
+        first_input: index of their first input in the whole weight. With passes, nothing is memory-mapped.
 
-        Raises ValueError where a share of the inputs cannot be pruned as the whole is.
+        Raises ValueError if a share of the inputs cannot be pruned like the whole.
         """
         if not self.passes:
             return pack_linear(parts, bias, packing=packing)
         began = time.perf_counter()
-        own: Packing = "quick" if packing == "lent" else packing
+        own: Packing = "quick" if packing == "memory_mapped" else packing
         if self._pruning:
             parts = [pruned(self._pruning, part.detach(), first_input) for part in parts]
             self._nonzero += sum(int(part.count_nonzero()) for part in parts)
@@ -66,12 +66,12 @@ class Compressor:
         return layer
 
     def figures(self, dense_bytes: int, plain_bytes: int) -> dict[str, Figure]:
-        """What was done; empty where the cell asked for nothing.
+        """Return figures of the compression; empty if the cell requested none.
 
-        dense_bytes: of this rank's weights as they came. plain_bytes: of those that are not part of a product, and
-        stayed. weights_bytes are what both kinds take now: where the head is tied and quantised, the table of
-        embeddings counts beside it; where weights are in no smaller form, they are dense_bytes. nonzero_share: of the
-        weights of all products, None where nothing was pruned. compression_seconds are part of the load's.
+        dense_bytes: this rank's weights before compression. plain_bytes: weights outside of products, not compressed.
+        weights_bytes: both kinds after compression; with a tied, quantised head the embedding table counts in addition;
+        without a smaller form, they equal dense_bytes. nonzero_share: of the weights of all products, None without
+        pruning. compression_seconds are part of the load's.
         """
         if not self._asked:
             return {}
@@ -85,7 +85,7 @@ class Compressor:
 
 
 class _SparseLinear(PackedLinear):
-    """2:4 weights on a GPU's sparse units; as they are where torch has no such form for their shape."""
+    """2:4 weights on a GPU's sparse units; dense if torch has no sparse form for their shape."""
 
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None) -> None:
         whole = torch.cat(list(parts))

@@ -1,10 +1,10 @@
-"""Which passes run where: `balanced` and `aggressive` are lists that follow what the hardware can do.
+"""Select compression passes by hardware: `balanced` and `aggressive` are lists that depend on its capabilities.
 
     resolve(("balanced",), hardware_of(device, torch.bfloat16))     # ("int8",) on a CPU that multiplies bytes
 
 A level never names a pass that costs accuracy and gives neither speed nor, on the hardware at hand, anything that a
-user of the level asks for; where nothing is left, the weights stay in the cell's dtype. docs/compression.md gives the
-table and its reasons.
+user of the level asks for; where nothing is left, the weights stay in the cell's dtype.
+docs/reference/compression.md gives the table and its reasons.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ from dataclasses import dataclass
 
 import torch
 
-from configs.cell import LEVELS
+from configs.common.execution import LEVELS
 from engine.kernels.quantized import own_path
 
-_FAST = "avx512_vnni"  # with other instructions weights are widened first, which costs what fewer bytes save
+_FAST = "avx512_vnni"  # other instructions dequantise first, which costs the time saved by fewer bytes
 _SPARSE_UNITS = (8, 0)  # compute capability from which NVIDIA GPUs multiply 2:4 weights at double speed
 _SPARSE_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What decides about passes. `kernels`: instructions of our quantised kernels for this device and dtype, empty
-    where there are none; `sparse_units`: whether the device multiplies 2:4 weights faster."""
+    """Properties that determine the passes. `kernels`: instructions of our quantised kernels for this device and dtype,
+    empty if there are none; `sparse_units`: whether the device multiplies 2:4 weights faster.
+    """
 
     device: str
     kernels: str = ""
@@ -31,7 +32,7 @@ class Hardware:
 
 
 def hardware_of(device: torch.device, dtype: torch.dtype) -> Hardware:
-    """What `device` can do with weights of `dtype`."""
+    """Return the capabilities of `device` for weights of `dtype`."""
     if device.type == "cpu":
         return Hardware("cpu", kernels="" if dtype is torch.float16 else own_path())
     if device.type == "cuda" and torch.version.cuda:
@@ -41,7 +42,7 @@ def hardware_of(device: torch.device, dtype: torch.dtype) -> Hardware:
 
 
 def resolve(passes: Sequence[str], hardware: Hardware) -> tuple[str, ...]:
-    """The passes as they are run, levels replaced by their lists; empty where nothing is to be done."""
+    """Return the passes to run, with levels replaced by their lists; empty for no compression."""
     return tuple(one for name in passes for one in (_level(name, hardware) if name in LEVELS else (name,)))
 
 

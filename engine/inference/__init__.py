@@ -1,1 +1,1 @@
-"""Inference in which ranks share a model: tensor-parallel layers, pipeline stages, packed weights, a static cache."""
+"""Sharded inference: tensor-parallel layers, pipeline stages, packed weights, a static cache."""

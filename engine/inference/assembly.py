@@ -1,12 +1,12 @@
-"""From pieces of a checkpoint to one rank's weights: convert, cut fused tensors, pack, and drop the rest.
+"""Assemble one rank's weights from pieces of a checkpoint: convert, split fused tensors, and pack.
 
     assembly = Assembly(config, grid, wanted_slots(config, grid), torch.bfloat16, device)
     for piece, tensor in parts:
         assembly.put(piece, tensor)
     assembly.weights("decoder")
 
-A product (queries, keys and values; gate and up) is packed as soon as its parts are there, so that no second copy of
-the weights is ever held.
+A product (queries, keys and values; gate and up) is packed as soon as its parts have arrived, so that no second copy of
+all weights is held.
 """
 
 from collections import defaultdict
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from engine.compression import Compressor
-from engine.inference.layer import Layer, Norm, Weights
-from engine.inference.stages import own_layers
+from engine.inference.layer import LayerWeights, Norm, StackWeights
 from engine.kernels.linear import PackedLinear, Packing, pack_linear
 from engine.loading import Piece
 from engine.models.config import ModelConfig
 from engine.models.slots import Slot
+from engine.models.stages import own_layers
 from engine.models.tensors import StackName
+from engine.models.weights import HashedWeights
 from engine.parallel.grid import Grid
-from engine.weights import HashedWeights
 
 _HEAD = "head"
 _PARTS = {
@@ -36,15 +36,15 @@ _PARTS = {
     "cross_key_value": ("cross_key", "cross_value"),
     "cross_output": ("cross_output",),
 }
-"""The products of a layer, and the roles that stand in each, one below the other."""
+"""The products of a layer, and the stacked roles of each."""
 _PRODUCT_OF = {role: product for product, roles in _PARTS.items() for role in roles}
 
 
 class Assembly:
-    """Takes a rank's pieces in any order; packs each product when the last of its parts has come.
+    """Receives a rank's pieces in any order; packs each product when its last part has arrived.
 
-    lent: the tensors that come may be used until the weights are settled, and need not be copied before. nbytes: of all
-    pieces; plain_bytes: of those that are not packed.
+    memory_mapped: incoming tensors stay valid until the weights are finalized, and need not be copied before. nbytes:
+    of all pieces; plain_bytes: of those that are not packed.
     """
 
     def __init__(
@@ -54,10 +54,16 @@ class Assembly:
         slots: Iterable[Slot],
         dtype: torch.dtype,
         device: torch.device,
-        lent: bool = False,
+        memory_mapped: bool = False,
         compressor: Compressor | None = None,
     ) -> None:
-        self._config, self._grid, self._dtype, self._device, self._lent = config, grid, dtype, device, lent
+        self._config, self._grid, self._dtype, self._device, self._memory_mapped = (
+            config,
+            grid,
+            dtype,
+            device,
+            memory_mapped,
+        )
         self._compressor = compressor
         self._slots: defaultdict[Piece, list[Slot]] = defaultdict(list)
         self._products: defaultdict[str, list[Slot]] = defaultdict(list)
@@ -75,7 +81,7 @@ class Assembly:
         self.nbytes = self.plain_bytes = 0
 
     def put(self, piece: Piece, tensor: Tensor) -> None:
-        """Take one piece, in whatever dtype."""
+        """Add one piece, in any dtype."""
         tensor = tensor.to(self._device, self._dtype)
         self.nbytes += tensor.nbytes
         whole = piece == Piece(piece.name)
@@ -84,19 +90,21 @@ class Assembly:
             part = slot.of(tensor)
             product = _product(slot.name)
             if product is None:
-                # A copy of what is small: a page of the file would stay mapped for it.
-                self._plain[slot.name] = part.clone() if self._lent and slot.as_stored and part.dim() == 1 else part
+                # Small tensors are copied; otherwise a page of the file would stay mapped.
+                self._plain[slot.name] = (
+                    part.clone() if self._memory_mapped and slot.as_stored and part.dim() == 1 else part
+                )
                 self.plain_bytes += part.nbytes
             else:
                 self._waiting[slot.name] = part
                 self._pack_if_complete(product)
 
-    def weights(self, stack: StackName) -> Weights:
-        """All of the rank's weights of a stack; every wanted piece must have come."""
+    def weights(self, stack: StackName) -> StackWeights:
+        """Return all of the rank's weights of a stack; every wanted piece must have been added."""
         assert not self._waiting, f"parts without the rest: {sorted(self._waiting)}"
         grid, main = self._grid, stack == "decoder" or self._config.kind == "encoder"
         first = grid.is_first_stage
-        return Weights(
+        return StackWeights(
             layers=[self._layer(f"{stack}.{layer}.") for layer in own_layers(self._config, grid, stack)],
             embedding=self._plain["embedding.weight"] if first else None,
             positions=self._plain.get("positions.weight"),
@@ -105,20 +113,20 @@ class Assembly:
             norm=self._norm(f"{stack}.norm"),
             head=self._packed.get(_HEAD) if main else None,
             relative=self._plain.get(f"{stack}.relative.weight"),
-            lent=self._lent,
+            memory_mapped=self._memory_mapped,
         )
 
     @property
     def hash_seconds(self) -> float:
-        """What hashing took while the pieces came."""
+        """Seconds spent on hashing while pieces arrived."""
         return self._hashed.seconds
 
     def digest(self) -> str:
-        """16 hexadecimal digits over all pieces: on one rank those of `engine.weights.weights_hash`."""
+        """Return 16 hexadecimal digits over all pieces: on one rank those of `engine.models.weights.weights_hash`."""
         return self._hashed.digest()
 
     def _pack_if_complete(self, product: str) -> None:
-        """One layer from the weights and biases of several, one below the other."""
+        """Pack one layer from the weights and biases of several, stacked, if all have arrived."""
         parts = self._products[product]
         if any(slot.name not in self._waiting for slot in parts):
             return
@@ -126,7 +134,7 @@ class Assembly:
         weights = {slot: tensor for slot, tensor in tensors.items() if tensor.dim() == 2}
         biases = [tensor for tensor in tensors.values() if tensor.dim() == 1]
         bias = torch.cat(biases) if biases else None
-        packing: Packing = "lent" if self._lent else "quick"
+        packing: Packing = "memory_mapped" if self._memory_mapped else "quick"
         if self._compressor is None:
             self._packed[product] = pack_linear(list(weights.values()), bias, packing=packing)
         else:
@@ -137,10 +145,10 @@ class Assembly:
         weight = self._plain.get(f"{name}.weight")
         return None if weight is None else Norm(weight, self._plain.get(f"{name}.bias"))
 
-    def _layer(self, prefix: str) -> Layer:
+    def _layer(self, prefix: str) -> LayerWeights:
         input_norm, post_norm = self._norm(f"{prefix}input_norm"), self._norm(f"{prefix}post_norm")
         assert input_norm is not None and post_norm is not None
-        return Layer(
+        return LayerWeights(
             input_norm=input_norm,
             qkv=self._packed[f"{prefix}qkv"],
             query_norm=self._plain.get(f"{prefix}query_norm.weight"),
@@ -157,7 +165,7 @@ class Assembly:
 
 
 def _product(slot: str) -> str | None:
-    """The packed product that a slot is a part of; None: it stays as it is."""
+    """Return the packed product that a slot belongs to; None: the slot is not packed."""
     if slot.startswith(f"{_HEAD}."):
         return _HEAD
     prefix, _, role = slot.rpartition(".")[0].rpartition(".")
@@ -166,7 +174,7 @@ def _product(slot: str) -> str | None:
 
 
 def _place(slot: Slot) -> tuple[bool, int]:
-    """Weights before biases, each in the order of the roles."""
+    """Sort key: weights before biases, each in the order of the roles."""
     owner, _, kind = slot.name.rpartition(".")
     role = owner.rpartition(".")[2]
     roles = _PARTS.get(_PRODUCT_OF.get(role, ""), ())

@@ -1,12 +1,12 @@
-"""Keys and values of the tokens seen so far: one rank's heads of one stage's layers, allocated once.
+"""Static key-value cache: one rank's heads of one stage's layers, allocated once.
 
     cache = shard.new_cache(batch=4, capacity=512)
     cache.set_source(states, padding)     # only before an encoder-decoder's decoder
-    shard.forward(tokens, cache)          # fills it; `length` moves
-    cache.clear()                         # begin anew with the next requests
+    shard.forward(tokens, cache)          # fills it and advances `length`
+    cache.clear()                         # before the next requests
 
-A cache also holds what depends on nothing but its positions: the cosines and sines of each, or what is added to scores
-by distance, so that a decode step looks them up instead of computing them.
+A cache also holds data that depends on positions only (cosines and sines, or biases by distance), so that a decode step
+looks them up instead of computing them.
 """
 
 from collections.abc import Callable
@@ -17,20 +17,19 @@ import torch
 from torch import Tensor
 
 from engine.inference.positions import biased, table_rows
-from engine.inference.sharding import Share
 from engine.inference.source import Source
 from engine.kernels.attention import DecodeAttention, bias_table, has_decode_attention, stored_width
 from engine.kernels.linear import PackedLinear
-from engine.llama import visible
 from engine.models.config import ModelConfig
+from engine.models.llama import visible
+from engine.models.sharding import Share
 
 
 @dataclass(slots=True)
 class Views:
-    """The part of a cache that a layer's attention sees, by layer: [batch, kv_heads, seen, head_dim] each.
+    """The visible part of a cache, by layer: [batch, kv_heads, seen, head_dim] each.
 
-    mask: which of it each query sees, or what is added to the scores; None for all of it up to the query itself (of a
-    source: all of it).
+    mask: visible positions of each query, or a bias added to the scores; None: causal (for a source: all).
     """
 
     keys: tuple[Tensor, ...]
@@ -39,13 +38,13 @@ class Views:
 
 
 @dataclass(slots=True)
-class Step:
-    """What a forward pass needs of the cache.
+class CacheStep:
+    """Cache views and position data of a forward pass.
 
-    angles: cosines and sines [1 or batch, length, 1, head_dim]; None where nothing turns. rows [batch, length]: of the
-    table of learned positions. key_slots, value_slots: where each layer's new keys and values go,
-    [batch, kv_heads, length, head_dim]; or, with a `position` [1], all of the cache, of which that one is written.
-    views: by a layer's window. source: what cross attention sees.
+    angles: cosines and sines [1 or batch, length, 1, head_dim]; None without rotation. rows [batch, length]: of the
+    table of learned positions. key_slots, value_slots: destinations of each layer's new keys and values, [batch,
+    kv_heads, length, head_dim]; or, with a `position` [1], the whole cache, written at that position.
+    views: by a layer's window. source: keys and values of cross attention.
     """
 
     angles: tuple[Tensor, Tensor] | None
@@ -57,7 +56,7 @@ class Step:
     source: Views | None = None
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Put a layer's new keys and values [batch, kv_heads, length, head_dim] in their places."""
+        """Write a layer's new keys and values [batch, kv_heads, length, head_dim] to their slots."""
         if self.position is None:
             self.key_slots[layer].copy_(keys)
             self.value_slots[layer].copy_(values)
@@ -68,9 +67,9 @@ class Step:
 
 @dataclass(slots=True)
 class KernelStep:
-    """One more position of each sequence, attended to by our own kernel. windows: by layer, 0 for none.
+    """One more position of each sequence, with attention by the native kernel. windows: by layer, 0 for none.
 
-    rows [batch, 1]: of the table of learned positions, always in the same memory. source: over cross attention's keys.
+    rows [batch, 1]: of the table of learned positions, always in the same memory. source: cross attention's kernel.
     """
 
     attention: DecodeAttention
@@ -80,10 +79,10 @@ class KernelStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
-    """What a stack's attention does with positions, on the cache's device.
+class CachePositions:
+    """Position data of a stack's attention, on the cache's device.
 
-    frequencies: radians a position of each pair of a head. by_distance [heads, capacity]: what is added to scores.
+    frequencies: radians per position of each pair of a head. by_distance [heads, capacity]: bias added to scores.
     """
 
     frequencies: Tensor | None = None
@@ -100,20 +99,20 @@ class KeyValueCache:
         layers: range,
         batch: int,
         capacity: int,
-        positions: Positions,
+        positions: CachePositions,
         like: Tensor,
         crossing: list[PackedLinear],
     ) -> None:
-        """For these layers and heads, in the dtype and on the device of `like`.
+        """Allocate for these layers and heads, in the dtype and on the device of `like`.
 
-        crossing: each layer's product that makes keys and values of a source; empty where there is none.
+        crossing: each layer's product that computes keys and values of a source; empty without cross attention.
         """
         self.batch, self.capacity = batch, capacity
         self._windows = [config.windows[layer] for layer in layers]
         self._kernel_windows = [window or 0 for window in self._windows]
         self._config, self._share = config, share
-        # One block for all layers: a step cuts it into views with one call instead of one call a layer.
-        # Rows may be wider than heads, for our own kernel: the rest is zeros and stays so.
+        # One tensor for all layers: a step creates its views with one call instead of one per layer. Rows may be wider
+        # than heads for the native kernel; the rest stays zero.
         width = stored_width(config.head_dim, like)
         make = torch.empty if width == config.head_dim else torch.zeros
         shape = (2, len(layers), batch, len(share.kv_heads), capacity, width)
@@ -123,7 +122,7 @@ class KeyValueCache:
         self._by_distance = positions.by_distance
         self.length = 0
         self.source = Source(config, share, batch, crossing) if crossing else None
-        # Where `engine.inference.graphs` and `engine.inference.recorded` keep their own.
+        # Storage for `engine.inference.graphs` and `engine.inference.recorded`.
         self.static_steps: dict[Any, Callable[..., Tensor]] = {}
         self.recordings: dict[Any, Any] = {}
         self._attentions: dict[int, DecodeAttention] | None = {} if has_decode_attention(self.store) else None
@@ -140,28 +139,28 @@ class KeyValueCache:
         return self.store.nbytes + (0 if self.source is None else self.source.nbytes)
 
     def clear(self) -> None:
-        """Begin anew; what lies beyond `length` is never read."""
+        """Reset the length; data beyond `length` is never read."""
         self.length = 0
         self._padding = self._filled = None
 
     def set_source(self, states: Tensor, padding: Tensor | None) -> None:
-        """Take the last states [batch, length, hidden] of the encoder, once per request, on every stage.
+        """Set the encoder's last states [batch, length, hidden], once per request, on every stage.
 
-        padding [batch]: so many positions at the left of each row are filling.
+        padding [batch]: number of padding positions at the left of each row.
         """
         assert self.source is not None, "these layers look at no source"
         form = self.source.form
         moved = self.source.take(states, padding)
-        # What was recorded over other memory is of no use; our kernels are told of another form, a graph is not.
+        # Recordings over other memory are invalid; the native kernels get the new form, a graph does not.
         if moved:
             self.recordings.clear()
         if moved or self.source.form != form:
             self.static_steps.clear()
 
-    def step(self, batch: int, length: int, padding: Tensor | None) -> Step | KernelStep:
-        """Room for `length` more positions of the first `batch` sequences; to move the cache's own is the caller's.
+    def step(self, batch: int, length: int, padding: Tensor | None) -> CacheStep | KernelStep:
+        """Return a step of `length` more positions of the first `batch` sequences; the caller advances the length.
 
-        padding [batch]: so many positions at the left of each row are filling.
+        padding [batch]: number of padding positions at the left of each row.
         """
         past, end = self.length, self.length + length
         assert end <= self.capacity and batch <= self.batch, f"{end} positions of {batch} rows exceed the cache"
@@ -172,7 +171,7 @@ class KeyValueCache:
         if padding is not None:
             self._note(padding)
         views = {window: self._views(store, past, end, padding, window) for window in set(self._windows)}
-        return Step(
+        return CacheStep(
             self._angles_of(past, end, padding),
             None if self._rows is None else self._table_rows(past, length, padding, batch),
             slots[0].unbind(),
@@ -181,11 +180,12 @@ class KeyValueCache:
             source=self._source_views(batch),
         )
 
-    def static_step(self, batch: int, position: Tensor, padding: Tensor | None) -> Step:
-        """One more position of the first `batch` sequences, at `position` [1]: the same operations wherever that is.
+    def static_step(self, batch: int, position: Tensor, padding: Tensor | None) -> CacheStep:
+        """Return a step of one more position of the first `batch` sequences, at `position` [1], with
+        position-independent operations.
 
-        For steps that are recorded once and repeated: nothing here depends on `length`. What lies beyond the position
-        is read and masked, so it must be numbers.
+        For recorded steps: nothing here depends on `length`. Data beyond the position is read and masked, so it must be
+        finite.
         """
         store = self._heads[:, :, :batch]
         places = torch.arange(self.capacity, device=store.device)
@@ -207,7 +207,7 @@ class KeyValueCache:
                 mask = mask & (places >= padding[:, None])
             mask = mask[:, None, None]
             views[window] = Views(keys, values, mask if bias is None else biased(bias, mask))
-        return Step(angles, rows, keys, values, views, position, self._source_views(batch))
+        return CacheStep(angles, rows, keys, values, views, position, self._source_views(batch))
 
     def _kernel_step(self, batch: int, padding: Tensor | None) -> KernelStep:
         assert self._attentions is not None
@@ -218,7 +218,7 @@ class KeyValueCache:
         rows = None
         if self._rows is not None:
             rows = self._rows[:batch]
-            # A new token is never filling.
+            # A new token is never padding.
             rows.fill_(self.length + self._config.position_offset)
             if padding is not None:
                 rows.sub_(padding[:, None])
@@ -228,7 +228,7 @@ class KeyValueCache:
     def _new_attention(self, batch: int) -> DecodeAttention:
         queries, kv_heads, width = len(self._share.heads), len(self._share.kv_heads), self._config.head_dim
         stored = (queries + 2 * kv_heads) * width
-        # Heads that were normed first lie in a tensor of their own, without the values.
+        # Normalised heads are in a separate tensor, without the values.
         turned = (queries + kv_heads) * width if self._config.head_norms else stored
         scale = self._config.attention_scale
         strides = (turned, stored)
@@ -254,7 +254,7 @@ class KeyValueCache:
         if end - past > 1:
             mask = visible(past, end - past, padding, window, store.device)
         else:
-            # A single query sees the last `window` positions: cutting them out needs no mask.
+            # A single query sees the last `window` positions: slicing needs no mask.
             start = max(0, end - window) if window is not None else 0
             mask = None if self._filled is None else self._filled[:, :, :, start:end]
         if self._by_distance is not None:
@@ -263,7 +263,7 @@ class KeyValueCache:
         return Views(seen[0].unbind(), seen[1].unbind(), mask)
 
     def _biased(self, past: int, start: int, end: int, mask: Tensor | None) -> Tensor:
-        """The mask with what is added by distance; a mask that adds is never taken for causal, so it hides as well."""
+        """Return the mask combined with the bias by distance; an additive mask is not causal, so it masks too."""
         assert self._by_distance is not None
         device = self.store.device
         distances = torch.arange(past, end, device=device)[:, None] - torch.arange(start, end, device=device)
@@ -272,7 +272,7 @@ class KeyValueCache:
         return biased(self._by_distance[:, distances.clamp_(min=0)][None], mask)
 
     def _note(self, padding: Tensor) -> None:
-        """Keep which positions are no filling, [batch, 1, 1, capacity], for as long as the requests last."""
+        """Store which positions are not padding, [batch, 1, 1, capacity], for the duration of the requests."""
         if padding is not self._padding:
             self._padding = padding
             positions = torch.arange(self.capacity, device=padding.device)
@@ -280,7 +280,7 @@ class KeyValueCache:
 
 
 def _angles(frequencies: Tensor, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [capacity, head_dim]; in float32 until they are rounded once, as in the reference."""
+    """Return cosines and sines [capacity, head_dim]; in float32 until they are rounded once, as in the reference."""
     positions = torch.arange(capacity, device=frequencies.device)
     angles = (positions[:, None].float() * frequencies).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,4 +1,4 @@
-"""One pass of an encoder stack: every position sees every other but the filling, and nothing is kept.
+"""One pass of an encoder stack: bidirectional attention without padding positions, and no cache.
 
 step = EncoderStep.of(config, weights, batch, length, padding, device)
 mixed = step.attend(heads, queries, turned, scale)
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.inference.layer import Weights
+from engine.inference.layer import StackWeights
 from engine.inference.positions import biased, bidirectional_bias, table_rows
-from engine.llama import attend
 from engine.models.config import ModelConfig
+from engine.models.llama import attend
 
 
 @dataclass(slots=True)
 class EncoderStep:
-    """What all layers of a pass have in common.
+    """Data shared by all layers of a pass.
 
-    rows [batch, length]: of the table of learned positions. mask: which keys are seen [batch, 1, 1, length], or what is
-    added to the scores [1 or batch, heads, length, length]; None: all are seen.
+    rows [batch, length]: of the table of learned positions. mask: visible keys [batch, 1, 1, length], or a bias added
+    to the scores [1 or batch, heads, length, length]; None: all are visible.
     """
 
     rows: Tensor | None
@@ -30,15 +30,15 @@ class EncoderStep:
     def of(
         cls,
         config: ModelConfig,
-        weights: Weights,
+        weights: StackWeights,
         batch: int,
         length: int,
         padding: Tensor | None,
         device: torch.device,
     ) -> "EncoderStep":
-        """padding [batch]: so many positions at the left of each row are filling, which no position sees.
+        """Create a step. padding [batch]: number of padding positions at the left of each row, which are masked.
 
-        Raises ValueError where the model has learned fewer positions.
+        Raises ValueError if the model has fewer learned positions.
         """
         assert config.positions != "rotary", "no encoder here turns its heads"
         mask = None if padding is None else (torch.arange(length, device=device) >= padding[:, None])[:, None, None]
@@ -56,9 +56,10 @@ class EncoderStep:
         return cls(rows, mask)
 
     def attend(self, heads: Tensor, queries: int, turned: int, scale: float | None) -> Tensor:
-        """Attention of heads [batch, length, queries + keys + values, head_dim]: [batch, length, queries x head_dim].
+        """Compute attention of heads [batch, length, queries + keys + values, head_dim]: [batch, length, queries x
+        head_dim].
 
-        turned: how many of the heads are queries or keys.
+        turned: number of query and key heads.
         """
         batch, length = heads.shape[0], heads.shape[1]
         own, keys = heads[:, :, :queries].transpose(1, 2), heads[:, :, queries:turned].transpose(1, 2)

@@ -1,30 +1,40 @@
-"""Decode steps on a GPU as recorded CUDA graphs: one launch a token instead of some hundred.
+"""Decode steps on a GPU as CUDA graphs: one launch a token instead of about a hundred.
 
     hidden = static_decode(shard, cache, inputs, padding)     # the first call records, later ones repeat
 
-A graph repeats the same kernels on the same addresses. So the inputs, the position and the filling lie in buffers that
-are overwritten before each step; keys and values are written at the position by index, and attention always goes over
-the whole capacity behind a mask. Nothing here needs a GPU but the recording. What a listener of the
-communicator is told about is the recording, not its repetitions.
+A graph repeats the same kernels on the same addresses. Therefore the inputs, the position and the padding are in
+buffers that are overwritten before each step; keys and values are written at the position by index, and attention
+covers the whole capacity with a mask. Only the recording needs a GPU. A listener of the communicator receives the
+operations of the recording, not of its repetitions.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.inference.cache import KeyValueCache
-
-if TYPE_CHECKING:
-    from engine.inference.model import Shard
+from engine.inference.cache import CacheStep, KeyValueCache
+from engine.models.config import ModelConfig
 
 _WARM_UP_STEPS = 2
 
 
-class StaticStep:
-    """One decode step of `batch` sequences over buffers of its own, recorded where the device can."""
+class StepModel(Protocol):
+    """What is recorded: the layers of a stage (`engine.inference.model.Shard`)."""
 
-    def __init__(self, shard: "Shard", batch: int, padded: bool) -> None:
+    first: bool
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+
+    def compute(self, inputs: Tensor, step: CacheStep, last_only: bool) -> Tensor:
+        """Hidden states of the layers; on the last stage of the last position alone where `last_only`."""
+
+
+class StaticStep:
+    """One decode step of `batch` sequences over static buffers, recorded if the device supports it."""
+
+    def __init__(self, shard: StepModel, batch: int, padded: bool) -> None:
         self._shard, self._batch = shard, batch
         device = shard.device
         if shard.first:
@@ -38,7 +48,10 @@ class StaticStep:
         self._output: Tensor | None = None
 
     def __call__(self, cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
-        """Hidden states [batch, 1, hidden]; on a GPU they stay good until the next call. Always the same cache."""
+        """Return hidden states [batch, 1, hidden]; on a GPU they are valid until the next call.
+
+        Always pass the same cache.
+        """
         self._inputs.copy_(inputs)
         self._position.fill_(cache.length)
         if self._padding is not None and padding is not None and padding is not self._given:
@@ -57,9 +70,9 @@ class StaticStep:
         return self._shard.compute(self._inputs, step, last_only=True)
 
     def _record(self, cache: KeyValueCache) -> None:
-        """Record after some steps on a stream of their own, in which libraries choose kernels and connect.
+        """Record after warm-up steps on a separate stream, in which libraries choose kernels and connect.
 
-        They all write the same position, so that they leave the cache as one step does.
+        All write the same position, so that the cache is the same as after one step.
         """
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -72,13 +85,13 @@ class StaticStep:
             self._output = self._compute(cache)
 
 
-def static_decode(shard: "Shard", cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
+def static_decode(shard: StepModel, cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
     """Hidden states [batch, 1, hidden] of one more position; the cache's length is the caller's to move."""
     key = (inputs.shape[0], padding is not None)
     step = cache.static_steps.get(key)
     if step is None:
         step = cache.static_steps[key] = StaticStep(shard, *key)
-        # Masked positions count nothing, but nothing times what is no number would be none either.
+        # Masked positions have weight zero, but zero times NaN would be NaN.
         cache.store[..., cache.length :, :] = 0
     hidden: Tensor = step(cache, inputs, padding)
     return hidden

@@ -1,9 +1,9 @@
-"""The weights of one rank's part of one stack, in the form in which every family is computed.
+"""Weights of one rank's part of one stack, in canonical form for all families.
 
     layer = Layer(Norm(weight), qkv, None, None, output, Norm(other), gate_up, down)
     weights = Weights([layer], embedding=table, norm=Norm(last), head=head)
 
-What a family lacks is None; what the families name or cut otherwise has been brought into this form by whoever loads
+Weights that a family lacks are None; the loader converts names and fused tensors to this form
 (`engine.inference.weights`).
 """
 
@@ -23,12 +23,12 @@ class Norm:
 
 
 @dataclass(slots=True)
-class Layer:
+class LayerWeights:
     """Weights of one layer on this rank; queries, keys and values in one product, gate and up in one.
 
-    gate_up: up alone where the feed-forward is not gated. In the order "pre", input_norm feeds attention and post_norm
-    the feed-forward; in "parallel" too, both of the layer's input; in "post", input_norm follows attention's sum and
-    post_norm the feed-forward's. The cross attention of an encoder-decoder: cross_key_value makes keys, then values.
+    gate_up: up alone without a gate. In the order "pre", input_norm feeds attention and post_norm the feed-forward; in
+    "parallel" too, both of the layer's input; in "post", input_norm follows attention's sum and post_norm the
+    feed-forward's. Cross attention of an encoder-decoder: cross_key_value computes keys, then values.
     """
 
     input_norm: Norm
@@ -45,22 +45,22 @@ class Layer:
     cross_output: PackedLinear | None = None
 
     def packed(self) -> list[PackedLinear]:
-        """The products, in the order in which a pass uses them."""
+        """Return the products, in the order of use in a pass."""
         crossing = (self.cross_query, self.cross_key_value, self.cross_output)
         products = [self.qkv, self.output, *crossing, self.gate_up, self.down]
         return [one for one in products if one is not None]
 
 
 @dataclass(slots=True)
-class Weights:
+class StackWeights:
     """All weights of this rank in one stack.
 
     On the first stage: embedding [words, hidden], a share of the words; positions, types [rows, hidden], whole;
     embedding_norm. On the last: norm and head. relative [heads of the rank, buckets]: on every stage.
-    lent: packed products and embedding still lie in pages of the checkpoint's files.
+    memory_mapped: packed products and embedding are still in pages of the checkpoint's files.
     """
 
-    layers: list[Layer]
+    layers: list[LayerWeights]
     embedding: Tensor | None = None
     positions: Tensor | None = None
     types: Tensor | None = None
@@ -68,9 +68,9 @@ class Weights:
     norm: Norm | None = None
     head: PackedLinear | None = None
     relative: Tensor | None = None
-    lent: bool = False
+    memory_mapped: bool = False
 
     def packed(self) -> list[PackedLinear]:
-        """The products of all layers, then the head."""
+        """Return the products of all layers, then the head."""
         products = [one for layer in self.layers for one in layer.packed()]
         return products if self.head is None else [*products, self.head]

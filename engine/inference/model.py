@@ -1,14 +1,14 @@
-"""One rank's part of one stack of a model, for inference: packed weights, no modules, no gradients.
+"""One rank's shard of one stack of a model, for inference: packed weights, no modules, no gradients.
 
-    shard = load_shard(context, torch.bfloat16)                     # engine.inference.weights; then settle_shard
+    shard = load_shard(context, torch.bfloat16)                     # engine.inference.weights; then finalize_weights
     cache = shard.new_cache(batch, capacity)
     hidden = shard.forward(tokens, cache, last_only=True)           # prefill, then one token a call
     tokens = shard.greedy(shard.head(hidden)[:, -1])
-    states = shard.encode(tokens, padding)                          # of an encoder
+    states = shard.encode(tokens, padding)                          # for an encoder
 
-Tensor-parallel ranks each compute their heads and feed-forward columns and add up what comes of them: one sum after
-attention and one after the feed-forward, or one of both where they stand side by side (`engine.inference.residual`).
-Embedding and head are split by words. Values are rounded where transformers rounds them.
+Tensor-parallel ranks each compute their heads and feed-forward columns and all-reduce the results: once after attention
+and once after the feed-forward, or once for both if they are parallel (`engine.inference.residual`). Embedding and head
+are split by words. Values are rounded where transformers rounds them.
 """
 
 from typing import Literal
@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.inference.cache import KernelStep, KeyValueCache, Positions, Step
+from engine.inference.cache import CachePositions, CacheStep, KernelStep, KeyValueCache
 from engine.inference.encoding import EncoderStep
 from engine.inference.graphs import static_decode
-from engine.inference.layer import Layer, Norm, Weights
+from engine.inference.layer import LayerWeights, Norm, StackWeights
 from engine.inference.positions import causal_bias
 from engine.inference.residual import NormRule, Residual
-from engine.inference.sharding import Share
-from engine.inference.stages import own_layers
 from engine.kernels.operators import activate, multiply, rms_norm_heads, rotate
 from engine.kernels.rows import add, add_rows, argmax_rows, best_words, choose_words, embed_rows
-from engine.llama import attend, rotary_frequencies
 from engine.models.config import ModelConfig
+from engine.models.llama import attend, rotary_frequencies
+from engine.models.sharding import Share
+from engine.models.stages import own_layers
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 
-AnyStep = Step | KernelStep | EncoderStep
+AnyStep = CacheStep | KernelStep | EncoderStep
 
 
 class Shard:
@@ -43,11 +43,11 @@ class Shard:
         config: ModelConfig,
         grid: Grid,
         group: Communicator,
-        weights: Weights,
+        weights: StackWeights,
         stack: Literal["decoder", "encoder"] = "decoder",
         layers: range | None = None,
     ) -> None:
-        """layers: of the stack, that this stage holds; None for those of the model's only stack."""
+        """layers: layers of the stack on this stage; None for those of the model's only stack."""
         self.config, self.grid, self.weights, self.group = config, grid, weights, group
         self.stack = stack
         self.first, self.last = grid.is_first_stage, grid.is_last_stage
@@ -72,9 +72,9 @@ class Shard:
         self._frequencies = self._frequencies_of_pairs()
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
-        """Room for the keys and values of `batch` sequences of up to `capacity` positions.
+        """Allocate keys and values of `batch` sequences of up to `capacity` positions.
 
-        Raises ValueError where the model has learned fewer positions.
+        Raises ValueError if the model has fewer learned positions.
         """
         config, weights = self.config, self.weights
         if config.positions == "learned" and capacity > config.max_positions:
@@ -86,7 +86,7 @@ class Shard:
             by_distance = None
             if weights.relative is not None:
                 by_distance = causal_bias(weights.relative, config.relative_buckets, config.relative_distance, capacity)
-            positions = Positions(self._frequencies, by_distance)
+            positions = CachePositions(self._frequencies, by_distance)
             crossing = [one.cross_key_value for one in weights.layers if one.cross_key_value is not None]
             some = weights.layers[0].input_norm.weight
             return KeyValueCache(config, self.share, self.layers, batch, capacity, positions, some, crossing)
@@ -95,12 +95,12 @@ class Shard:
     def forward(
         self, inputs: Tensor, cache: KeyValueCache, padding: Tensor | None = None, last_only: bool = False
     ) -> Tensor:
-        """Hidden states [batch, length, hidden] of these layers, on the last stage after the final norm.
+        """Return hidden states [batch, length, hidden] of these layers, on the last stage after the final norm.
 
-        inputs: token ids [batch, length] on the first stage, else the hidden states of the stage before. The cache
-        holds earlier positions and takes up these. padding [batch]: so many positions at the left of each row are
-        filling; what comes of them means nothing and no other position sees them. last_only: on the last stage,
-        only the last position, [batch, 1, hidden].
+        inputs: token ids [batch, length] on the first stage, else the hidden states of the previous stage. The cache
+        holds earlier positions; these are appended. padding [batch]: number of padding positions at the left of each
+        row; their results are meaningless and no other position attends to them. last_only: on the last stage, only the
+        last position, [batch, 1, hidden].
         """
         batch, length = inputs.shape[0], inputs.shape[1]
         if length == 1 and self.device.type == "cuda":
@@ -112,15 +112,15 @@ class Shard:
 
     @torch.inference_mode()
     def encode(self, inputs: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Hidden states [batch, length, hidden] of an encoder's layers, in which all positions see each other.
+        """Return hidden states [batch, length, hidden] of an encoder's layers, with bidirectional attention.
 
-        inputs and padding as for `forward`; nothing is kept.
+        inputs and padding as for `forward`; nothing is cached.
         """
         step = EncoderStep.of(self.config, self.weights, inputs.shape[0], inputs.shape[1], padding, self.device)
         return self.compute(inputs, step, last_only=False)
 
     def compute(self, inputs: Tensor, step: AnyStep, last_only: bool) -> Tensor:
-        """What `forward` gives, with a step of a cache at hand; the cache's length stays."""
+        """Compute the result of `forward` with a given step of a cache; the cache's length is unchanged."""
         hidden = self._embed(inputs, step) if self.first else inputs
         stream = Residual(hidden, self.group, self._rule)
         if self.config.order == "post":
@@ -135,7 +135,7 @@ class Shard:
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits of this rank's words, [batch, length, words], on the last stage."""
+        """Return logits of this rank's words, [batch, length, words], on the last stage."""
         assert self.weights.head is not None
         if self.config.head_scale != 1.0:
             hidden = multiply(hidden, self.config.head_scale)
@@ -143,43 +143,43 @@ class Shard:
 
     @torch.inference_mode()
     def greedy(self, local_logits: Tensor) -> Tensor:
-        """The most likely token of each row of [batch, words], the lowest id of equals; the same on all ranks."""
+        """Return the most likely token of each row of [batch, words], the lowest id of equals; equal on all ranks."""
         if self._alone:
             return argmax_rows(local_logits)
-        # One message instead of two: values and places together.
+        # One message instead of two: values and indices together.
         return choose_words(self.group.all_gather(best_words(local_logits, self.share.vocabulary.start)))
 
     @torch.inference_mode()
     def full_logits(self, local_logits: Tensor) -> Tensor:
-        """Logits of all words, [.., vocabulary], from each rank's [.., words]."""
+        """Return logits of all words, [.., vocabulary], from each rank's [.., words]."""
         if self._alone:
             return local_logits
         shares = [Share.of(self.config, self.grid.tp, index).vocabulary for index in range(self.grid.tp)]
         widest = max(len(share) for share in shares)
-        # A gather wants equal shapes: shorter shares are filled up and cut again.
+        # All-gather needs equal shapes: shorter shares are padded and cut again.
         everyone = self.group.all_gather(functional.pad(local_logits, (0, widest - local_logits.shape[-1])))
         return torch.cat([part[..., : len(share)] for part, share in zip(everyone, shares, strict=True)], dim=-1)
 
     def decode_weights(self) -> list[Tensor]:
-        """All that a decode step reads of the packed weights; without those that a library hides."""
+        """Return all packed weights that a decode step reads, except those hidden by a library."""
         once = {id(layer.cross_key_value) for layer in self.weights.layers}
         packed = (one for one in self.weights.packed() if id(one) not in once)
         return [one.stored for one in packed if one.stored is not None]
 
-    def settle(self) -> None:
-        """Bring the weights to where they are read fastest (packed, in huge pages), and let go of the files."""
+    def finalize(self) -> None:
+        """Move the packed weights into huge pages, and release the files."""
         for one in self.weights.packed():
-            one.settle()
-        if self.weights.lent and self.weights.embedding is not None:
+            one.finalize()
+        if self.weights.memory_mapped and self.weights.embedding is not None:
             self.weights.embedding = self.weights.embedding.clone()
-        self.weights.lent = False
+        self.weights.memory_mapped = False
 
     def _norm_of(self, norm: Norm) -> Norm:
-        """With what the family adds to its weights, in float32: the sum need not be a number of 16 bits."""
+        """Return a norm with the family's offset added to its weights, in float32, as 16 bits may be too few."""
         return Norm(norm.weight.float() + self.config.norm_offset) if self.config.norm_offset else norm
 
     def _frequencies_of_pairs(self) -> Tensor | None:
-        """Radians a position of each pair of a head; pairs that do not turn stand last and have none."""
+        """Return radians per position of each pair of a head; pairs without rotation come last and have none."""
         config = self.config
         if config.rope is None:
             return None
@@ -192,7 +192,7 @@ class Shard:
         if self._alone:
             hidden = embed_rows(tokens, weights.embedding, scale=scale)
         else:
-            # Words of other ranks count as zeros, so that the sum is exactly the one row there is.
+            # Words of other ranks give zeros, so that the sum is exactly the row.
             hidden = embed_rows(tokens, weights.embedding, self.share.vocabulary.start, scale)
             hidden = self.group.all_reduce(hidden)
         if weights.types is not None:
@@ -203,7 +203,7 @@ class Shard:
         return hidden if weights.embedding_norm is None else self._rule.norm(hidden, weights.embedding_norm)
 
     def _pre(self, stream: Residual, step: AnyStep) -> Tensor:
-        """All layers, each part behind its norm; what the last one still adds to the stream."""
+        """Run all layers, each part after its norm; return the last update of the stream."""
         normed, layers, end = stream.norm(self._input_norms[0]), self.weights.layers, len(self.layers) - 1
         for place, layer in enumerate(layers):
             attended = layer.output(self._attention(normed, layer, place, step))
@@ -216,7 +216,7 @@ class Shard:
         return fed
 
     def _parallel(self, stream: Residual, step: AnyStep) -> Tensor:
-        """All layers, attention and feed-forward side by side: one sum over the ranks instead of two."""
+        """Run all layers with parallel attention and feed-forward: one all-reduce instead of two."""
         end = len(self.layers) - 1
         normed, beside = stream.norm(self._input_norms[0]), stream.norm(self._post_norms[0])
         for place, layer in enumerate(self.weights.layers):
@@ -228,18 +228,18 @@ class Shard:
         return part
 
     def _post(self, hidden: Tensor, stream: Residual, step: AnyStep, last_only: bool) -> Tensor:
-        """All layers, whose norms follow the sums and become the stream."""
+        """Run all layers with post-norms, whose outputs become the stream."""
         for place, layer in enumerate(self.weights.layers):
             attended = layer.output(self._attention(hidden, layer, place, step))
             hidden = stream.replace(attended, self._input_norms[place])
             hidden = stream.replace(self._feed(hidden, layer), self._post_norms[place])
         return hidden[:, -1:] if last_only and self.last else hidden
 
-    def _feed(self, normed: Tensor, layer: Layer) -> Tensor:
+    def _feed(self, normed: Tensor, layer: LayerWeights) -> Tensor:
         return layer.down(activate(layer.gate_up(normed), self.config.activation, self.config.gated))
 
-    def _attention(self, hidden: Tensor, layer: Layer, place: int, step: AnyStep) -> Tensor:
-        """What this rank's heads make of [batch, length, hidden]: [batch, length, heads x head_dim]."""
+    def _attention(self, hidden: Tensor, layer: LayerWeights, place: int, step: AnyStep) -> Tensor:
+        """Return attention of this rank's heads on [batch, length, hidden]: [batch, length, heads x head_dim]."""
         batch, length = hidden.shape[0], hidden.shape[1]
         merged = layer.qkv(hidden)
         heads = merged.view(batch, length, self._stored, self.config.head_dim)
@@ -261,8 +261,8 @@ class Shard:
         mixed = attend(queries, seen.keys[place], seen.values[place], seen.mask, self._scale)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 
-    def _cross(self, normed: Tensor, layer: Layer, place: int, step: AnyStep) -> Tensor:
-        """What attention over the source adds to the stream."""
+    def _cross(self, normed: Tensor, layer: LayerWeights, place: int, step: AnyStep) -> Tensor:
+        """Return the update of the stream by cross attention."""
         assert layer.cross_query is not None and layer.cross_output is not None and not isinstance(step, EncoderStep)
         assert step.source is not None
         queries = layer.cross_query(normed)

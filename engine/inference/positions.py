@@ -1,4 +1,4 @@
-"""What a token's position does to a stack that does not turn its heads: relative biases and rows of a table.
+"""Positions without rotation: relative biases and learned position tables.
 
     by_distance = causal_bias(table, buckets, furthest, capacity)      # [heads, capacity], of a decoder
     bias = bidirectional_bias(table, buckets, furthest, length)        # [1, heads, length, length], of an encoder
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def relative_bucket(offsets: Tensor, buckets: int, furthest: int, bidirectional: bool) -> Tensor:
-    """The bucket of each offset, key position minus query position; `furthest` and beyond share the last one."""
+    """Return the bucket of each offset, key position minus query position; `furthest` and beyond share the last one."""
     sides = torch.zeros_like(offsets)
     if bidirectional:
         buckets //= 2
@@ -24,20 +24,20 @@ def relative_bucket(offsets: Tensor, buckets: int, furthest: int, bidirectional:
     else:
         distances = (-offsets).clamp(min=0)
     exact = buckets // 2
-    # In float32 and in this order, as in the reference: at the edges of a bucket the rounding decides.
+    # In float32 and in this order, as in the reference: rounding decides at bucket boundaries.
     far = torch.log(distances.float() / exact) / math.log(furthest / exact) * (buckets - exact)
     far = (exact + far.clamp(min=0).long()).clamp(max=buckets - 1)
     return sides + torch.where(distances < exact, distances, far)
 
 
 def causal_bias(table: Tensor, buckets: int, furthest: int, capacity: int) -> Tensor:
-    """What heads add to the score of a key so many positions back, [heads, capacity]; table: [heads, buckets]."""
+    """Return the bias of each head by distance to earlier keys, [heads, capacity]; table: [heads, buckets]."""
     offsets = -torch.arange(capacity, device=table.device)
     return table[:, relative_bucket(offsets, buckets, furthest, bidirectional=False)]
 
 
 def bidirectional_bias(table: Tensor, buckets: int, furthest: int, length: int) -> Tensor:
-    """What heads add to the scores of all pairs of positions: [1, heads, length, length], queries before keys."""
+    """Return the biases of all pairs of positions: [1, heads, length, length], queries before keys."""
     offsets = torch.arange(1 - length, length, device=table.device)
     by_offset = table[:, relative_bucket(offsets, buckets, furthest, bidirectional=True)]
     places = torch.arange(length, device=table.device)
@@ -45,14 +45,14 @@ def bidirectional_bias(table: Tensor, buckets: int, furthest: int, length: int) 
 
 
 def biased(bias: Tensor, seen: Tensor | None) -> Tensor:
-    """A mask for attention that adds `bias` [1, heads, ..] where keys are seen, and hides the others."""
+    """Return an attention mask that adds `bias` [1, heads, ..] to visible keys, and hides the others."""
     if seen is None:
         return bias
     return torch.where(seen, bias, torch.finfo(bias.dtype).min)
 
 
 def table_rows(past: int, length: int, padding: Tensor | None, offset: int, batch: int, device: torch.device) -> Tensor:
-    """Rows of the table of learned positions [batch, length]; filling at the left has the first row, for no meaning."""
+    """Return rows of the position table [batch, length]; padding at the left gets the first row, without effect."""
     places = torch.arange(past, past + length, device=device)[None]
     if padding is not None:
         places = (places - padding[:, None]).clamp_(min=0)

@@ -1,14 +1,14 @@
-"""Decode steps on a CPU as recorded calls of C: one call a token instead of some hundred from Python.
+"""Decode steps on a CPU as recorded calls of C: one call a token instead of about a hundred from Python.
 
     chosen = decode_step(shard, cache, inputs, padding)       # the first calls record and compare, later ones repeat
 
-A step of a small model is bound by Python: of 4 layers, 8 MB of weights, it takes three times as long as the products.
-So a step is noted while it is made (`engine.kernels.program`) and then repeated over the same memory: the inputs lie in
-a buffer that is overwritten before each step, what depends on the position lies where `KeyValueCache.step` puts it.
+A step of a small model is bound by Python: with 4 layers and 8 MB of weights, it takes three times as long as the
+products. So a step is recorded (`engine.kernels.program`) and then replayed over the same memory: the inputs are in a
+buffer that is overwritten before each step, and `KeyValueCache.step` updates position-dependent data in place.
 
-A recording is not believed. For two further steps it is made beside the ordinary one, over memory that was filled with
-what is no number, and what it gives, the new keys and values included, must be the same bit by bit on all ranks of
-the group. A step that computes with operators of torch, or whose sums do not go through shared memory, stays ordinary.
+A recording is verified first. For two further steps it runs beside the ordinary step, over memory filled with NaN, and
+its results, including new keys and values, must be bit-identical on all ranks of the group. A step that uses operators
+of torch, or all-reduces outside of shared memory, is never replayed.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from engine.inference.cache import KernelStep, KeyValueCache, Step
-from engine.kernels.program import Program, Recording
+from engine.inference.cache import CacheStep, KernelStep, KeyValueCache
+from engine.kernels.program import KernelProgram, Recording
 from engine.parallel.shared_memory import raise_for
 from engine.parallel.transports import SharedTransport
 
@@ -28,7 +28,7 @@ DecodePath = Literal["recorded", "steps"]
 
 _CHECKED_STEPS = 2
 STEPS_BEFORE_TRUST = 2 + _CHECKED_STEPS
-"""One for the libraries to be loaded, one that is recorded, and the comparisons."""
+"""One step loads the libraries, one is recorded, and the rest are comparisons."""
 
 
 class RecordedStep:
@@ -40,7 +40,7 @@ class RecordedStep:
             self._inputs = torch.zeros((batch, 1), dtype=torch.int64)
         else:
             self._inputs = torch.zeros((batch, 1, shard.config.hidden), dtype=shard.dtype)
-        self._program: Program | None = None
+        self._program: KernelProgram | None = None
         self._output = self._inputs
         self._is_warm, self._left_to_check = False, _CHECKED_STEPS
         self.refusals: set[str] = set()
@@ -49,14 +49,14 @@ class RecordedStep:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether steps are repeated from the recording."""
+        """Whether steps are replayed from the recording."""
         return self._program is not None and self._left_to_check == 0
 
     def __call__(self, inputs: Tensor, padding: Tensor | None) -> Tensor:
         """See `decode_step`."""
         self._inputs.copy_(inputs)
         step = self._cache.step(self._batch, 1, padding)
-        # Who listens to the group wants to hear of each sum.
+        # A listener of the group must receive each all-reduce.
         if self.is_trusted and self._shard.group.listener is None:
             self._repeat()
             output = self._output
@@ -65,17 +65,17 @@ class RecordedStep:
         self._cache.length += 1
         return output
 
-    def _prove(self, step: Step | KernelStep) -> Tensor:
-        """An ordinary step, and beside it whatever comes next: the recording, or a comparison with it."""
-        if self.refusals or self.is_trusted or self._shard.weights.lent:
+    def _prove(self, step: CacheStep | KernelStep) -> Tensor:
+        """Run an ordinary step, and beside it the recording, or a comparison with it."""
+        if self.refusals or self.is_trusted or self._shard.weights.memory_mapped:
             return compute_step(self._shard, self._inputs, step)
         if not self._is_warm:
-            # The libraries of all kernels are loaded after a step that was made.
+            # A step loads the libraries of all kernels, so they are patched after it.
             self._is_warm = True
             return compute_step(self._shard, self._inputs, step)
         return self._record(step) if self._program is None else self._compare(step)
 
-    def _record(self, step: Step | KernelStep) -> Tensor:
+    def _record(self, step: CacheStep | KernelStep) -> Tensor:
         with Recording() as recording:
             output = compute_step(self._shard, self._inputs, step)
         self.refusals |= recording.refusals
@@ -83,8 +83,8 @@ class RecordedStep:
             self._program, self._output = recording.program(), output
         return output
 
-    def _compare(self, step: Step | KernelStep) -> Tensor:
-        """The recorded step first, over memory in which nothing is left of other steps, then the ordinary one."""
+    def _compare(self, step: CacheStep | KernelStep) -> Tensor:
+        """Run the recorded step first, over memory cleared of other steps, then the ordinary one."""
         assert self._program is not None
         slot = self._cache.store[:, :, : self._batch, :, self._cache.length]
         slot.fill_(float("nan"))
@@ -100,7 +100,7 @@ class RecordedStep:
         return output
 
     def _agreed(self, fine: bool, otherwise: str) -> bool:
-        """Whether it is fine on all ranks of the group; where it is not, none of them tries again."""
+        """Return whether all ranks of the group agree; if not, none of them tries again."""
         group = self._shard.group
         if group.size > 1:
             fine = int(group.all_reduce(torch.tensor([int(fine)]))) == group.size
@@ -125,17 +125,18 @@ class RecordedStep:
             raise_for(code)
 
 
-def compute_step(shard: "Shard", inputs: Tensor, step: Step | KernelStep) -> Tensor:
-    """What this stage makes of one more position: token ids [batch] on the last stage, else hidden states."""
+def compute_step(shard: "Shard", inputs: Tensor, step: CacheStep | KernelStep) -> Tensor:
+    """Compute one more position on this stage: token ids [batch] on the last stage, else hidden states."""
     hidden = shard.compute(inputs, step, last_only=shard.last)
     return shard.greedy(shard.head(hidden)[:, -1]) if shard.last else hidden
 
 
 def decode_step(shard: "Shard", cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
-    """One more position of each sequence: token ids [batch] on the last stage, else hidden states [batch, 1, hidden].
+    """Compute one more position of each sequence: token ids [batch] on the last stage, else hidden states [batch, 1,
+    hidden].
 
-    inputs: token ids [batch, 1] on the first stage, else the hidden states of the stage before. The cache takes up the
-    new position. The outcome stays good until the next call. Called in inference mode, which costs 5 us to enter.
+    inputs: token ids [batch, 1] on the first stage, else the hidden states of the previous stage. The cache appends the
+    new position. The result is valid until the next call. Call it in inference mode, which costs 5 us to enter.
     """
     assert torch.is_inference_mode_enabled()
     batch = inputs.shape[0]
@@ -146,7 +147,7 @@ def decode_step(shard: "Shard", cache: KeyValueCache, inputs: Tensor, padding: T
 
 
 def path_of(cache: KeyValueCache) -> DecodePath:
-    """How the decode steps of a cache are made by now."""
+    """Return the current path of a cache's decode steps."""
     steps = list(cache.recordings.values())
     return "recorded" if steps and all(step.is_trusted for step in steps) else "steps"
 

@@ -1,4 +1,4 @@
-"""The residual stream of tensor-parallel ranks: sums of what each rank computed go in, norms come out.
+"""Residual stream of tensor-parallel ranks: partial sums in, norms out.
 
     stream = Residual(hidden, group, rule)           # [batch, length, width], the same on all ranks
     normed = stream.norm(norm)
@@ -6,10 +6,10 @@
     hidden = stream.replace(part, norm)              # the norm of the sum becomes the stream
     hidden = stream.whole(part)                      # without a norm
 
-Few rows are summed on every rank, and every rank norms all of them. Many rows are shared out: a rank holds the stream
-of its own rows, sums and norms those, and gets the other ranks' norms (sequence parallelism, Korthikanti et al., arXiv
-2205.05198). As much is sent, the rest is done once instead of by every rank, and the bits are the same: a norm is one
-row's, and a sum is made in the order of ranks either way.
+Few rows are summed and normalised on every rank. Many rows are split: a rank holds, sums and normalises the stream of
+its rows, and gathers the other ranks' norms (sequence parallelism, Korthikanti et al., arXiv 2205.05198). Traffic is
+equal, the other work is done once instead of by every rank, and the bits are the same, because norms are per row and
+sums are in the order of ranks either way.
 """
 
 from dataclasses import dataclass
@@ -24,36 +24,36 @@ from engine.parallel.communicator import Communicator
 from engine.parallel.transports import SharedTransport
 
 _LEAST_ELEMENTS = 1 << 17
-"""Below that two messages cost more than the norms of the other ranks' rows."""
+"""Below this, two messages cost more than normalising the other ranks' rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class NormRule:
-    """How all norms of a model are computed."""
+    """Parameters shared by all norms of a model."""
 
     kind: Literal["rms", "layer"]
     epsilon: float
 
     def norm(self, hidden: Tensor, norm: Norm) -> Tensor:
-        """The norm of [.., width]."""
+        """Return the norm of [.., width]."""
         if self.kind == "rms":
             return rms_norm(hidden, norm.weight, self.epsilon)
         return layer_norm(hidden, norm.weight, norm.bias, self.epsilon)
 
     def add_norm(self, hidden: Tensor, update: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """The sum of two, and its norm."""
+        """Return the sum of two, and its norm."""
         if self.kind == "rms":
             return add_rms_norm(hidden, update, norm.weight, self.epsilon)
         return add_layer_norm(hidden, update, norm.weight, norm.bias, self.epsilon)
 
 
 class Residual:
-    """The stream between two points of a forward pass, on one rank."""
+    """The stream on one rank, between two points of a forward pass."""
 
     def __init__(self, hidden: Tensor, group: Communicator, rule: NormRule) -> None:
         self._group, self._rule, self._shape = group, rule, hidden.shape
         rows = hidden.shape[0] * hidden.shape[1]
-        # Over gloo a reduce-scatter is a whole sum of which the rest is thrown away.
+        # Over gloo a reduce-scatter is a full all-reduce of which the rest is discarded.
         self._by_rows = (
             group.transport == SharedTransport.name and hidden.numel() >= _LEAST_ELEMENTS and rows % group.size == 0
         )
@@ -62,25 +62,25 @@ class Residual:
             self._hidden = hidden.reshape(group.size, rows // group.size, -1)[group.index]
 
     def norm(self, norm: Norm) -> Tensor:
-        """The norm of the stream, whole."""
+        """Return the norm of the whole stream."""
         return self._gathered(self._rule.norm(self._hidden, norm))
 
     def add(self, part: Tensor, norm: Norm) -> Tensor:
-        """Add the sum of all ranks' parts; the norm of what comes of it, whole. The part may be written over."""
+        """Add the sum of all ranks' parts; return the norm of the whole stream. The part may be overwritten."""
         self._hidden, normed = self._rule.add_norm(self._hidden, self._summed(part), norm)
         return self._gathered(normed)
 
     def replace(self, part: Tensor, norm: Norm) -> Tensor:
-        """As `add`, and the norm is the stream from here on."""
+        """As `add`, and the norm becomes the stream."""
         _, self._hidden = self._rule.add_norm(self._hidden, self._summed(part), norm)
         return self._gathered(self._hidden)
 
     def whole(self, part: Tensor) -> Tensor:
-        """The stream with the sum of all ranks' parts added, on every rank."""
+        """Return the stream with the sum of all ranks' parts added, on every rank."""
         return self._gathered(add(self._hidden, self._summed(part)))
 
     def _summed(self, part: Tensor) -> Tensor:
-        """All rows of the sum, or this rank's."""
+        """Return all rows of the sum, or this rank's."""
         if self._by_rows:
             return self._group.reduce_scatter(part.view(self._group.size, *self._hidden.shape))
         return self._group.all_reduce(part)

@@ -1,29 +1,29 @@
-"""Keys and values that cross attention looks at: made of an encoder's last states once per request, then fixed.
+"""Keys and values of cross attention: computed from an encoder's last states once per request, then constant.
 
     source = Source(config, share, batch, crossing)      # part of a `KeyValueCache`
     source.take(states, padding)
     keys, values, mask = source.seen(batch)              # for torch's attention
-    source.attention(batch).run(layer, queries, 0)       # for our own kernel
+    source.attention(batch).run(layer, queries, 0)       # for the native kernel
 
-The memory grows with the longest source so far and is used again by shorter ones.
+The memory grows with the longest source so far and is reused by shorter ones.
 """
 
 import torch
 from torch import Tensor
 
-from engine.inference.sharding import Share
 from engine.kernels.attention import DecodeAttention, has_decode_attention, stored_width
 from engine.kernels.linear import PackedLinear
 from engine.models.config import ModelConfig
+from engine.models.sharding import Share
 
-_GRAIN = 64  # positions: the memory grows in such steps
+_GRAIN = 64  # positions: the memory grows in steps of this size
 
 
 class Source:
-    """Of one rank's heads of one stage's layers, for at most `batch` sequences."""
+    """Cross-attention keys and values of one rank's heads of one stage's layers, for at most `batch` sequences."""
 
     def __init__(self, config: ModelConfig, share: Share, batch: int, crossing: list[PackedLinear]) -> None:
-        """crossing: each layer's product that makes the keys, then the values, of a state."""
+        """crossing: each layer's product that computes the keys, then the values, of a state."""
         self._config, self._share, self._batch, self._crossing = config, share, batch, crossing
         self.length = 0
         self._store: Tensor | None = None
@@ -33,7 +33,7 @@ class Source:
 
     @property
     def form(self) -> tuple[int, bool]:
-        """What operators depend on besides the numbers: the source's length, and whether any of it is filling."""
+        """Values that operators depend on besides the data: the source's length, and whether it has padding."""
         return self.length, self._padding is not None
 
     @property
@@ -42,9 +42,9 @@ class Source:
         return 0 if self._store is None else self._store.nbytes
 
     def take(self, states: Tensor, padding: Tensor | None) -> bool:
-        """Make keys and values of states [batch, length, hidden]; whether they lie in other memory than before.
+        """Compute keys and values of states [batch, length, hidden]; return whether they moved to other memory.
 
-        padding [batch]: so many positions at the left of each row are filling.
+        padding [batch]: number of padding positions at the left of each row.
         """
         batch, length, _ = states.shape
         assert batch <= self._batch, f"{batch} rows exceed the cache's {self._batch}"
@@ -63,13 +63,13 @@ class Source:
         return moved
 
     def seen(self, batch: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor | None]:
-        """Each layer's keys and values [batch, kv_heads, length, head_dim], and which of them are no filling."""
+        """Return each layer's keys and values [batch, kv_heads, length, head_dim], and the mask without padding."""
         assert self._store is not None, "no source has been set"
         store = self._store[:, :, :batch, :, : self.length, : self._config.head_dim]
         return store[0].unbind(), store[1].unbind(), None if self._mask is None else self._mask[:batch]
 
     def attention(self, batch: int) -> DecodeAttention:
-        """Our own kernel over the first `batch` sequences, ready for a step."""
+        """Return the native kernel over the first `batch` sequences, ready for a step."""
         assert self._store is not None, "no source has been set"
         attention = self._attentions.get(batch)
         if attention is None:
@@ -83,7 +83,7 @@ class Source:
         return attention
 
     def _note(self, padding: Tensor | None, batch: int, device: torch.device) -> None:
-        """Keep what is filling; the mask [batch, 1, 1, length] stays where it was as long as its form does."""
+        """Store the padding; the mask [batch, 1, 1, length] keeps its address as long as its form is unchanged."""
         self._padding = padding
         if padding is None:
             self._mask = None

@@ -1,13 +1,13 @@
-"""From a checkpoint, or a seed, to this rank's shard, and what that took.
+"""Load this rank's shard from a checkpoint or a seed, and report load figures.
 
-    shard = load_shard(context, torch.bfloat16)     # once per launch, kept in the context: ready
+    shard = load_shard(context, torch.bfloat16)     # once per launch, kept in the context
     encoder, decoder = load_stacks(context, torch.bfloat16)         # of an encoder-decoder
-    settle_shard(context)                           # and fast
-    figures = shard_figures(context)                # load_seconds only in the visit that loaded
+    finalize_weights(context)                           # packs into huge pages
+    figures = shard_figures(context)                # load_seconds only in the measurement that loaded
 
-Of files that are in the page cache already, in the wanted dtype, nothing is copied that lies there as it is computed
-with: products work on the page cache's own pages until `settle_shard` packs them. A checkpoint that does not fit is
-refused with the tensor and the file at fault, by every rank alike, before anything is read.
+Files in the page cache with the wanted dtype are not copied: products run directly on the memory-mapped pages until
+`finalize_weights` packs them. A checkpoint that does not match is rejected by every rank before anything is read,
+naming the tensor and the file.
 """
 
 import time
@@ -21,34 +21,35 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from configs.model import Manifest
-from configs.record import Figure
+from configs.plans.job import Measurement
+from configs.plans.model_manifest import ModelManifest
+from configs.plans.record import Figure
 from engine.compression import Compressor
 from engine.context import Context
 from engine.inference.assembly import Assembly
 from engine.inference.model import Shard
-from engine.inference.sharding import check_degrees
-from engine.inference.stages import main_stack, own_layers
 from engine.kernels.linear import pack_linear
 from engine.loading import LoadReport, Piece, network_file_system, read_pieces, stored_tensors
 from engine.loading.prepared import prepare_files
-from engine.measure import take_peak
 from engine.models.config import ModelConfig
+from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces, wanted_slots
+from engine.models.stages import main_stack, own_layers
 from engine.models.tensors import StackName, names_in_file, stacks_of
+from engine.models.weights import check_tensors, required_manifest, synthetic_tensor, weight_files
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
-from engine.weights import check_tensors, synthetic_tensor, the_manifest, weight_files
+from engine.rank.host_usage import take_peak
 
 _KEPT = "shard"
 
 
 @dataclass
 class LoadedShard:
-    """The shards of a launch by stack, and what loading took; `reported` once a visit has told so.
+    """The shards of a launch by stack, and load figures; `reported` once a measurement has reported them.
 
     file_bytes and report are None for a synthetic model, which is read from no file. prepared: figures of the page
-    cache's preparation. compression: figures of what was made smaller.
+    cache's preparation. compression: figures of the compression.
     """
 
     shards: dict[StackName, Shard]
@@ -60,59 +61,77 @@ class LoadedShard:
     report: LoadReport | None
     peak_bytes: int | None = None
     reported: bool = False
-    settle_seconds: float | None = None
+    finalize_seconds: float | None = None
     prepared: dict[str, Figure] = field(default_factory=dict)
     compression: dict[str, Figure] = field(default_factory=dict)
 
     @property
     def shard(self) -> Shard:
-        """That of the only stack, or of the decoder."""
+        """The shard of the only stack, or of the decoder."""
         return self.shards[main_stack(next(iter(self.shards.values())).config)]
 
 
 def load_shard(context: Context, dtype: torch.dtype) -> Shard:
-    """This rank's shard on its device; loaded by the first call, kept for the others. All ranks call it together.
+    """Return this rank's shard on its device; loaded by the first call, reused by others. All ranks call it together.
 
-    Raises ValueError for a model that cannot be loaded, or not split so.
+    Raises ValueError for a model that cannot be loaded, or not split this way.
     """
     return _load(context, dtype).shard
 
 
 def load_stacks(context: Context, dtype: torch.dtype) -> tuple[Shard, Shard]:
-    """This rank's shards of an encoder-decoder's encoder and decoder, as `load_shard` loads them."""
+    """Return this rank's shards of an encoder-decoder's encoder and decoder, as `load_shard`."""
     loaded = _load(context, dtype)
     return loaded.shards["encoder"], loaded.shards["decoder"]
 
 
-def settle_shard(context: Context) -> None:
-    """Bring the kept shard's weights, by the launch's first call, to where they are read fastest.
+def finalize_weights(context: Context) -> None:
+    """Pack the loaded shard's weights into huge pages, in the launch's first call.
 
-    The model is ready before this, with the same answers, and faster after it.
+    The model works before this, with identical results, and is faster after it.
     """
-    if is_settled(context):
+    if is_finalized(context):
         return
     loaded = _loaded(context)
     began = time.perf_counter()
     for shard in loaded.shards.values():
-        shard.settle()
+        shard.finalize()
     tables = [shard.weights.embedding for shard in loaded.shards.values()]
     if tables[0] is not None and len(tables) > 1:
-        # One table for both stacks: settling gave each a copy of its own.
+        # Both stacks share one table; finalizing gave each a copy.
         loaded.shard.weights.embedding = tables[0]
-    loaded.settle_seconds = time.perf_counter() - began
+    loaded.finalize_seconds = time.perf_counter() - began
     if context.memory_pass:
-        # Loading may need more for a moment than the work: told apart, or it would hide the work's peak.
+        # Loading may need more memory temporarily than the work. Reset, so that it does not hide the work's peak.
         loaded.peak_bytes = take_peak(context.device)
 
 
-def is_settled(context: Context) -> bool:
-    """Whether the kept shard has been settled."""
-    return _loaded(context).settle_seconds is not None
+def finalize_weights_after_first_answer(
+    measurement: Measurement, context: Context, first_answer: Callable[[], float | None]
+) -> dict[str, Figure]:
+    """Settle the shard; where loading is measured, not before a first answer has come of the weights as they were.
+
+    first_answer: makes one and returns its seconds, None on a rank that does not see it. They are returned as
+    first_ttft_seconds: of a model that is ready and no more.
+    """
+    figures: dict[str, Figure] = {}
+    if measurement.cell.page_cache is not None and context.measuring_pass == "timed" and not is_finalized(context):
+        context.barrier()
+        seconds = first_answer()
+        if seconds is not None:
+            figures["first_ttft_seconds"] = seconds
+    finalize_weights(context)
+    return figures
+
+
+def is_finalized(context: Context) -> bool:
+    """Return whether the loaded shard has been finalized."""
+    return _loaded(context).finalize_seconds is not None
 
 
 def _load(context: Context, dtype: torch.dtype) -> LoadedShard:
     if _KEPT not in context.kept:
-        manifest = the_manifest(context)
+        manifest = required_manifest(context)
         check_degrees(ModelConfig.parse(manifest.config), context.grid.tp, context.grid.pp)
         compressor = Compressor(context.job.cell.compression, dtype, context.device)
         prepared = {} if manifest.synthetic_seed is not None else prepare_files(weight_files(manifest), context)
@@ -138,7 +157,7 @@ def _loaded(context: Context) -> LoadedShard:
 
 
 def read_shard(
-    manifest: Manifest,
+    manifest: ModelManifest,
     grid: Grid,
     group: Communicator,
     dtype: torch.dtype,
@@ -147,15 +166,15 @@ def read_shard(
     barrier: Callable[[], None] = lambda: None,
     compressor: Compressor | None = None,
 ) -> LoadedShard:
-    """A shard as the manifest says.
+    """Load a shard of the manifest's model.
 
-    local: this rank's number among those of its node, and how many they are; they share the reading. barrier: waited
-    at before the first read, when all have looked at the page cache.
+    local: this rank's index in its node, and the number of ranks there; they share the reading. barrier: called before
+    the first read, after all have inspected the page cache.
     """
     config = ModelConfig.parse(manifest.config)
     slots = wanted_slots(config, grid)
     wanted = list(dict.fromkeys(slot.piece for slot in slots))
-    pack_linear(torch.ones((1, 1), dtype=dtype))  # compiles the kernels where nobody has yet, before the clock runs
+    pack_linear(torch.ones((1, 1), dtype=dtype))  # compiles the kernels if needed, before the clock starts
     report, file_bytes, lend = None, None, False
     if manifest.synthetic_seed is not None:
         began = time.perf_counter()
@@ -166,7 +185,7 @@ def read_shard(
         file_bytes = check_tensors(config, stored)
         report = LoadReport.before(files)
         names = names_in_file(config, stored)
-        # What has to be converted is copied anyway; on a network file system each page may be asked for again.
+        # Data to be converted is copied anyway; on a network file system a page may be fetched again.
         lend = (
             (report.page_cache, device.type) == ("warm", "cpu")
             and not (compressor and compressor.passes)
@@ -189,14 +208,14 @@ def read_shard(
 
 
 def shard_figures(context: Context) -> dict[str, Figure]:
-    """Figures of the kept shard; those of the load are None but in the first call.
+    """Return figures of the loaded shard; those of the load are None except in the first call.
 
-    load_seconds: from the first read to the model's readiness, without the hash_seconds that hashing took meanwhile
-    (a cold load reads ahead in them); settle_seconds: packing what is not packed yet, into huge pages, after that.
-    load_bytes: all tensors as they lie in the files; load_asked_bytes: what this rank read of them;
-    load_device_bytes: what the device gave for that; load_page_cache_share: how much of the files was in memory
-    before. All None for a synthetic model. weights_bytes are this rank's, model_parameters the whole model's; tied
-    ones count once.
+    load_seconds: from the first read until the model is ready, without hash_seconds (hashing, during which a cold load
+    reads ahead); finalize_seconds: packing the rest into huge pages, after that.
+    load_bytes: all tensors as stored in the files; load_asked_bytes: bytes that this rank read of them;
+    load_device_bytes: bytes read from the device; load_page_cache_share: share of the files in memory before the load.
+    All None for a synthetic model. weights_bytes are this rank's, model_parameters the whole model's; tied ones count
+    once.
     """
     loaded = _loaded(context)
     first, loaded.reported = not loaded.reported, True
@@ -208,7 +227,7 @@ def shard_figures(context: Context) -> dict[str, Figure]:
         "load_asked_bytes": report.asked_bytes if report else None,
         "load_device_bytes": report.device_bytes if report else None,
         "load_page_cache_share": report.cached_share if report else None,
-        "settle_seconds": loaded.settle_seconds if first else None,
+        "finalize_seconds": loaded.finalize_seconds if first else None,
         **{name: value if first else None for name, value in loaded.prepared.items()},
         **({"load_peak_memory_bytes": loaded.peak_bytes} if context.memory_pass else {}),
         "weights_hash": loaded.digest,
@@ -228,7 +247,7 @@ def _read(
     report: LoadReport,
     lend: bool,
 ) -> Iterator[tuple[Piece, Tensor]]:
-    """The wanted pieces, which bear our names; the file may have other ones."""
+    """Read the wanted pieces by our names; the file's names may differ."""
     place, ranks = local
     neighbours = [replace(grid, rank=grid.rank - place + other) for other in range(ranks)]
     ours: defaultdict[Piece, list[Piece]] = defaultdict(list)
@@ -252,17 +271,17 @@ def _read(
 
 
 def _made(config: ModelConfig, seed: int, wanted: Sequence[Piece]) -> Iterator[tuple[Piece, Tensor]]:
-    """Each tensor is made whole, so that it is the same for every layout, and cut."""
+    """Create each tensor whole, so that it is the same for every layout, and cut it."""
     shapes = config.tensor_shapes()
     for name, pieces in groupby(wanted, key=lambda piece: piece.name):
         whole = synthetic_tensor(config, name, shapes[name], seed)
         for piece in pieces:
-            # A copy: a view would keep the whole alive where it is not packed.
+            # A copy: a view would keep the whole tensor alive if it is not packed.
             yield piece, whole if piece == Piece(name) else cut(whole, piece).clone()
 
 
 def cut(whole: Tensor, piece: Piece) -> Tensor:
-    """The piece of a tensor, as a view."""
+    """Return the piece of a tensor, as a view."""
     part = whole if piece.rows is None else whole[slice(*piece.rows)]
     return part if piece.columns is None else part[:, slice(*piece.columns)]
 
@@ -274,7 +293,7 @@ def shard_of(
     tensors: dict[str, Tensor],
     compressor: Compressor | None = None,
 ) -> Shard:
-    """The main stack's shard from the tensors of a whole model by our names, which keep their dtype and device."""
+    """Return the main stack's shard from a whole model's tensors by our names, which keep dtype and device."""
     return shards_of(config, grid, group, tensors, compressor)[main_stack(config)]
 
 
@@ -285,7 +304,7 @@ def shards_of(
     tensors: dict[str, Tensor],
     compressor: Compressor | None = None,
 ) -> dict[StackName, Shard]:
-    """The same of every stack."""
+    """Return the shard of every stack, as `shard_of`."""
     slots = wanted_slots(config, grid)
     some = next(iter(tensors.values()))
     assembly = Assembly(config, grid, slots, some.dtype, some.device, compressor=compressor)
@@ -295,7 +314,7 @@ def shards_of(
 
 
 def _shards(config: ModelConfig, grid: Grid, group: Communicator, assembly: Assembly) -> dict[StackName, Shard]:
-    """A shard for each stack, the main one last."""
+    """Return a shard for each stack, the main one last."""
     return {
         stack: Shard(config, grid, group, assembly.weights(stack), stack, own_layers(config, grid, stack))
         for stack in stacks_of(config)

@@ -1,8 +1,8 @@
-/* Attention of one new token of each sequence over its key-value cache: rotate, store, compare, weigh, in one call.
- * Or over keys and values that are fixed, those of a source: then nothing is stored.
+/* Decode attention of one new token of each sequence over its key-value cache: rotation, cache update, scores and
+ * weighted sum in one call. Or over constant keys and values, those of a source: then nothing is stored.
  *
  * Scores, weights and sums are float32; what is stored is rounded where transformers' Llama rounds. Query heads that
- * share a key head are worked on together, so that keys and values are read from memory once.
+ * share a key head are processed together, so that keys and values are read from memory once.
  */
 #include <math.h>
 #include <stdint.h>
@@ -36,7 +36,7 @@ INLINE float element(const int dtype, const void *base, int64_t index) {
     return value;
 }
 
-/* A product that must be rounded before it is added: the compiler may not make one operation of the two. */
+/* A product that must be rounded before it is added: the compiler must not fuse the two. */
 INLINE floats product(const int dtype, floats a, floats b) {
     floats value = a * b;
     __asm__("" : "+x"(value));
@@ -61,7 +61,7 @@ INLINE floats exponential(floats x) {
     return (floats)((words)sum & ~below);
 }
 
-/* a and b, each of groups of 2 h lanes, to one of the same: the first half of each group sums a's, the second b's. */
+/* Add pairs of a and b, each of groups of 2 h lanes: the first half of each group holds sums of a, the second of b. */
 #if defined(__AVX512F__)
 #define FOLD_8(a, b) (__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + \
                       __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
@@ -108,7 +108,7 @@ INLINE void store_some(const int dtype, void *base, int64_t index, int64_t count
     }
 }
 
-/* One head [width] turned by its angles, in float32 but rounded as if stored, then zeros up to `stored`. Writes up to
+/* Rotate one head [width] by its angles, in float32 but rounded as if stored, then zeros up to `stored`. Writes up to
  * LANES beyond that. */
 INLINE void turn(const int dtype, const void *head, const void *cosines, const void *sines, int64_t width,
                  int64_t stored, float *to) {
@@ -117,7 +117,7 @@ INLINE void turn(const int dtype, const void *head, const void *cosines, const v
         for (int64_t i = 0; i < width; i += LANES) *(floats *)(to + i) = load_some(dtype, head, i, width - i);
         return;
     }
-    /* The first halves, then the second, which write over what these write beyond. */
+    /* The first halves, then the second, which overwrite the excess of the first. */
     for (int64_t i = 0; i < half; i += LANES) {
         const floats first = load_some(dtype, head, i, half - i), second = load_some(dtype, head, i + half, half - i);
         *(floats *)(to + i) = rounded(dtype, product(dtype, first, load_some(dtype, cosines, i, half - i)) -
@@ -131,7 +131,7 @@ INLINE void turn(const int dtype, const void *head, const void *cosines, const v
     for (int64_t i = width; i < stored; i++) to[i] = 0;
 }
 
-/* `heads` queries [heads, stored] over `count` keys and values [count, stored]; weights lie in scores [count, heads].
+/* `heads` queries [heads, stored] over `count` keys and values [count, stored]; weights are in scores [count, heads].
  * bias: of the first query, and `bias_stride` further of the next; null: none. */
 INLINE void attend(const int dtype, const int heads, const float *queries, const void *keys, const void *values,
                    int64_t count, int64_t width, int64_t stored, float scale, const float *bias, int64_t bias_stride,
@@ -253,7 +253,7 @@ struct task {
     int64_t window, next_head, next_scores;
 };
 
-/* Number `next` of all key heads of all sequences. */
+/* Process number `next` of all key heads of all sequences. */
 static void attend_one(const struct task *t, int64_t next, float *scores) {
     const struct attention *a = t->attention;
     const int64_t b = next / a->kv_heads, k = next % a->kv_heads;
@@ -278,8 +278,8 @@ static void work(void *argument) {
 /* Elements of keys below which waking threads costs more than they save. */
 enum { LEAST_SHARED = 1 << 16 };
 
-/* heads [batch, queries + keys, width] not turned yet; values [batch, kv_heads, width]; out [batch, queries, width].
- * window: how many positions back a query sees, its own included; 0: all. */
+/* heads [batch, queries + keys, width] before rotation; values [batch, kv_heads, width]; out [batch, queries, width].
+ * window: attended positions of a query, its own included; 0: all. */
 void attention_step(const struct attention *a, const void *heads, const void *values, void *key_cache,
                     void *value_cache, void *out, int64_t window) {
     struct task task = {a, heads, values, key_cache, value_cache, out, window, 0, 0};

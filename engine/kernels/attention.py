@@ -1,13 +1,13 @@
-"""Attention of one new token a sequence over a static key-value cache, in one call of C: the decode step of a layer.
+"""Decode attention: one new token a sequence over a static key-value cache, in one call of C per layer.
 
     attention = DecodeAttention(store, batch, queries, scale, ...)              # once per cache and batch
     attention.begin(position, padding)                                          # once per step
     mixed = attention.run(layer, heads, values, window)                         # once per layer
 
-Rotation, the writing of the new key and value, scores, softmax and the weighted sum are some ten operators of torch, of
-which `scaled_dot_product_attention` alone takes twice to five times as long as reading the cache does. The
-result of a sequence does not depend on what else is in the batch, nor on how many threads share the heads. `fixed` is
-for keys and values that stay, those of a source: nothing is written.
+Rotation, cache update, scores, softmax and the weighted sum are about ten operators of torch, of which
+`scaled_dot_product_attention` alone takes two to five times as long as reading the cache. A sequence's result is
+independent of the other sequences in the batch and of the number of threads. `fixed` is for constant keys and values
+(those of a source): nothing is written.
 """
 
 import ctypes
@@ -38,16 +38,16 @@ class _Attention(ctypes.Structure):
 
 
 def stored_width(width: int, like: Tensor) -> int:
-    """How wide the rows of a cache must be for heads of `width` elements in the dtype and on the device of `like`.
+    """Return the row width of a cache for heads of `width` elements in the dtype and on the device of `like`.
 
-    Our own kernel works on whole vectors; what a row has beyond the head must be zeros.
+    The native kernel works on whole vectors; elements beyond the head must be zero.
     """
     library = _library() if like.device.type == "cpu" and like.dtype in _DTYPE_CODES else None
     return width if library is None else -(-width // library.attention_lanes()) * library.attention_lanes()
 
 
 def has_decode_attention(store: Tensor) -> bool:
-    """Whether `DecodeAttention` can work on this cache: on a CPU, of rows that its vectors divide."""
+    """Return whether `DecodeAttention` supports this cache: on a CPU, with rows divisible into vectors."""
     if store.device.type != "cpu" or store.dtype not in _DTYPE_CODES:
         return False
     library = _library()
@@ -56,7 +56,7 @@ def has_decode_attention(store: Tensor) -> bool:
 
 
 def bias_table(by_distance: Tensor) -> Tensor:
-    """What `DecodeAttention` takes, from what is added to scores [heads, capacity] by the distance of the keys."""
+    """Return the bias table for `DecodeAttention`, from biases of scores [heads, capacity] by distance of the keys."""
     library = _library()
     assert library is not None
     farthest_first = by_distance.float().flip(-1)
@@ -78,10 +78,10 @@ class DecodeAttention:
         fixed: bool = False,
         width: int | None = None,
     ) -> None:
-        """queries: query heads of this rank. angles: cosines and sines [capacity, width] of each position; None:
-        nothing turns. strides: elements between the new heads of two sequences, and between their values. bias: a
-        `bias_table`. fixed: the cache is full and stays as it is; the new heads are queries alone.
-        width: of a head, where the rows of the cache are wider (`stored_width`).
+        """queries: query heads of this rank. angles: cosines and sines [capacity, width] of each position; None: no
+        rotation. strides: elements between the new heads of two sequences, and between their values. bias: a
+        `bias_table`. fixed: the cache is complete and constant; the new heads are queries only.
+        width: of a head, if the rows of the cache are wider (`stored_width`).
         """
         library = _library()
         assert library is not None and store.is_contiguous()
@@ -116,7 +116,7 @@ class DecodeAttention:
             scale=scale,
         )
         self._kept = (store, angles, bias, scores)  # the structure holds addresses only
-        # At one address as long as this lives: a recorded step is told of other filling by what lies there.
+        # The address must not change: recorded steps read new padding from it.
         self._padding = torch.zeros(batch, dtype=torch.int64)
         self._given: Tensor | None = None
         self._address = ctypes.addressof(self._step)
@@ -124,7 +124,7 @@ class DecodeAttention:
         self._shape, self._dtype = (batch, 1, queries * width), store.dtype
 
     def begin(self, position: int, padding: Tensor | None) -> None:
-        """The new tokens stand at `position`; so many positions [batch] at the left of each sequence are filling."""
+        """Set the `position` of the new tokens, and the padding [batch] at the left of each sequence."""
         self._step.position = position
         if padding is not self._given:
             self._given = padding
@@ -133,9 +133,9 @@ class DecodeAttention:
             self._step.padding = None if padding is None else self._padding.data_ptr()
 
     def run(self, layer: int, heads: int, values: int, window: int = 0) -> Tensor:
-        """What the queries make of the last `window` positions (0: of all): [batch, 1, queries x width].
+        """Attend to the last `window` positions (0: all): [batch, 1, queries x width].
 
-        heads, values: addresses of the new queries and keys, not turned yet, and of the new values.
+        heads, values: addresses of the new queries and keys, before rotation, and of the new values.
         """
         out = torch.empty(self._shape, dtype=self._dtype)
         keys, stored = self._keys[layer], self._values[layer]

@@ -1,15 +1,15 @@
-"""Compiles a C source of this package with the system's compiler at its first use and loads it.
+"""Compile a C source of this package with the system's compiler at first use, and load it.
 
-A wheel with binaries would have to be built for the oldest processor that it may meet; a source that is compiled where
-it runs uses what that processor has. The library is cached per user by the hash of everything that shapes it, so that
-a second process loads it in about 15 ms. Without a compiler, callers take their torch path and say why:
+Binary wheels would have to target the oldest supported processor; a source compiled on the target machine uses all
+instructions of its processor. The library is cached per user by the hash of all its inputs, so that a second process
+loads it in about 15 ms. Without a compiler, callers use their torch path and report the reason:
 
     library = load_library(Path(__file__).with_name("linear.c"))
     if library is None:
         print(unavailable_reason())
 
 `RANKWISE_KERNELS=off` turns the compiled kernels off; `RANKWISE_KERNELS=avx2` compiles them for any x86-64 processor
-with AVX2, to see on a newer one what an older one would do.
+with AVX2, to test the path of an older one on a newer one.
 """
 
 import ctypes
@@ -23,6 +23,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from configs.common.proc import read_fields
+
 MODES = ("on", "off", "avx2")
 _COMPILE_SECONDS = 300
 _loaded: dict[tuple[Path, tuple[str, ...], str], ctypes.CDLL | None] = {}
@@ -30,13 +32,13 @@ _reasons: dict[str, str] = {}
 
 
 class _BuildError(RuntimeError):
-    """Why there is no library, in one line."""
+    """Reason for a missing library, in one line."""
 
 
 def load_library(source: Path, *flags: str) -> ctypes.CDLL | None:
-    """The library compiled from one C file, with further compiler flags, or None where that is not possible.
+    """Return the library compiled from one C file, with further compiler flags, or None if that is not possible.
 
-    Any number of processes may ask at once. The answer is kept for the process; `unavailable_reason()` explains a None.
+    Safe for concurrent processes. The result is cached for the process; `unavailable_reason()` explains a None.
     """
     mode = kernel_mode()
     key = (source, flags, mode)
@@ -50,14 +52,14 @@ def load_library(source: Path, *flags: str) -> ctypes.CDLL | None:
 
 
 def loaded_libraries() -> list[ctypes.CDLL]:
-    """The libraries that were loaded in the present mode."""
+    """Return the libraries loaded in the current mode."""
     mode = kernel_mode()
     return [library for (_, _, of), library in _loaded.items() if library is not None and of == mode]
 
 
 @functools.cache
 def parallel_address() -> int | None:
-    """GOMP_parallel of torch's own OpenMP, to start its threads: a second pool would fight it for the cores."""
+    """Return the address of GOMP_parallel in torch's OpenMP: a second thread pool would compete for the cores."""
     import torch
 
     try:
@@ -68,7 +70,7 @@ def parallel_address() -> int | None:
 
 
 def kernel_mode() -> str:
-    """What RANKWISE_KERNELS asks for; ValueError for anything but on, off and avx2."""
+    """Return the mode set by RANKWISE_KERNELS. Raises ValueError for anything but on, off and avx2."""
     mode = os.environ.get("RANKWISE_KERNELS", "on")
     if mode not in MODES:
         raise ValueError(f"RANKWISE_KERNELS={mode!r} is not one of {', '.join(MODES)}")
@@ -76,12 +78,12 @@ def kernel_mode() -> str:
 
 
 def unavailable_reason() -> str | None:
-    """Why the last library that could not be had in the present mode is missing; None if nothing is."""
+    """Return why the last library is unavailable in the current mode; None if all are available."""
     return _reasons.get(kernel_mode())
 
 
 def _compiled(source: Path, flags: tuple[str, ...], mode: str) -> Path:
-    """The path of the shared object, which is compiled now if the cache lacks it."""
+    """Return the path of the shared object; compile it if the cache lacks it."""
     if mode == "off":
         raise _BuildError("RANKWISE_KERNELS=off")
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -98,14 +100,14 @@ def _compiled(source: Path, flags: tuple[str, ...], mode: str) -> Path:
 
 
 def _texts(source: Path) -> list[bytes]:
-    """The source and the headers beside it that it includes."""
+    """Return the source and the headers beside it that it includes."""
     text = source.read_bytes()
     headers = re.findall(rb'^#include "(.+)"', text, re.MULTILINE)
     return [text, *(part for header in headers for part in _texts(source.parent / header.decode()))]
 
 
 def _compile(command: list[str], library: Path) -> None:
-    """Under a name of our own first: a process that finds the final name finds a whole library."""
+    """Compile under a temporary name first, so that the final name is always a complete library."""
     handle, name = tempfile.mkstemp(suffix=".so", prefix=f".{library.stem}-", dir=library.parent)
     os.close(handle)
     try:
@@ -141,22 +143,18 @@ def _version(compiler: tuple[str, ...]) -> bytes:
 
 @functools.cache
 def _processor_flags() -> bytes:
-    """What -march=native stands for: a home folder may be shared by nodes of several kinds."""
+    """Return the expansion of -march=native, because nodes with different processors may share a home folder."""
     return b" ".join(sorted(flag.encode() for flag in processor_flags()))
 
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
     """The features of the first processor as Linux names them (`avx2`, `amx_bf16`, ...); empty if unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    return frozenset(read_fields("/proc/cpuinfo").get("flags", "").split())
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user writes to: what lies in it is loaded into the process."""
+    """Return a folder writable by this user only, because its contents are loaded into the process."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     shared_temporary = Path(tempfile.gettempdir()) / f"rankwise-kernels-{os.getuid()}"
     for folder in (Path(home) / "rankwise" / "kernels", shared_temporary):

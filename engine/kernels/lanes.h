@@ -25,7 +25,7 @@ INLINE floats load(const int dtype, const void *base, int64_t index) {
     return (floats)(__builtin_convertvector(*(const halves *)at(dtype, base, index), words) << 16);
 }
 
-/* As torch rounds to bfloat16: to the nearest, ties to even, one pattern for what is no number. Low bits are zero. */
+/* As torch rounds to bfloat16: to the nearest, ties to even, one pattern for NaN. Low bits are zero. */
 INLINE words rounded_bits(floats value) {
     const words bits = (words)value, nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
     const words is_nan = (words)((bits & 0x7fffffffu) > 0x7f800000u);

@@ -1,11 +1,11 @@
 /* Linear layers with packed weights: y[m, n] = sum over k of x[m, k] * w[n, k] (+ bias[n]).
  *
- * Decoding reads every weight once per token, so the weights lie in the order in which they are read: groups of 64
+ * Decoding reads every weight once per token, so weights are stored in the order in which they are read: groups of 64
  * outputs (panels of one vector each), and inside a group unit after unit, a unit being 4 bytes of every row
- * (two bfloat16 inputs or one float32). One linear stream is what the processor's own prefetching serves best:
+ * (two bfloat16 inputs or one float32). One linear stream suits hardware prefetching best:
  * separate streams per panel, software prefetching and blocks over the inputs all measured slower.
  *
- * Every output is one chain of additions over the inputs in ascending order, whatever the number of rows and threads:
+ * Every output is one chain of additions over the inputs in ascending order, for any number of rows and threads:
  * the same row gives the same bits alone and in any batch.
  */
 #include <stdint.h>
@@ -40,7 +40,7 @@ struct packed {
     int64_t outputs, units, dtype, row_bytes;
 };
 
-/* Which instructions the library was compiled for. */
+/* Instruction set that the library was compiled for. */
 const char *linear_path(int64_t dtype) {
     (void)dtype;
 #ifdef __AVX512BF16__
@@ -55,7 +55,7 @@ const char *linear_path(int64_t dtype) {
 #endif
 }
 
-/* How the bfloat16 kernel wants its rows: with no instruction for pairs, widened to float32 beforehand. */
+/* Row format of the bfloat16 kernel: without an instruction for pairs, widened to float32 beforehand. */
 #ifdef __AVX512BF16__
 enum { WIDENED = 0 };
 #else
@@ -99,8 +99,8 @@ INLINE void tile(const int dtype, const int panels, const int rows, const char *
 }
 
 /* One group times at most MOST_ROWS rows; as many sums as there are registers for. With 7 rows the compiler has no
- * register left for an input, which the instruction for pairs bears and the one for float32 does not (90 GF/s, not 111);
- * widened weights take four registers more. */
+ * register left for an input, which the instruction for pairs tolerates and the one for float32 does not (90 GF/s,
+ * not 111); widened weights take four registers more. */
 INLINE int64_t group_rows(const int dtype, int64_t rows, const char *x, int64_t x_stride, const uint32_t *w,
                           int64_t units, float *sums) {
 #define WHOLE(ROWS) case ROWS: tile(dtype, PANELS, ROWS, x, x_stride, w, units, sums); return ROWS;
@@ -142,7 +142,7 @@ INLINE void store(const struct packed *packed, int64_t rows, int64_t first, floa
     }
 }
 
-/* The transpose of LANES vectors: step by step, blocks of 1, 2, 4 and 8 lanes change places between two of them. */
+/* The transpose of LANES vectors: step by step, blocks of 1, 2, 4 and 8 lanes are swapped between two of them. */
 INLINE void transpose(words *row) {
     UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
         words low, high; /* lanes to take; those of the second vector are numbered from LANES on */
@@ -166,8 +166,8 @@ INLINE void transpose(words *row) {
     }
 }
 
-/* LANES units of LANES rows, `stride` bytes apart, to units GROUP words apart. The reads are many short ones, which
- * the processor does not foresee; a whole line that goes past the caches need not be fetched first: 3 times faster. */
+/* LANES units of LANES rows, `stride` bytes apart, to units GROUP words apart. The reads are short and not
+ * prefetched; non-temporal stores of whole lines need no fetch first: 3 times faster. */
 INLINE void pack_square(const char *from, int64_t stride, uint32_t *to, const int past_caches) {
     words square[LANES];
     UNROLL for (int i = 0; i < LANES; i++) {
@@ -184,7 +184,7 @@ INLINE void pack_square(const char *from, int64_t stride, uint32_t *to, const in
     UNROLL for (int i = 0; i < LANES; i++) *(words *)(to + i * GROUP) = square[i];
 }
 
-/* Some rows of a group, some bytes of each: the slow way, for what is no whole square. */
+/* Some rows of a group, some bytes of each: the slow path for incomplete blocks. */
 static void pack_rest(const char *from, int64_t stride, int64_t rows, int64_t bytes, uint32_t *to) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t b = 0; b < bytes; b += 4) {
@@ -207,7 +207,7 @@ INLINE void pack_rows(const char *from, int64_t stride, int64_t rows, int64_t ro
     pack_rest(from + square_units * 4, stride, rows, row_bytes - square_units * 4, to + square_units * GROUP);
 }
 
-/* The group whose first row is number `first`; what is missing to whole groups and units is zero. `to` starts a cache
+/* The group whose first row is number `first`, zero-padded to whole groups and units. `to` starts a cache
  * line. */
 INLINE void pack_group(const struct rows *part, int64_t outputs, int64_t row_bytes, int64_t first, uint32_t *to,
                        const int past_caches) {
@@ -240,7 +240,7 @@ struct task {
     int64_t rows, chunk, next_group;
 };
 
-/* `room`: for one packed group, where the weights are not packed. */
+/* `room`: for one packed group, if the weights are not packed. */
 static void groups(struct task *task, int64_t from, int64_t to, uint32_t *room) {
     const struct packed *packed = task->packed;
     const int64_t x_stride = packed->units * (is_widened(packed->dtype) ? 8 : 4);
@@ -290,8 +290,8 @@ static float *widened(const uint16_t *x, int64_t count) {
     return wide;
 }
 
-/* x [rows, 4-byte units of inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's own OpenMP, so that the
- * process has one pool of threads; NULL for the calling thread alone. */
+/* x [rows, 4-byte units of inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of
+ * torch's OpenMP, so that the process has one pool of threads; NULL for the calling thread alone. */
 void linear_run(const struct packed *packed, const void *x, void *y, int64_t rows, int64_t threads,
                 void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
     const int64_t all = (packed->outputs + GROUP - 1) / GROUP;
@@ -311,7 +311,7 @@ int64_t linear_packed_bytes(int64_t outputs, int64_t row_bytes) {
     return (outputs + GROUP - 1) / GROUP * GROUP * ((row_bytes + 3) / 4) * 4;
 }
 
-/* Reads every byte once in one linear stream; what it returns depends on all of them, so that no read is left out. */
+/* Reads every byte once in one linear stream; the result depends on all of them, so that no read is optimised away. */
 uint32_t read_bytes(const void *from, int64_t count) {
     const char *at_byte = from;
     words sum[4] = {{0}, {0}, {0}, {0}};

@@ -1,15 +1,15 @@
-"""Linear layers whose weights are packed once, for the processor at hand.
+"""Linear layers whose weights are packed once for the CPU's instruction set.
 
     layer = pack_linear(weight, bias)       # weight [out_features, in_features], bias [out_features] or None
     y = layer(x)                            # [..., in_features] -> [..., out_features]
     layer.path                              # "avx512_bf16", "avx512", "avx2", "mkldnn" or "torch"
 
-A token's decoding reads every weight once. `functional.linear` reaches a third of the memory's speed there, mkldnn's
-packed layers half, the kernels of `linear.c` what a plain read reaches, and with many rows they do not lose. They hold
-the weights once and give the same bits for a row whatever rows stand beside it; other paths do not promise that.
+Decoding a token reads every weight once. `functional.linear` reaches a third of memory bandwidth, mkldnn's packed
+layers half, the kernels of `linear.c` that of a plain read, without a loss at many rows. They store the weights once
+and are batch-invariant: a row's bits do not depend on other rows. Other paths do not guarantee that.
 
-Where the processor multiplies tiles of bfloat16 itself (AMX), mkldnn is used, which is faster with many rows. Without
-a compiler bfloat16 goes to mkldnn as well, and float32 to `functional.linear`; float16 and GPUs always to the latter.
+On processors with bfloat16 tiles (AMX), mkldnn is used, which is faster with many rows. Without a compiler bfloat16
+goes to mkldnn as well, and float32 to `functional.linear`; float16 and GPUs always to the latter.
 """
 
 import ctypes
@@ -35,8 +35,8 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux; the second since 6.1
 class PackedLinear:
     """One packed linear layer: [..., in_features] -> [..., out_features], in the dtype of the weight.
 
-    `nbytes` are those that the weights (padded) and the bias take; `path` names the kernel in force; `stored` is what a
-    call reads, to be handed to `read_seconds`: None where mkldnn hides it, and for lent weights until they settle.
+    `nbytes`: size of the weights (padded) and the bias; `path`: name of the kernel in use; `stored`: the data that a
+    call reads, for `read_seconds`. `stored` is None for mkldnn, and for memory-mapped weights until `finalize()`.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def settle(self) -> None:
-        """Bring the weights to where they are read fastest, in huge pages if there are such, and let go of lent ones.
+    def finalize(self) -> None:
+        """Move the weights into huge pages if available, and release memory-mapped ones.
 
-        Not while a call is under way.
+        Must not run during a call.
         """
 
 
@@ -78,24 +78,24 @@ class _Packed(ctypes.Structure):
     ]
 
 
-Packing = Literal["settled", "quick", "lent"]
-"""Into huge pages at once; into common pages, which are had sooner; or not before `settle()`."""
+Packing = Literal["finalized", "quick", "memory_mapped"]
+"""Huge pages at once; common pages, which are allocated faster; or no packing before `finalize()`."""
 
 
 def pack_linear(
-    weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, rows: int = 1, packing: Packing = "settled"
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, rows: int = 1, packing: Packing = "finalized"
 ) -> PackedLinear:
-    """A packed copy of `weight` [out_features, in_features], which may be a view with any distance between its rows.
+    """Return a packed copy of `weight` [out_features, in_features], which may be a view with any row stride.
 
-    Several weights of the same in_features stand one below the other. `bias` [out_features] is added in float32 before
-    the result is rounded. `rows` is how many rows most calls have; only mkldnn needs to know. The weight is not kept,
-    except on the path "torch".
+    Several weights of the same in_features are stacked. `bias` [out_features] is added in float32 before the result is
+    rounded. `rows` is the usual number of rows of a call, used by mkldnn only. The weight is not kept, except on the
+    path "torch".
 
-    Weights in huge pages are read up to 1.5 times faster. `packing`: "quick" packs into common pages first, which a
-    virtual machine whose host takes free memory back gives up to 5 times faster. "lent" packs nothing: until
-    `settle()` each call reads the weights where they lie (in a mapped file: nothing is copied), a group of rows at a
-    time through the cache, with the same bits as later and several times slower; they must stay as they are until
-    then. Other paths than our kernels' may copy at once.
+    Weights in huge pages are read up to 1.5 times faster. `packing`: "quick" packs into common pages first, which are
+    up to 5 times faster to allocate in a virtual machine whose host reclaims free memory. "memory_mapped" packs
+    nothing: until `finalize()` each call reads the weights in place (in a mapped file: without a copy), a group of rows
+    at a time through the cache. The bits are the same as later, and it is several times slower. The weights must not
+    change until then. Other paths than our kernels' may copy at once.
     """
     parts = [part.detach() for part in ([weight] if isinstance(weight, Tensor) else weight)]
     some, outputs = parts[0], sum(len(part) for part in parts)
@@ -108,7 +108,7 @@ def pack_linear(
             return _OwnLinear(parts, bias, path, packing)
         if some.dtype is torch.bfloat16 and torch._C._has_mkldnn:
             return _MkldnnLinear(_whole(parts), bias, rows)
-    return _TorchLinear(_whole(parts), bias, packing == "lent" and len(parts) == 1)
+    return _TorchLinear(_whole(parts), bias, packing == "memory_mapped" and len(parts) == 1)
 
 
 def _whole(parts: Sequence[Tensor]) -> Tensor:
@@ -116,7 +116,7 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _own_path(dtype: torch.dtype) -> str:
-    """The instructions that our kernel uses for `dtype` here; empty where it cannot or should not be used."""
+    """Return the instruction set of our kernel for `dtype`; empty if it cannot or should not be used."""
     library = _library()
     if library is None:
         return ""
@@ -140,7 +140,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 class _OwnLinear(PackedLinear):
-    """On the kernels of linear.c."""
+    """Linear layer on the kernels of linear.c."""
 
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, path: str, packing: Packing) -> None:
         library = _library()
@@ -150,9 +150,9 @@ class _OwnLinear(PackedLinear):
         size, code = parts[0].element_size(), _DTYPE_CODES[parts[0].dtype]
         self._bias = None if bias is None else bias.float().contiguous()
         bias_address = None if self._bias is None else self._bias.data_ptr()
-        # Rows may be anywhere, the inputs of one lie side by side.
-        self._lent: list[Tensor] = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
-        rows = [_Rows(part.data_ptr(), part.stride(0) * size, len(part)) for part in self._lent]
+        # Rows may have any stride, the inputs of a row are contiguous.
+        self._memory_mapped: list[Tensor] = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
+        rows = [_Rows(part.data_ptr(), part.stride(0) * size, len(part)) for part in self._memory_mapped]
         self._rows = (_Rows * len(rows))(*rows)
         units = -(-inputs * size // 4)
         self._packed = _Packed(None, bias_address, ctypes.addressof(self._rows), outputs, units, code, inputs * size)
@@ -160,8 +160,8 @@ class _OwnLinear(PackedLinear):
         self._is_odd = inputs * size % 4 != 0
         nbytes = library.linear_packed_bytes(outputs, inputs * size) + _nbytes(self._bias)
         super().__init__((outputs, inputs), parts[0].dtype, path, nbytes, None)
-        if packing != "lent":
-            self._pack(huge_pages=packing == "settled")
+        if packing != "memory_mapped":
+            self._pack(huge_pages=packing == "finalized")
 
     def _pack(self, huge_pages: bool) -> None:
         packed = self._packed
@@ -170,7 +170,7 @@ class _OwnLinear(PackedLinear):
         self._library.linear_pack(self._rows, packed.outputs, packed.row_bytes, weights.data_ptr())
         self.stored = weights
         packed.weights, packed.parts = weights.data_ptr(), None
-        self._lent = []
+        self._memory_mapped = []
 
     def __call__(self, x: Tensor) -> Tensor:
         shape, outputs = x.shape, self.out_features
@@ -187,7 +187,7 @@ class _OwnLinear(PackedLinear):
         self._library.linear_run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
         return y
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         if self.stored is None:
             self._pack(huge_pages=True)
         else:
@@ -195,7 +195,7 @@ class _OwnLinear(PackedLinear):
 
 
 class _MkldnnLinear(PackedLinear):
-    """On the packed layers of mkldnn (oneDNN), bfloat16; packed for calls of `rows` rows."""
+    """Linear layer on mkldnn (oneDNN) packed layers, bfloat16; packed for calls of `rows` rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
         self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
@@ -209,19 +209,19 @@ class _MkldnnLinear(PackedLinear):
 
 
 class _TorchLinear(PackedLinear):
-    """`functional.linear`, which keeps the weight as it is."""
+    """Linear layer on `functional.linear`, without packing."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, lent: bool) -> None:
-        self._weight, self._bias, self._is_lent = weight, bias, lent
+    def __init__(self, weight: Tensor, bias: Tensor | None, memory_mapped: bool) -> None:
+        self._weight, self._bias, self._is_memory_mapped = weight, bias, memory_mapped
         super().__init__(weight.shape, weight.dtype, "torch", weight.nbytes + _nbytes(bias), weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self._weight, self._bias)
 
-    def settle(self) -> None:
-        if self._is_lent:
+    def finalize(self) -> None:
+        if self._is_memory_mapped:
             self._weight = self.stored = self._weight.clone()
-            self._is_lent = False
+            self._is_memory_mapped = False
 
 
 def _nbytes(tensor: Tensor | None) -> int:
@@ -229,10 +229,10 @@ def _nbytes(tensor: Tensor | None) -> int:
 
 
 def read_seconds(tensor: Tensor) -> float:
-    """Seconds that the calling thread takes to read each byte of a contiguous CPU tensor once, by vectors in order.
+    """Measure the seconds in which the calling thread reads a contiguous CPU tensor once, sequentially.
 
-    The limit that decoding is held against: as fast as torch's `sum` in float32, and for every dtype. What was
-    allocated in huge pages (`aligned_bytes`, packed weights) is read faster than other memory.
+    The upper bound for decoding speed: as fast as torch's `sum` in float32, for every dtype. Huge pages
+    (`aligned_bytes`, packed weights) are read faster than other memory.
     """
     assert tensor.is_contiguous() and tensor.is_cpu, tensor.device
     library = _library()
@@ -247,12 +247,12 @@ def read_seconds(tensor: Tensor) -> float:
 
 
 def aligned_bytes(count: int, huge_pages: bool = True) -> Tensor:
-    """uint8 [count], uninitialised, at the start of a huge page where it is as large as one, asking for such pages.
+    """Allocate uint8 [count], uninitialised, aligned to a huge page if large enough, with huge pages requested.
 
-    With pages of 4 KiB the look-up of addresses costs a tenth to a third of the reading speed.
+    With pages of 4 KiB address translation costs a tenth to a third of the reading speed.
     """
     page_bytes = _HUGE_PAGE_BYTES if count >= _HUGE_PAGE_BYTES else _LINE_BYTES
-    room = torch.empty(count + page_bytes, dtype=torch.uint8)  # what is never touched takes no memory
+    room = torch.empty(count + page_bytes, dtype=torch.uint8)  # untouched pages take no memory
     aligned = room.narrow(0, -room.data_ptr() % page_bytes, count)
     if huge_pages:
         _advise(aligned, _MADV_HUGEPAGE)
@@ -260,12 +260,12 @@ def aligned_bytes(count: int, huge_pages: bool = True) -> Tensor:
 
 
 def into_huge_pages(memory: Tensor) -> None:
-    """Ask for memory from `aligned_bytes` to be moved into huge pages, where it is not in such."""
+    """Request huge pages for memory from `aligned_bytes` that is not in them."""
     _advise(memory, _MADV_COLLAPSE)
 
 
 def _advise(memory: Tensor, advice: int) -> None:
-    """Only a wish: a kernel that does not know it leaves the pages as they are."""
+    """Advise the kernel; an older kernel ignores it."""
     if memory.nbytes >= _HUGE_PAGE_BYTES and hasattr(_libc(), "madvise"):
         _libc().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), advice)
 

@@ -11,7 +11,7 @@
 
 #include "lanes.h"
 
-/* The end of a row that is no whole vector is worked on in a vector filled with zeros. */
+/* The incomplete vector at the end of a row is padded with zeros. */
 INLINE floats load_some(const int dtype, const void *base, int64_t index, int64_t count) {
     char whole[LANES * 4] __attribute__((aligned(64))) = {0};
     if (count >= LANES) return load(dtype, base, index);
@@ -36,7 +36,7 @@ INLINE float total(floats value) {
 }
 
 /* h = x, or h = sum = round(x + update). y = round(round(h / sqrt(mean(h * h) + epsilon)) * weight), or, with a wide
- * weight, which is in float32 whatever the rest is, without the inner rounding. */
+ * weight, which is always in float32, without the inner rounding. */
 INLINE void rms_norm_rows(const int dtype, const int adds, const int wide, const void *x, const void *update,
                           const void *weight, void *sum, void *y, int64_t rows, int64_t width, float epsilon) {
     for (int64_t row = 0; row < rows; row++) {
@@ -96,7 +96,7 @@ void rms_norm_heads(const void *x, const void *query_weight, const void *key_wei
 }
 
 /* y = round((h - mean) / sqrt(variance + epsilon) * weight + bias), h = x, or h = sum = round(x + update). The sum may
- * lie where y does. */
+ * alias y. */
 INLINE void layer_norm_rows(const int dtype, const int adds, const void *x, const void *update, const void *weight,
                             const void *bias, void *sum, void *y, int64_t rows, int64_t width, float epsilon) {
     for (int64_t row = 0; row < rows; row++) {
@@ -192,7 +192,7 @@ INLINE floats gelu_by_tanh(floats x) {
     return x / (exponential(u * -2.0f) + 1.0f);
 }
 
-/* The same operator by operator, each rounded, as the families do that write it out. */
+/* The same operator by operator, each rounded, as in families that do not fuse it. */
 INLINE floats gelu_in_steps(const int dtype, floats x) {
     const floats cube = rounded(dtype, rounded(dtype, x * x) * x);
     const floats inner = rounded(dtype, x + rounded(dtype, cube * 0.044715f));

@@ -1,4 +1,4 @@
-"""Small operators of a transformer layer, each one pass of C instead of two to ten operators of torch.
+"""Fused small operators of a transformer layer, each one pass of C instead of two to ten operators of torch.
 
     normed = rms_norm(hidden, weight, epsilon)
     hidden, normed = add_rms_norm(hidden, update, weight, epsilon)
@@ -7,10 +7,9 @@
     fed = activate(gate_up, "silu", gated=True)  # [..., 2 F] -> [..., F]
     turned = rotate(queries, cos, sin)           # rotary position embedding
 
-While one token is decoded these operators move little, so that what they cost is the calls: at 1024 values a norm takes
-3.5 us instead of 19, a rotation 7 instead of 13, silu of 2816 pairs 6.5 instead of 8. Each rounds where transformers
-rounds; torch does the same steps where there is no library, on GPUs, for other dtypes, and for large tensors with
-several threads, where torch divides the work.
+In decoding these operators process little data, so call overhead dominates: at 1024 values a norm takes 3.5 us instead
+of 19, a rotation 7 instead of 13, silu of 2816 pairs 6.5 instead of 8. Each rounds where transformers rounds. torch
+computes the same steps without a library, on GPUs, for other dtypes, and for large tensors with several threads.
 """
 
 import ctypes
@@ -30,11 +29,11 @@ _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 _FUNCTIONS = (
     "rms_norm", "add_rms_norm", "rms_norm_heads", "layer_norm", "add_layer_norm", "activate", "multiply", "rotate"
 )  # fmt: skip
-_ONE_THREAD_ELEMENTS = 1 << 16  # beyond that, the work is more than waking threads
+_ONE_THREAD_ELEMENTS = 1 << 16  # above this, the work exceeds the cost of waking threads
 
 
 def _gelu_new(x: Tensor) -> Tensor:
-    """What GPT-2 and T5 write out: each operator is rounded, unlike in torch's own."""
+    """Compute GELU as GPT-2 and T5 do: each operator is rounded, unlike in torch's version."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
@@ -49,9 +48,9 @@ _ACTIVATION_CODES = {name: code for code, name in enumerate(_ACTIVATIONS)}  # in
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Root-mean-square norm of [..., width] times weight [width], computed in float32, the product after the cast.
+    """Return the root-mean-square norm of [..., width] times weight [width], in float32, the product after the cast.
 
-    A weight in float32 beside an x of 16 bits is multiplied before the cast.
+    A float32 weight with a 16-bit x is multiplied before the cast.
     """
     library = _library_for(x)
     wide_weight = weight.dtype is not x.dtype
@@ -69,7 +68,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def add_rms_norm(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """`hidden + update` [..., width] and its norm."""
+    """Return `hidden + update` [..., width] and its norm."""
     library = _library_for(hidden)
     wide_weight = weight.dtype is not hidden.dtype
     if library is None or (wide_weight and weight.dtype is not torch.float32) or update.dtype is not hidden.dtype:
@@ -97,7 +96,7 @@ def add_rms_norm(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float)
 def rms_norm_heads(
     heads: Tensor, query_weight: Tensor, key_weight: Tensor, queries: int, keys: int, epsilon: float
 ) -> Tensor:
-    """The norms of each of the first `queries` heads of [batch, length, heads, width], and of `keys` after them.
+    """Normalise each of the first `queries` heads of [batch, length, heads, width], and the `keys` heads after them.
 
     The result [batch, length, queries + keys, width] is contiguous.
     """
@@ -114,7 +113,7 @@ def rms_norm_heads(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """Layer norm of [..., width] with weight and bias [width], computed in float32 and rounded once, as torch does."""
+    """Return the layer norm of [..., width] with weight and bias [width], in float32 and rounded once, as in torch."""
     library = _library_for(x)
     if library is None or weight.dtype is not x.dtype:
         return functional.layer_norm(x, weight.shape, weight, bias, epsilon)
@@ -129,7 +128,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -
 def add_layer_norm(
     hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """`hidden + update` [..., width] and its layer norm."""
+    """Return `hidden + update` [..., width] and its layer norm."""
     library = _library_for(hidden)
     if library is None or weight.dtype is not hidden.dtype or update.dtype is not hidden.dtype:
         hidden = hidden + update
@@ -154,10 +153,10 @@ def add_layer_norm(
 
 
 def activate(x: Tensor, name: str, gated: bool = False) -> Tensor:
-    """silu, gelu, gelu_tanh, gelu_new or relu of each value; gated: of [..., 2 F] the first half, times the second.
+    """Apply silu, gelu, gelu_tanh, gelu_new or relu; gated: to the first half of [..., 2 F], times the second half.
 
     gelu is exact, by the error function; gelu_tanh its usual approximation, rounded once; gelu_new the same rounded
-    after each operator, as in models that write it out. Before the product of a gated one it is rounded.
+    after each operator, as in models that write it out. With a gate, it is rounded before the product.
     """
     library = _library_for(x)
     if library is None:
@@ -174,7 +173,7 @@ def activate(x: Tensor, name: str, gated: bool = False) -> Tensor:
 
 
 def multiply(x: Tensor, factor: float) -> Tensor:
-    """x times a number, rounded once."""
+    """Multiply x by a number, rounded once."""
     library = _library_for(x)
     if library is None:
         return x * factor
@@ -185,7 +184,7 @@ def multiply(x: Tensor, factor: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (i, i + width / 2) of x [a, b, c, width] by its angle; any strides but the last, which is 1.
+    """Rotate each pair (i, i + width / 2) of x [a, b, c, width] by its angle; any strides but the last, which is 1.
 
     `cos` and `sin` have four dimensions too, each as large as that of x or 1. The result is contiguous.
     """
@@ -202,7 +201,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _library_for(x: Tensor) -> ctypes.CDLL | None:
-    """The library where it serves this tensor."""
+    """Return the library if it supports this tensor."""
     if x.dtype not in _DTYPE_CODES or not x.is_cpu:
         return None
     if x.numel() > _ONE_THREAD_ELEMENTS and torch.get_num_threads() > 1:

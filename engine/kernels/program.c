@@ -1,9 +1,9 @@
-/* A list of calls of other functions, made one after the other: what would be some hundred calls from Python is one.
+/* Runs a list of calls of other functions in sequence: one call from Python instead of about a hundred.
  *
  * Functions of any prototype are called by one of three types. That is right for the System V calling convention of
- * x86-64 (https://gitlab.com/x86-psABIs/x86-64-ABI, section 3.2.3), which build.py sees to: integers and addresses go
+ * x86-64 (https://gitlab.com/x86-psABIs/x86-64-ABI, section 3.2.3), which build.py ensures: integers and addresses go
  * in their own sequence of registers, the seventh and further ones on the stack in order, up to eight floats in another
- * sequence; who called takes away what he put on the stack, and nobody minds registers that he does not read.
+ * sequence; the caller cleans the stack, and unused registers are ignored.
  */
 #include <stdint.h>
 
@@ -37,7 +37,7 @@ static int make(const struct call *call) {
                                      r[1], r[2], r[3]);
 }
 
-/* Makes the calls until one fails, whose number is returned and whose code is left in `code`; -1 where none does. */
+/* Runs the calls until one fails; returns its number and stores its code in `code`; -1 if none fails. */
 int64_t program_run(const struct call *calls, int64_t count, int64_t *code) {
     for (int64_t place = 0; place < count; place++) {
         const int result = make(calls + place);

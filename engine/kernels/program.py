@@ -1,20 +1,20 @@
-"""Recorded calls of C functions, repeated in one call: while a small model decodes, Python takes longer than the work.
+"""Record calls of C functions and replay them in one call, because Python dominates the decode time of small models.
 
     with Recording() as recording:
         y = step(x)                       # over tensors that stay: an input buffer, weights, a cache
     if not recording.refusals:
         program = recording.program()
         x.copy_(other)
-        program.run()                     # y is now what step(x) would give
+        program.run()                     # y now equals step(x)
 
-Every function of a library that `load_library` gave is noted with its arguments when it is called as an attribute of
-that library, with declared `argtypes`; whoever keeps the function itself is not heard. Memory that the step asks for is
-kept by the program, so that the addresses stay good; what the step has let go of is used again within the step, and so
-stays in the processor's caches. A value that changes from step to step must be read by the C functions from memory at a
-fixed address; an argument is repeated as it was.
+Every function of a library from `load_library` is recorded with its arguments when it is called as an attribute of that
+library, with declared `argtypes`. Calls through a saved function object are not recorded. The program keeps the memory
+that the step allocates, so that addresses stay valid; released memory is reused within the step and stays in the
+processor's caches. Values that change between steps must be read by the C functions from memory at a fixed address;
+arguments are replayed unchanged.
 
-What would be left out is refused: every operator of torch but those that only make room or a view. What cannot be seen
-here, such as numpy's work, is for whoever uses the program to find by `poison()` and a comparison.
+Operations that would be lost are rejected: every operator of torch except allocations and views. Other work, such as
+numpy's, is not detected; the caller must check with `poison()` and a comparison.
 """
 
 import ctypes
@@ -55,8 +55,8 @@ class _Call(ctypes.Structure):
     ]
 
 
-class Program:
-    """Calls in order, and the memory that they work on. `names` are those of the functions."""
+class KernelProgram:
+    """Recorded calls in order, and their memory. `names` are those of the functions."""
 
     def __init__(self, calls: list[_Call], names: list[str], room: "_Room") -> None:
         library = _library()
@@ -70,25 +70,24 @@ class Program:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that the calls work on, without what was there before."""
+        """Bytes of the program's memory, without memory that existed before."""
         return sum(block.nbytes for block in self._room.blocks)
 
     def run(self) -> tuple[str, int] | None:
-        """Make the calls. Name and code of the one that failed, after which none was made; None where all went well."""
+        """Run the calls. Return name and code of the first that failed, after which none runs; None on success."""
         failed = self._run(*self._arguments)
         return None if failed < 0 else (self.names[failed], self._code.value)
 
     def poison(self) -> None:
-        """Fill the memory that the calls work on with what is no number: a missing call shows in the outcome."""
+        """Fill the program's memory with NaN, so that a missing call shows in the result."""
         for block in self._room.blocks:
             block.fill(0xFF)
 
 
 class Recording:
-    """Notes the calls made between enter and exit by the thread that entered; one at a time in a process: who comes
-    while another thread records is refused.
+    """Record the calls made in the context by the entering thread; a second recording is refused.
 
-    refusals: what a program would leave out, in words; where there are any, there is no program.
+    refusals: operations that a program would lose; if there are any, there is no program.
     """
 
     def __init__(self) -> None:
@@ -124,10 +123,10 @@ class Recording:
         if self._is_first:
             _recording.release()
 
-    def program(self) -> Program:
-        """What was recorded, to be repeated."""
+    def program(self) -> KernelProgram:
+        """Return the recorded program."""
         assert not self.refusals, self.refusals
-        return Program(self._calls, self._names, self._room)
+        return KernelProgram(self._calls, self._names, self._room)
 
     def _noting(self, name: str, function: Any) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -158,7 +157,7 @@ class Recording:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator of torch: gives the memory that is asked for, and notes what computes."""
+    """Intercept every operator of torch: supply memory, and record computing operators."""
 
     def __init__(self, refusals: set[str], room: "_Room") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -172,19 +171,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _ROOM:
             return self._room.like(result)
         if not func.is_view or not _storages(result) <= _storages((*args, kwargs)):
-            # Some that are called views copy where they must, as `reshape` and `contiguous` do.
+            # Some view operators copy if necessary, as `reshape` and `contiguous` do.
             self._refusals.add(name)
         return result
 
 
 class _Room:
-    """Blocks of memory for tensors, each given out again when no tensor lies in it any more."""
+    """Blocks of memory for tensors; a block is reused when no tensor refers to it."""
 
     def __init__(self) -> None:
         self.blocks: list[np.ndarray] = []
 
     def like(self, wanted: Tensor) -> Tensor:
-        """A tensor of the same type, shape and strides, of unknown content."""
+        """Return a tensor of the same type, shape and strides, uninitialised."""
         count = wanted.untyped_storage().nbytes()
         uses = zip(self.blocks, _references(self.blocks), strict=True)
         block = next((one for one, many in uses if one.nbytes == count and many == _UNUSED), None)
@@ -197,7 +196,7 @@ class _Room:
 
 
 def _references(blocks: list[np.ndarray]) -> list[int]:
-    """How often each is referred to, counting it is included; a tensor that lies in it refers to it."""
+    """Return the reference count of each, including this call's; a tensor in a block refers to it."""
     return [sys.getrefcount(block) for block in blocks]
 
 
@@ -205,12 +204,12 @@ _UNUSED = _references([np.empty(0)])[0]
 
 
 def _storages(values: Any) -> set[int]:
-    """Where the tensors among these have their memory."""
+    """Return the storage addresses of the tensors among these."""
     return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as a signed number: an address may be above 2^63."""
+    """Return the same 64 bits as a signed number: an address may be above 2^63."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

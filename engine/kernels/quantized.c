@@ -1,16 +1,16 @@
 /* Linear layers with quantised weights: y[m, n] = sum over k of x[m, k] * w[n, k] (+ bias[n]).
  *
- * Weights of 8 bits have one scale for each output, weights of 4 bits one for each output and BLOCK inputs. They lie as
- * in linear.c, in the order in which they are read: groups of 64 outputs, one linear stream.
+ * Weights of 8 bits have one scale for each output, weights of 4 bits one for each output and BLOCK inputs. They are
+ * stored as in linear.c, in the order in which they are read: groups of 64 outputs, one linear stream.
  *
- * Where the processor multiplies bytes (AVX512_VNNI: four products of an unsigned and a signed byte into 32 bits, and
+ * If the processor multiplies bytes (AVX512_VNNI: four products of an unsigned and a signed byte into 32 bits, and
  * exact), a row of x becomes fixed point with one scale: 16 bits as a high and a low byte, both signed, or 8 bits. Two
  * such instructions do for 64 weights of 8 bits what two of bfloat16 do for as many, and half the bytes are read. The
- * weights are stored with an offset that makes them unsigned; what it adds is the same for all outputs of a row, and is
- * taken off in integers. Elsewhere weights are widened to float32 and x stays as it is (8 bits: on the same grid).
+ * weights are stored with an offset that makes them unsigned; its contribution is the same for all outputs of a row,
+ * and is subtracted in integers. Elsewhere weights are widened to float32 and x is unchanged (8 bits: same grid).
  *
- * The same row gives the same bits alone and in any batch: integers have no order, and the sums over blocks of 4 bits
- * are one chain in ascending order.
+ * The same row gives the same bits alone and in any batch: integer sums do not depend on the order, and the sums over
+ * blocks of 4 bits are one chain in ascending order.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ struct row { /* of x, made ready; followed by what it is multiplied with, in `wi
     int32_t high_sum, low_sum, unused[13];
 };
 
-/* Which instructions the library was compiled for. */
+/* Instruction set that the library was compiled for. */
 const char *quantized_path(void) {
 #if defined(__AVX512VNNI__)
     return "avx512_vnni";
@@ -57,12 +57,12 @@ const char *quantized_path(void) {
 #endif
 }
 
-/* What stands for a weight of zero in storage. */
+/* Stored value of a zero weight. */
 int64_t quantized_offset(int64_t bits) { return bits == 4 ? 8 : INTEGERS ? 128 : 0; }
 
 static int64_t width_of(const struct quantized *layer) { return (layer->inputs + 63) / 64 * 64; }
 
-/* Fixed point: high bytes, low bytes, for each block what takes off the offset of weights of 4 bits. Else float32. */
+/* Fixed point: high bytes, low bytes, and per block the correction for the offset of 4-bit weights. Else float32. */
 static int64_t row_bytes(const struct quantized *layer) {
     const int64_t width = width_of(layer);
     return sizeof(struct row) + (INTEGERS ? 2 * width + width / BLOCK * 4 : 4 * width);
@@ -82,7 +82,7 @@ INLINE floats load_some(const int dtype, const void *x, int64_t from, int64_t in
     return *(floats *)some;
 }
 
-/* The largest magnitude of a row; what is no finite number gives one that is none either. */
+/* The largest magnitude of a row; not finite if any value is not finite. */
 INLINE float largest(const int dtype, const void *x, int64_t inputs) {
     words most = {0}; /* magnitudes are in the order of their bits, infinity and what is no number above all */
     for (int64_t k = 0; k < inputs; k += LANES) {
@@ -117,7 +117,7 @@ INLINE void ready(const int dtype, const struct quantized *layer, const void *x,
         return;
     }
     const float most = largest(dtype, x, inputs), levels = wide ? 32639.0f : 127.0f;
-    /* Smaller numbers have no inverse; larger ones are no numbers. */
+    /* Smaller numbers have no inverse; larger ones are not finite. */
     const float inverse = most > 1e-30f && most < INFINITY ? levels / most : 0.0f;
     row->scale = most < INFINITY ? (inverse > 0.0f ? most / levels : 0.0f) : NAN;
     if (!INTEGERS) {
@@ -207,7 +207,7 @@ INLINE void tile8(const int wide, const int rows, const struct quantized *layer,
     }
     UNROLL for (int m = 0; m < rows; m++, row = next_row(row, stride))
         UNROLL for (int p = 0; p < PANELS; p++) {
-            /* Sums wrap around, and come back: the difference is below 2^31 up to 131,000 inputs. */
+            /* Overflow of the sums cancels: the difference is below 2^31 up to 131,000 inputs. */
             const words offset = (words){} + 128u * (uint32_t)row->high_sum;
             floats sum = __builtin_convertvector((integers)((words)high[m][p] - offset), floats);
             if (wide) {
@@ -314,7 +314,7 @@ INLINE void tile4(const int rows, const struct quantized *layer, const struct ro
 enum { MOST_8_WIDE = 2, MOST_8 = 2, MOST_4 = 4 };
 #endif
 
-/* One group times at most MOST_ROWS rows; gives how many. */
+/* One group times at most MOST_ROWS rows; returns the number of rows. */
 static int64_t group_rows(const struct quantized *layer, int64_t rows, const struct row *row, int64_t stride,
                           const uint32_t *w, floats (*sums)[PANELS]) {
     const int wide = layer->activation_bits == 16;
@@ -363,7 +363,7 @@ static void work(void *argument) {
     }
 }
 
-/* x [rows, inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's own OpenMP, so that the
+/* x [rows, inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of torch's OpenMP, so that the
  * process has one pool of threads; NULL for the calling thread alone. */
 void quantized_run(const struct quantized *layer, const void *x, void *y, int64_t rows, int64_t threads,
                    void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {

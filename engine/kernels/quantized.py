@@ -4,10 +4,10 @@
     y = layer(x)                                        # [..., in_features] -> [..., out_features], dtype of the weight
     layer.path                                          # "avx512_vnni", "avx512", "avx2" or "torch"
 
-What they make of a weight is defined here, in torch, for every path (`rounded_to_8_bits`, `rounded_to_4_bits`); how it
-is multiplied is the paths' own affair, and agrees within their rounding. The kernels of `quantized.c` read half the
-bytes of bfloat16 (a quarter and a bit for int4) and give the same bits for a row whatever rows stand beside it. The
-path "torch" (float16, GPUs, no compiler) widens the weights at each call: it saves memory and no time.
+Quantisation is defined here, in torch, for every path (`rounded_to_8_bits`, `rounded_to_4_bits`); the paths' products
+agree within rounding. The kernels of `quantized.c` read half the bytes of bfloat16 (slightly over a quarter for int4)
+and are batch-invariant. The path "torch" (float16, GPUs, no compiler) dequantises at each call: it saves memory but no
+time.
 """
 
 import ctypes
@@ -29,20 +29,21 @@ SCHEMES: tuple[Scheme, ...] = ("int8", "int8_dynamic", "int4")
 BLOCK = 32  # inputs that share a scale in int4
 _SOURCE = Path(__file__).with_name("quantized.c")
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-_GROUP = 64  # outputs that lie together in storage
-_MOST_INPUTS = 131_072  # beyond, sums of int8 leave 32 bits
-_ROUNDED_AT_ONCE = 1 << 18  # weights: a part in float32 that stays in the processor's cache
+_GROUP = 64  # outputs stored together
+_MOST_INPUTS = 131_072  # above this, int8 sums exceed 32 bits
+_ROUNDED_AT_ONCE = 1 << 18  # weights: a float32 part that fits the processor's cache
 _LARGEST = (-8.0, -8.5, -9.0, -7.5, -7.0)
-"""What the largest weight of a block may become, in units of the scale, before it is cut off at -8: a finer scale is
-better for the block where the others gain more than the one loses. The error of normally distributed weights is 9.7 %
-of their size with the largest at 7, 8.6 % with it at -8, 8.2 % with the best of these five."""
+"""Candidate values of a block's largest weight, in units of the scale, before clipping at -8: a finer scale is better
+if the other weights gain more than the largest loses. The error of normally distributed weights is 9.7 % of their size
+with the largest at 7, 8.6 % with it at -8, 8.2 % with the best of these five.
+"""
 
 
 def rounded_to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [out, in] in -127..127 and float32 scales [out, 1]: value x scale is the weight, to the nearest step.
+    """Return int8 [out, in] in -127..127 and float32 scales [out, 1]: value x scale is the weight, to the nearest step.
 
-    One scale for each output, its largest weight over 127. A row of zeros has the scale 0; a row with a weight that is
-    no finite number has one that is none either.
+    One scale for each output, its largest weight over 127. A row of zeros has the scale 0; a row with a non-finite
+    weight has a non-finite scale.
     """
     wide = weight.float()
     scales = wide.abs().amax(dim=1, keepdim=True) / 127
@@ -50,7 +51,7 @@ def rounded_to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded_to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [out, blocks, 32] in -8..7 and bfloat16 scales [out, blocks, 1]; inputs beyond the last are zero.
+    """Return int8 [out, blocks, 32] in -8..7 and bfloat16 scales [out, blocks, 1]; inputs beyond the last are zero.
 
     The scale of a block is the one of a few that leaves the least squared error; each maps the block's largest weight
     to one of `_LARGEST`, so it has the other sign than that weight. It is rounded to bfloat16 before the weights are.
@@ -74,19 +75,18 @@ def rounded_to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    """Zero for scales that are too small to have one in float32."""
+    """Return the inverse; zero for scales too small for a float32 inverse."""
     return torch.where(scales.abs() < 1e-36, 0.0, 1.0 / scales)
 
 
 def quantize_linear(
-    weight: Tensor | Sequence[Tensor], bias: Tensor | None, scheme: Scheme, packing: Packing = "settled"
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None, scheme: Scheme, packing: Packing = "finalized"
 ) -> PackedLinear:
-    """A quantised copy of `weight` [out_features, in_features]; several stand one below the other, row by row.
+    """Return a quantised copy of `weight` [out_features, in_features]; several weights are stacked by rows.
 
-    `bias` [out_features] stays as it is. x and y have the dtype of the weight. int8: x keeps 16 bits or more.
-    int8_dynamic: each row of x is rounded to 8 bits, by its largest value, at each call. `packing` "quick" takes common
-    pages first, as in `pack_linear`; nothing is ever lent. Rows are rounded a few at a time, so that no second copy of
-    the weight is made.
+    `bias` [out_features] is unchanged. x and y have the dtype of the weight. int8: x keeps at least 16 bits.
+    int8_dynamic: each row of x is rounded to 8 bits, by its largest value, at each call. `packing` "quick" uses common
+    pages first, as in `pack_linear`; nothing is memory-mapped. Rows are rounded in small groups, without a second copy.
 
     Raises ValueError for more than 131,072 inputs, beyond which sums might leave 32 bits.
     """
@@ -104,7 +104,7 @@ def quantize_linear(
 
 
 def own_path() -> str:
-    """The instructions that our kernel was compiled for; empty where there is none."""
+    """Return the instruction set of our kernel; empty if there is none."""
     library = _library()
     return "" if library is None else str(library.quantized_path().decode())
 
@@ -122,7 +122,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _some_rows(parts: Sequence[Tensor], at_once: int) -> Iterator[tuple[int, Tensor]]:
-    """The rows of all parts in order, at most `at_once` together, and the number of the first of them."""
+    """Yield the rows of all parts in order, at most `at_once` together, and the number of the first of them."""
     sizes = [len(part) for part in parts]
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     for first in range(0, ends[-1], at_once):
@@ -151,7 +151,7 @@ class _Quantized(ctypes.Structure):
 
 
 class _OwnQuantized(PackedLinear):
-    """On the kernels of quantized.c."""
+    """Quantised layer on the kernels of quantized.c."""
 
     def __init__(
         self, parts: Sequence[Tensor], bias: Tensor | None, scheme: Scheme, path: str, huge_pages: bool
@@ -182,7 +182,7 @@ class _OwnQuantized(PackedLinear):
         super().__init__((outputs, inputs), parts[0].dtype, path, nbytes, stored)
 
     def _packed_8_bits(self, parts: Sequence[Tensor], groups: int, huge_pages: bool) -> Tensor:
-        """[groups][units][64] words of 4 inputs each; sets the scales."""
+        """Return [groups][units][64] words of 4 inputs each; sets the scales."""
         inputs = parts[0].shape[1]
         units = -(-inputs // 4)
         stored = aligned_bytes(groups * units * _GROUP * 4, huge_pages)
@@ -200,7 +200,7 @@ class _OwnQuantized(PackedLinear):
         return stored
 
     def _packed_4_bits(self, parts: Sequence[Tensor], groups: int, huge_pages: bool) -> Tensor:
-        """[groups][blocks] of 64 scales and 64 x 32 weights, ordered as `struct quantized` says."""
+        """Return [groups][blocks] of 64 scales and 64 x 32 weights, ordered as in `struct quantized`."""
         inputs = parts[0].shape[1]
         blocks = -(-inputs // BLOCK)
         scale_words, weight_words = _GROUP // 2, _GROUP * BLOCK // 8
@@ -234,21 +234,21 @@ class _OwnQuantized(PackedLinear):
         self._library.quantized_run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
         return y
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         assert self.stored is not None
         into_huge_pages(self.stored)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some rows of a weight as the path "torch" keeps them; int4: two values a byte."""
+    """Rows of a weight for the path "torch"; int4: two values a byte."""
 
     values: Tensor
     scales: Tensor
 
 
 class _TorchQuantized(PackedLinear):
-    """Widens the weights at each call; on the CPU in float32, elsewhere in the dtype of x."""
+    """Quantised layer that dequantises at each call; on the CPU in float32, elsewhere in the dtype of x."""
 
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, scheme: Scheme) -> None:
         self._scheme, self._bias = scheme, bias
@@ -269,7 +269,7 @@ class _TorchQuantized(PackedLinear):
         return _Part(halves[:, :, ::2] | (halves[:, :, 1::2] << 4), scales)
 
     def _widened(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out, in] as it was rounded."""
+        """Return the dequantised weight [out, in]."""
         if self._scheme != "int4":
             return (self._values * self._scales).to(dtype)
         halves = torch.stack((self._values & 15, self._values >> 4), dim=-1).flatten(2).to(torch.int8) - 8

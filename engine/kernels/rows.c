@@ -1,4 +1,4 @@
-/* Rows of embeddings in, words out: what a decode step does before its first layer and after its last product.
+/* Embedding look-up and token selection: the operators of a decode step before its first layer and after its head.
  *
  * Built with -ffp-contract=off: a product that is rounded must not be fused with the sum after it.
  */
@@ -56,8 +56,8 @@ INLINE void sum(int64_t dtype, const void *a, int64_t from, const void *b, int64
         combine(BFLOAT16, SUM, a, from, b, b_from, 1, y, b_from, count);
 }
 
-/* y [count, width] = table[ids - first] * scale; the table has `rows`. An id outside is a row of zeros where it belongs
- * to another rank (`shared`), else an error: 1. */
+/* y [count, width] = table[ids - first] * scale; the table has `rows`. An id outside gives a row of zeros if it
+ * belongs to another rank (`shared`), else an error: 1. */
 int embed_rows(const int64_t *ids, const void *table, void *y, int64_t count, int64_t width, int64_t rows,
                int64_t first, int64_t shared, float scale, int64_t dtype) {
     const int64_t bytes = width * (dtype == FLOAT32 ? 4 : 2);
@@ -76,7 +76,7 @@ int embed_rows(const int64_t *ids, const void *table, void *y, int64_t count, in
     return 0;
 }
 
-/* y [count, width] = hidden + table[ids]; 1 where an id is outside the table. */
+/* y [count, width] = hidden + table[ids]; returns 1 if an id is outside the table. */
 int add_rows(const void *hidden, const int64_t *ids, const void *table, void *y, int64_t count, int64_t width,
              int64_t rows, int64_t dtype) {
     for (int64_t i = 0; i < count; i++) {
@@ -113,8 +113,8 @@ INLINE int some(words lanes) { /* all bits of a lane are the same */
 
 enum { CHAINS = 4 };
 
-/* The first of the largest of a row; what is no number counts as the largest. Its value first, then its place: several
- * chains of comparisons that need not wait for each other. */
+/* The first of the largest of a row; NaN counts as the largest. Its value first, then its index: several independent
+ * chains of comparisons. */
 INLINE int64_t largest(const int dtype, const void *logits, int64_t from, int64_t words_count, float *value) {
     floats most[CHAINS];
     words strange[CHAINS];
@@ -157,7 +157,7 @@ void argmax_rows(const void *logits, int64_t *places, int64_t rows, int64_t word
 }
 
 /* logits [rows, words] -> found [2, rows]: the largest value, and its word, of which this rank's first is `first`.
- * Both are exact in float64, which is what ranks send each other: one message instead of two. */
+ * Both are exact in float64, so ranks send one message instead of two. */
 void best_words(const void *logits, double *found, int64_t rows, int64_t words_count, int64_t first, int64_t dtype) {
     for (int64_t row = 0; row < rows; row++) {
         float value;
@@ -166,7 +166,7 @@ void best_words(const void *logits, double *found, int64_t rows, int64_t words_c
     }
 }
 
-/* What `ranks` found [ranks, 2, rows] -> chosen [rows]: the word of the first rank with the largest value. */
+/* Results of `ranks` [ranks, 2, rows] -> chosen [rows]: the word of the first rank with the largest value. */
 void choose_words(const double *found, int64_t *chosen, int64_t ranks, int64_t rows) {
     for (int64_t row = 0; row < rows; row++) {
         double best = found[row];

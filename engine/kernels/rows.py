@@ -1,13 +1,13 @@
-"""Embedding rows in, words out: the ends of a decode step, each one pass of C instead of several operators of torch.
+"""Embedding look-up and token selection of a decode step, each one pass of C instead of several operators of torch.
 
     hidden = embed_rows(ids, table)                       # ids [...] -> [..., width]
     hidden = add_rows(hidden, position_ids, positions)    # learned positions
     hidden = add(hidden, update)
     words = argmax_rows(logits)                           # [rows, words] -> [rows]
-    words = choose_words(group.all_gather(best_words(logits, first)))       # where ranks share the words
+    words = choose_words(group.all_gather(best_words(logits, first)))       # with a split vocabulary
 
-Each gives the same bits as torch's operators, which do it on GPUs, in other dtypes and without a compiler. A word among
-50,000 is found 10 times faster than by torch's `argmax` of bfloat16, which goes through them one by one.
+Each gives the same bits as torch's operators, which are used on GPUs, for other dtypes and without a compiler.
+Selection among 50,000 words is 10 times faster than torch's scalar `argmax` of bfloat16.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def embed_rows(ids: Tensor, table: Tensor, first: int | None = None, scale: float | None = None) -> Tensor:
-    """Rows of `table` [rows, width] by number, [..., width], times `scale` rounded to the dtype.
+    """Return rows of `table` [rows, width] by number, [..., width], times `scale` rounded to the dtype.
 
-    first: the number of the first row, where other ranks hold further ones; numbers that are theirs give zeros, so that
-    the sum over the ranks is exactly the one row there is. None: the table is whole, and IndexError a number beyond it.
+    first: number of this rank's first row in a split table; numbers of other ranks give zeros, so that the sum over
+    ranks is exactly the row. None: the table is whole; a number beyond it raises IndexError.
     """
     library = _library_for(table)
     factor = 1.0 if scale is None else _rounded(scale, table.dtype)
@@ -59,7 +59,10 @@ def _embedded(ids: Tensor, table: Tensor, first: int | None, factor: float) -> T
 
 
 def add_rows(hidden: Tensor, ids: Tensor, table: Tensor) -> Tensor:
-    """hidden [..., width] plus the rows of `table` [rows, width] that `ids` [...] name. IndexError beyond the table."""
+    """Return hidden [..., width] plus the rows `ids` [...] of `table` [rows, width].
+
+    Raises IndexError beyond the table.
+    """
     library = _library_for(hidden)
     if library is None or table.dtype is not hidden.dtype:
         return hidden + functional.embedding(ids, table)
@@ -73,7 +76,7 @@ def add_rows(hidden: Tensor, ids: Tensor, table: Tensor) -> Tensor:
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b, of the same shape."""
+    """Return a + b, of the same shape."""
     library = _library_for(a)
     if library is None or b.dtype is not a.dtype:
         return a + b
@@ -85,7 +88,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def argmax_rows(logits: Tensor) -> Tensor:
-    """The first of the largest of each row of [rows, words]: int64 [rows]. What is no number counts as the largest."""
+    """Return the first largest index of each row of [rows, words]: int64 [rows]. NaN counts as the largest."""
     library = _library_for(logits)
     if library is None:
         # On a CPU numpy's is 10 to 30 times faster than torch's in 16 bits.
@@ -98,9 +101,9 @@ def argmax_rows(logits: Tensor) -> Tensor:
 
 
 def best_words(logits: Tensor, first: int) -> Tensor:
-    """The largest of each row of this rank's [rows, words], and its number among all words: float64 [2, rows].
+    """Return the largest value of each row of this rank's [rows, words], and its word id: float64 [2, rows].
 
-    Exact for every value of 32 bits and every number of a word. `first`: the number of this rank's first word.
+    Exact for every 32-bit value and every word id. `first`: the id of this rank's first word.
     """
     library = _library_for(logits)
     if library is None:
@@ -114,7 +117,7 @@ def best_words(logits: Tensor, first: int) -> Tensor:
 
 
 def choose_words(found: Tensor) -> Tensor:
-    """Of what each rank found, [ranks, 2, rows], the words with the largest values, the lowest of equals: [rows]."""
+    """Select the words [rows] with the largest values from the ranks' results [ranks, 2, rows]; lowest of equals."""
     library = _library() if found.is_cpu else None
     if library is None:
         best = found[:, 0].argmax(0, keepdim=True)
@@ -132,7 +135,7 @@ def _check(code: int, rows: int) -> None:
 
 
 def _library_for(x: Tensor) -> ctypes.CDLL | None:
-    """The library where it serves this tensor."""
+    """Return the library if it supports this tensor."""
     return _library() if x.dtype in _DTYPE_CODES and x.is_cpu else None
 
 

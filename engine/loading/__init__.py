@@ -1,9 +1,9 @@
-"""Loading: each rank reads the byte ranges of a checkpoint that it keeps, and no others.
+"""Checkpoint loading: each rank reads only the byte ranges of its shard.
 
 files = weight_files(manifest)
-report = LoadReport.before(files)                  # what the page cache holds; then a barrier
+report = LoadReport.before(files)                  # state of the page cache; then a barrier
 for piece, tensor in read_pieces(files, pieces, local_rank=0, local_ranks=2, report=report):
-    ...                                            # convert, pack: reading goes on meanwhile
+    ...                                            # convert, pack: reading continues meanwhile
 report.asked_bytes, report.device_bytes, report.seconds
 """
 

@@ -1,11 +1,11 @@
-"""How bytes are taken from a file: by pread or through a mapping, as suits its file system.
+"""Read bytes of a file by pread or through a mapping, depending on its file system.
 
-Rows lie together: one pread. Columns are many short ranges. On a local file system and on tmpfs they are
-copied out of a mapping: on a 2-core AVX-512 machine, 47 MB in 24,576 ranges take 14 ms that way, 28 ms by
-a pread each from C and 37 ms from Python. On a network file system a page fault asks the server for a
-few pages and waits, so there whole rows are read in large blocks and the columns cut out.
+Rows are contiguous: one pread. Columns are many short ranges. On a local file system and on tmpfs they are copied out
+of a mapping: on a 2-core AVX-512 machine, 47 MB in 24,576 ranges take 14 ms that way, 28 ms by a pread each from C and
+37 ms from Python. On a network file system a page fault fetches only a few pages and waits, so whole rows are read in
+large blocks and the columns cut out.
 
-Of files that are in the page cache nothing need be copied at all: `lend` gives the pages themselves.
+Files in the page cache need no copy: `lend` returns the pages themselves.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from types import TracebackType
 
 import numpy as np
 
-from engine.loading.pieces import Place
+from engine.loading.pieces import FileRanges
 
 _BLOCK_BYTES = 8 << 20
 # f_type of statfs(2), from linux/magic.h and the file systems' own sources.
@@ -36,21 +36,21 @@ _NETWORK = {
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _STATFS_BYTES = 512  # more than struct statfs has
 _MADV_POPULATE_READ = 22  # of Linux, since 5.14
-# Of Linux; in Python since 3.13. A writable mapping of a file larger than the memory is else refused.
+# Linux flag; in Python since 3.13. Without it, a writable mapping of a file larger than memory is refused.
 _MAP_NORESERVE = 0x4000
 
 
 def network_file_system(path: Path) -> str | None:
-    """Name of the network file system that the file is on; None where it is on none that we know."""
+    """Return the name of the file's network file system; None for local or unknown ones."""
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _LIBC.statfs(os.fsencode(path), answer):
         return None
-    # The type is the first field, a machine word; the numbers have 32 bits.
+    # The type is the first field, a machine word; the constants have 32 bits.
     return _NETWORK.get(ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF)
 
 
 class OpenFile:
-    """One checkpoint file, open for reading pieces of it; `mapped` None: columns as suits its file system."""
+    """One checkpoint file, open for reading pieces; `mapped` None: depending on the file system."""
 
     def __init__(self, path: Path, mapped: bool | None = None) -> None:
         self.path = path
@@ -67,10 +67,12 @@ class OpenFile:
         os.close(self._descriptor)
         self._mapping = None
 
-    def read(self, place: Place, into: np.ndarray) -> int:
-        """Put the piece's bytes into `into` (uint8, as many). Returns how many were asked of the file.
+    def read(self, place: FileRanges, into: np.ndarray) -> int:
+        """Read the piece's bytes into `into` (uint8, of the same size).
 
-        Raises ValueError where the file has become shorter.
+        Returns the number of bytes requested from the file.
+
+        Raises ValueError if the file has been truncated.
         """
         if place.count == 1:
             return self._read_range(place.offset, into)
@@ -80,23 +82,23 @@ class OpenFile:
         np.copyto(columns, self._mapped(place))
         return place.nbytes
 
-    def lend(self, place: Place) -> np.ndarray:
-        """The piece as it lies in the page cache, uint8 [count, width] with `stride` bytes between the rows.
+    def lend(self, place: FileRanges) -> np.ndarray:
+        """Return the piece in the page cache, uint8 [count, width] with `stride` bytes between the rows.
 
-        All of its pages are in this process's view when it returns. Writing to it changes no file. Whoever makes the
-        file shorter later, while this is in use, ends the process. Raises ValueError where it is already.
+        All of its pages are mapped when it returns. Writing to it does not change the file. If the file is truncated
+        while this is in use, the process is killed. Raises ValueError if it is already truncated.
         """
-        lent = self._mapped(place)
+        memory_mapped = self._mapped(place)
         begin, end = place.extent
         first = begin - begin % mmap.PAGESIZE
         assert self._mapping is not None
         try:
             self._mapping.madvise(_MADV_POPULATE_READ, first, end - first)
-        except OSError:  # an older kernel: one byte of each page of each row
-            lent[:, :: mmap.PAGESIZE].sum()
-        return lent
+        except OSError:  # an older kernel: touch one byte of each page of each row
+            memory_mapped[:, :: mmap.PAGESIZE].sum()
+        return memory_mapped
 
-    def _mapped(self, place: Place) -> np.ndarray:
+    def _mapped(self, place: FileRanges) -> np.ndarray:
         begin, end = place.extent
         # Touching a mapping beyond the file's end would kill the process.
         if os.fstat(self._descriptor).st_size < end:
@@ -117,7 +119,7 @@ class OpenFile:
             offset += count
         return len(into)
 
-    def _cut_from_blocks(self, place: Place, columns: np.ndarray) -> int:
+    def _cut_from_blocks(self, place: FileRanges, columns: np.ndarray) -> int:
         rows = max(1, _BLOCK_BYTES // place.stride)
         block = np.empty(min(rows, place.count) * place.stride, np.uint8)
         asked = 0

@@ -1,8 +1,8 @@
-"""What lies where in safetensors files: their headers, parsed and checked here.
+"""Parse and validate the headers of safetensors files.
 
 A file is 8 bytes with the length of a JSON header, the header, then the tensors without a gap
-(https://huggingface.co/docs/safetensors). We parse it ourselves because we need each tensor's place in
-the file, to read parts of it.
+(https://huggingface.co/docs/safetensors). The engine parses it directly, because it needs each tensor's offset to read
+parts of it.
 
     tensors = stored_tensors([Path("model.safetensors")])
     tensors["model.norm.weight"].offset
@@ -33,13 +33,13 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _LENGTH_BYTES = 8
-# The format's own limit: nothing read from a damaged file may decide how much memory we take.
+# The format's limit: a damaged file must not determine how much memory is allocated.
 _MOST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: `nbytes` bytes from `offset` of the file on, row after row."""
+    """Location of one tensor: `nbytes` bytes from `offset` of the file, row after row."""
 
     file: Path
     dtype: torch.dtype
@@ -49,10 +49,10 @@ class StoredTensor:
 
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
-    """All tensors of the files by name, in file order.
+    """Return all tensors of the files by name, in file order.
 
-    Raises ValueError, naming the file, for one that is missing, damaged or truncated, or where two files
-    hold the same tensor.
+    Raises ValueError, naming the file, for one that is missing, damaged or truncated, or if two files hold the same
+    tensor.
     """
     found: dict[str, StoredTensor] = {}
     for path in files:

@@ -1,10 +1,10 @@
-"""The page cache: how much of some files it holds, and making it hold none or all of them.
+"""Inspect the page cache for files, evict them or load them into it.
 
-A load from a cold cache and one from a warm cache are two different measurements: the state is made, and
-checked, before one. Linux only, like the measurements.
+Loads from a cold and from a warm cache are different measurements, so the state is set and verified before each. Linux
+only, like the measurements.
 
-    left = evict(files)                  # 0.0: what follows is read from the device
-    seconds = raw_read_seconds(files)    # the yardstick of a load
+    left = evict(files)                  # 0.0: the following reads come from the device
+    seconds = raw_read_seconds(files)    # the reference for a load
 """
 
 import ctypes
@@ -17,20 +17,20 @@ from typing import Literal
 
 import numpy as np
 
-PageCache = Literal["cold", "partly", "warm"]
+PageCacheState = Literal["cold", "partly", "warm"]
 _BLOCK_BYTES = 4 << 20
-# Some pages may be looked at by others (a metadata scan) between eviction and load.
+# Other processes (a metadata scan) may touch some pages between eviction and load.
 _COLD_SHARE, _WARM_SHARE = 0.01, 0.99
-# Pages whose state is asked at a time: 256 MB of file a call.
+# Pages per call of mincore: 256 MB of file.
 _PAGES_A_CALL = 1 << 16
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def cached_share(files: Iterable[Path]) -> float | None:
-    """Share of the files' pages that are in memory, from mincore(2); 1.0 for no pages at all.
+    """Return the share of the files' pages that are in memory, from mincore(2); 1.0 for no pages at all.
 
-    None where the kernel does not tell: for files that are neither ours nor writable, it calls all pages resident.
+    None if unknown: for files neither owned nor writable, the kernel reports all pages as resident.
     """
     pages = resident = 0
     for path in files:
@@ -43,8 +43,8 @@ def cached_share(files: Iterable[Path]) -> float | None:
     return resident / pages if pages else 1.0
 
 
-def state_of(share: float | None) -> PageCache | None:
-    """The word for a cached share."""
+def state_of(share: float | None) -> PageCacheState | None:
+    """Return the name of the state for a cached share."""
     if share is None:
         return None
     if share <= _COLD_SHARE:
@@ -53,27 +53,27 @@ def state_of(share: float | None) -> PageCache | None:
 
 
 def evict(files: Iterable[Path]) -> float | None:
-    """Drop the files from the page cache; the share that stays, as `cached_share` sees it.
+    """Drop the files from the page cache; return the remaining share, as `cached_share`.
 
-    Pages that some process has mapped or locked stay, and so does all of a tmpfs, which is nowhere else.
+    Pages mapped or locked by a process stay, and so does all of a tmpfs.
     """
     files = list(files)
     for path in files:
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # pages that wait to be written cannot be dropped
+            os.fsync(file.fileno())  # dirty pages cannot be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return cached_share(files)
 
 
 def warm(files: Iterable[Path]) -> float | None:
-    """Read the files into the page cache; the share that is in it then."""
+    """Read the files into the page cache; return the share in it afterwards."""
     files = list(files)
     raw_read_seconds(files)
     return cached_share(files)
 
 
 def raw_read_seconds(files: Iterable[Path]) -> float:
-    """Seconds of one plain sequential read of the files, in blocks of 4 MiB, nothing done with them."""
+    """Return the seconds of one plain sequential read of the files, in blocks of 4 MiB, without processing."""
     block = memoryview(bytearray(_BLOCK_BYTES))
     began = time.perf_counter()
     for path in files:
@@ -84,13 +84,13 @@ def raw_read_seconds(files: Iterable[Path]) -> float:
 
 
 def _resident_pages(descriptor: int) -> tuple[int, int]:
-    """Pages of the file that are in memory, and all of them."""
+    """Return the pages of the file in memory, and all its pages."""
     size = os.fstat(descriptor).st_size
     if size == 0:
         return 0, 0
     pages = -(-size // mmap.PAGESIZE)
     resident = 0
-    # A private mapping is writable, so that ctypes gives its address; nothing is written.
+    # A private mapping is writable, so that ctypes can return its address; nothing is written.
     with mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) as mapped:
         here = ctypes.c_char.from_buffer(mapped)
         address = ctypes.addressof(here)
@@ -100,7 +100,7 @@ def _resident_pages(descriptor: int) -> tuple[int, int]:
             length = min(size - first * mmap.PAGESIZE, count * mmap.PAGESIZE)
             if _LIBC.mincore(address + first * mmap.PAGESIZE, length, states.ctypes.data):
                 raise OSError(ctypes.get_errno(), "mincore failed")
-            # The lowest bit alone has a meaning.
+            # Only the lowest bit is defined.
             resident += int(np.count_nonzero(states & 1))
         del here
     return resident, pages

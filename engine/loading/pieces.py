@@ -1,4 +1,4 @@
-"""Pieces: the parts of stored tensors that a rank keeps, and the byte ranges that they are in.
+"""Pieces: parts of stored tensors that a rank keeps, and their byte ranges.
 
 piece = Piece("model.layers.0.mlp.down_proj.weight", columns=(0, 1408))
 place = Place.of(piece, stored)
@@ -23,7 +23,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Place:
+class FileRanges:
     """A piece in its file: `count` ranges of `width` bytes, one every `stride` bytes from `offset` on."""
 
     piece: Piece
@@ -35,8 +35,8 @@ class Place:
     stride: int
 
     @classmethod
-    def of(cls, piece: Piece, stored: StoredTensor) -> "Place":
-        """Raises ValueError, naming tensor and file, where the tensor has no such rows or columns."""
+    def of(cls, piece: Piece, stored: StoredTensor) -> "FileRanges":
+        """Locate a piece. Raises ValueError, naming tensor and file, if the tensor has no such rows or columns."""
         shape = list(stored.shape)
         element = stored.dtype.itemsize
         row_bytes = stored.nbytes // shape[0] if shape and shape[0] else 0
@@ -70,7 +70,7 @@ class Place:
 
 
 def merged(extents: Iterable[Extent]) -> list[Extent]:
-    """The bytes of all extents in order, each once: neighbours and overlapping ones joined, empty ones dropped."""
+    """Merge extents: sorted, adjacent and overlapping ones joined, empty ones dropped."""
     joined: list[Extent] = []
     for begin, end in sorted(extents):
         if begin == end:

@@ -1,4 +1,4 @@
-"""The state of a model's files before a load, as the cell asks for it.
+"""Set the page-cache state of a model's files before a load, as the cell requests.
 
 figures = prepare_files(weight_files(manifest), context)      # then load
 """
@@ -6,26 +6,27 @@ figures = prepare_files(weight_files(manifest), context)      # then load
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.cell import PageCache
-from configs.record import Figure
-from engine.agreement import together
+from configs.common.execution import PageCache
+from configs.plans.record import Figure
 from engine.context import Context
 from engine.loading.page_cache import evict, raw_read_seconds, state_of, warm
+from engine.rank.agreement import raise_on_all_ranks
 
 
 def prepare_files(files: Sequence[Path], context: Context) -> dict[str, Figure]:
-    """Bring the page cache into the state that the cell names; every rank calls it, one of each node works, and all
-    return when that is done, or raise.
+    """Set the page cache to the cell's state.
 
-    Figures of that rank, empty on others: `load_page_cache_share` (of the files, before the load) and, where they
-    are to be cold, `raw_read_seconds`: one plain cold read of all files, the yardstick of a cold load. Raises
-    ValueError where the files cannot be put out of the cache (on a tmpfs, or mapped by somebody).
+    Every rank calls it, one rank per node works, and all return when it is done, or raise.
+
+    Returns that rank's figures, empty on others: `load_page_cache_share` (of the files, before the load) and, for a
+    cold load, `raw_read_seconds`: one plain cold read of all files, for reference. Raises ValueError if the files
+    cannot be evicted (on a tmpfs, or mapped by a process).
     """
     wanted = context.job.cell.page_cache
     if wanted is None or not files:
         return {}
-    # Together: a rank that went on alone would wait for the others in a collective that they never call.
-    return together(lambda: _prepare(files, wanted) if context.local_rank == 0 else {}, context)
+    # Raised on all ranks: a rank that continued alone would block in a collective.
+    return raise_on_all_ranks(lambda: _prepare(files, wanted) if context.local_rank == 0 else {}, context)
 
 
 def _prepare(files: Sequence[Path], wanted: PageCache) -> dict[str, Figure]:

@@ -1,9 +1,8 @@
-"""Read-ahead: the ranks of a host have the kernel read together what they need, each its share.
+"""Read-ahead: the ranks of a host divide the reading of what they need into the page cache.
 
-The page cache is what they share: a window that one rank has had read is there for all, and the device
-delivers it once. A thread reads and stays a bounded way ahead of the rank's own reading, so that a
-checkpoint larger than the memory does not push out what was not read yet. So the device works while the
-rank converts and packs.
+They share the page cache: a window read by one rank is available to all, and the device reads it once. A thread stays a
+bounded distance ahead of the rank's own reading, so that a checkpoint larger than memory does not evict unread data.
+The device thus works while the rank converts and packs.
 
 It sends the file to /dev/null (sendfile), which reads it as a plain read does but copies nothing. Advice
 (POSIX_FADV_WILLNEED) is not used: the kernel then reads in single pages, where a plain read gets large
@@ -24,13 +23,13 @@ from engine.loading.pieces import Extent
 WINDOW_BYTES = 16 << 20
 AHEAD_BYTES = 512 << 20
 
-Plan = Sequence[tuple[Path, Sequence[Extent]]]
+ReadPlan = Sequence[tuple[Path, Sequence[Extent]]]
 
 
 class ReadAhead:
-    """Has every `shares`-th window of the plan read, beginning with number `share`."""
+    """Read every `shares`-th window of the plan, beginning with number `share`."""
 
-    def __init__(self, plan: Plan, share: int, shares: int) -> None:
+    def __init__(self, plan: ReadPlan, share: int, shares: int) -> None:
         self._plan, self._share, self._shares = plan, share, shares
         self._position = 0
         self._closed = False
@@ -50,7 +49,7 @@ class ReadAhead:
         self._thread.join()
 
     def passed(self, position: int) -> None:
-        """The rank has read the plan's bytes up to this one."""
+        """Report that the rank has read the plan's bytes up to this one."""
         with self._moved:
             self._position = position
             self._moved.notify()
@@ -68,7 +67,7 @@ class ReadAhead:
                 finally:
                     os.close(descriptor)
         except OSError:
-            return  # a help only: whoever reads the file says what is wrong with it
+            return  # best effort: the reader reports errors of the file
         finally:
             os.close(nowhere)
 
@@ -78,7 +77,7 @@ class ReadAhead:
             return not self._closed
 
     def _windows(self) -> Iterator[tuple[Path, list[tuple[int, int, int]]]]:
-        """Of each file this share's windows: position in the plan, and the extent."""
+        """Yield this share's windows of each file: position in the plan, and the extent."""
         position = number = 0
         for path, extents in self._plan:
             mine = []

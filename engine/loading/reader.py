@@ -1,13 +1,12 @@
-"""Reading: the wanted pieces of a checkpoint, one after the other, while the device fetches the next.
+"""Read the wanted pieces of a checkpoint in sequence, with read-ahead.
 
     for piece, tensor in read_pieces(files, pieces, local_rank=0, local_ranks=2):
         model[piece.name] = pack(tensor)
 
-The order is that of the files and of the bytes in them, the same on all ranks, so that ranks of one host
-use what one of them had read (`engine.loading.read_ahead`). A tensor that the consumer keeps is its own;
-the memory of one that it drops is used again, because fresh pages cost more than the copy into them
-(154 MB from the page cache: 47 ms into fresh memory, 18 ms into used). A consumer that can work from the page
-cache itself is lent the pages, which takes neither.
+The order is that of the files and of the bytes in them, the same on all ranks, so that ranks of one host reuse each
+other's reads (`engine.loading.read_ahead`). The consumer may keep a tensor; the memory of a dropped one is reused,
+because fresh pages cost more than the copy into them (154 MB from the page cache: 47 ms into fresh memory, 18 ms into
+used). A consumer that can use the page cache directly gets its pages (`lend`), without either cost.
 """
 
 import weakref
@@ -25,7 +24,7 @@ from torch import Tensor
 from engine.loading.access import OpenFile
 from engine.loading.header import StoredTensor, stored_tensors
 from engine.loading.page_cache import state_of
-from engine.loading.pieces import Extent, Piece, Place, merged
+from engine.loading.pieces import Extent, FileRanges, Piece, merged
 from engine.loading.read_ahead import ReadAhead
 from engine.loading.report import LoadReport
 
@@ -44,13 +43,13 @@ def read_pieces(
     lend: bool = False,
     report: LoadReport | None = None,
 ) -> Iterator[tuple[Piece, Tensor]]:
-    """The pieces in file order, each in the stored dtype, in memory of this process, or with `lend` in pages of the
-    page cache (`OpenFile.lend`), columns then as a view of whole rows.
+    """Yield the pieces in file order, each in the stored dtype, in memory of this process, or with `lend` in pages of
+    the page cache (`OpenFile.lend`), columns then as a view of whole rows.
 
-    `local_ranks` ranks of this host call this together, each with its number, to share the reading;
-    `host_pieces` are those of all of them (None: they keep the whole tensors together). `mapped`: whether columns
-    are copied out of a mapping or cut out of whole rows (None: as suits the file system). Raises ValueError, naming the
-    file, for a damaged or missing one and for a tensor or a part of one that is not there.
+    `local_ranks` ranks of this host call this together, each with its number, to share the reading; `host_pieces` are
+    those of all of them (None: together they keep the whole tensors). `mapped`: whether columns are copied out of a
+    mapping or cut out of whole rows (None: depending on the file system). Raises ValueError, naming the file, for a
+    damaged or missing one and for a tensor or a part of one that is not there.
     """
     files = list(files)
     tensors = stored_tensors(files)
@@ -65,26 +64,26 @@ def read_pieces(
     report.end()
 
 
-def _places(pieces: Iterable[Piece], tensors: dict[str, StoredTensor]) -> list[Place]:
-    """Where the pieces lie, in the order of `tensors`."""
+def _places(pieces: Iterable[Piece], tensors: dict[str, StoredTensor]) -> list[FileRanges]:
+    """Return the places of the pieces, in the order of `tensors`."""
     order = {name: number for number, name in enumerate(tensors)}
     places = []
     for piece in pieces:
         if piece.name not in tensors:
             names = ", ".join(sorted({str(tensor.file) for tensor in tensors.values()})) or "no file"
             raise ValueError(f"{names}: tensor {piece.name} is missing")
-        places.append(Place.of(piece, tensors[piece.name]))
+        places.append(FileRanges.of(piece, tensors[piece.name]))
     return sorted(places, key=lambda place: (order[place.piece.name], place.offset))
 
 
 def _plan(
     files: Sequence[Path],
     tensors: dict[str, StoredTensor],
-    places: Sequence[Place],
+    places: Sequence[FileRanges],
     host_pieces: Iterable[Piece] | None,
     local_ranks: int,
 ) -> list[tuple[Path, list[Extent]]]:
-    """What the ranks of this host need of each file."""
+    """Return the extents of each file that the ranks of this host need."""
     extents: dict[Path, list[Extent]] = {path: [] for path in files}
     if host_pieces is not None:
         for place in _places(host_pieces, tensors):
@@ -97,7 +96,7 @@ def _plan(
 
 
 def _read(
-    places: Sequence[Place],
+    places: Sequence[FileRanges],
     plan: Sequence[tuple[Path, list[Extent]]],
     ahead: ReadAhead | None,
     mapped: bool | None,
@@ -121,7 +120,7 @@ def _read(
                 del tensor
 
 
-def _lend(places: Sequence[Place], report: LoadReport) -> Iterator[tuple[Piece, Tensor]]:
+def _lend(places: Sequence[FileRanges], report: LoadReport) -> Iterator[tuple[Piece, Tensor]]:
     for path, here in groupby(places, key=lambda place: place.stored.file):
         with OpenFile(path) as file:
             for place in here:
@@ -129,13 +128,13 @@ def _lend(places: Sequence[Place], report: LoadReport) -> Iterator[tuple[Piece, 
                 if place.nbytes == 0:
                     yield place.piece, torch.empty(shape, dtype=dtype)
                     continue
-                lent = torch.from_numpy(file.lend(place)).view(dtype)
+                memory_mapped = torch.from_numpy(file.lend(place)).view(dtype)
                 report.asked_bytes += place.nbytes
-                yield place.piece, lent.view(shape) if place.count == 1 else lent
+                yield place.piece, memory_mapped.view(shape) if place.count == 1 else memory_mapped
 
 
 def _positions(plan: Sequence[tuple[Path, list[Extent]]]) -> Callable[[Path, int], int]:
-    """A function that gives the bytes of the plan that lie before an offset of a file, which is in the plan."""
+    """Return a function that counts the plan's bytes before an offset of a file in the plan."""
     numbers = {path: number for number, (path, _) in enumerate(plan)}
     begins = [(number, begin) for number, (_, extents) in enumerate(plan) for begin, _ in extents]
     lengths = (end - begin for _, extents in plan for begin, end in extents)
@@ -149,13 +148,13 @@ def _positions(plan: Sequence[tuple[Path, list[Extent]]]) -> Callable[[Path, int
 
 
 class _Memory:
-    """Buffers by size: each is given out again once nothing refers to what was made of it."""
+    """Buffers by size: each is reused once nothing refers to its contents."""
 
     def __init__(self) -> None:
         self._buffers: defaultdict[int, list[tuple[np.ndarray, weakref.ref[np.ndarray]]]] = defaultdict(list)
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Bytes [nbytes]; tensors made from the array keep it alive, and with it the claim on the memory."""
+        """Return bytes [nbytes]; tensors made from the array keep its memory allocated."""
         if nbytes < _LEAST_REUSED_BYTES:
             return np.empty(nbytes, np.uint8)
         known = self._buffers[nbytes]
@@ -163,6 +162,6 @@ class _Memory:
         memory = np.empty(nbytes, np.uint8) if free is None else known.pop(free)[0]
         claim = memory[:]
         known.append((memory, weakref.ref(claim)))
-        # A loop still has its last tensor when it asks for the next: two take turns.
+        # A loop still holds its last tensor when it requests the next: two alternate.
         del known[:-2]
         return claim

@@ -1,21 +1,21 @@
-"""What a load took: bytes asked for, bytes from the device, seconds, and the page cache before it."""
+"""Load report: bytes requested, bytes from the device, seconds, and the page cache before the load."""
 
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.loading.page_cache import PageCache, cached_share, state_of
-from engine.measure import storage_bytes
+from engine.loading.page_cache import PageCacheState, cached_share, state_of
+from engine.rank.host_usage import storage_bytes
 
 
 @dataclass
 class LoadReport:
-    """One rank's load. Filled by `read_pieces`; the sum of `device_bytes` over a node's ranks is what the node read.
+    """One rank's load. Filled by `read_pieces`; the sum of `device_bytes` over a node's ranks is the node's total.
 
     `asked_bytes` are those that this rank reads from the files, headers aside. `checkpoint_bytes` are those of all
-    tensors in them. `device_bytes` is None where the kernel does not tell. `seconds` go from the first
-    piece's reading to the end of what the consumer did with the last.
+    tensors in them. `device_bytes` is None if the kernel does not report it. `seconds`: from the first read to the end
+    of the consumer's work on the last piece.
     """
 
     cached_share: float | None
@@ -28,28 +28,23 @@ class LoadReport:
 
     @classmethod
     def before(cls, files: Iterable[Path]) -> "LoadReport":
-        """Call it on every rank before any of them reads (then a barrier): it looks at the page cache."""
+        """Create a report on every rank before any of them reads (then a barrier): it inspects the page cache."""
         return cls(cached_share(files))
 
     @property
-    def page_cache(self) -> PageCache | None:
+    def page_cache(self) -> PageCacheState | None:
         """State of the page cache before the load."""
         return state_of(self.cached_share)
 
-    @property
-    def gigabytes_per_second(self) -> float:
-        """Of the bytes asked for, over all that was done with them."""
-        return self.asked_bytes / self.seconds / 1e9
-
     def begin(self, checkpoint_bytes: int) -> None:
-        """The load begins now."""
+        """Mark the start of the load."""
         self.checkpoint_bytes = checkpoint_bytes
         storage = storage_bytes()
         self._read_before = storage.read if storage else None
         self._began = time.perf_counter()
 
     def end(self) -> None:
-        """The load is over."""
+        """Mark the end of the load."""
         self.seconds = time.perf_counter() - self._began
         storage = storage_bytes()
         if storage and self._read_before is not None:

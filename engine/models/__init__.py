@@ -1,1 +1,1 @@
-"""What a checkpoint's `config.json` says, for every family that the engine computes; pure data, no torch."""
+"""Model configurations parsed from `config.json`, and the weight layouts of all supported families."""

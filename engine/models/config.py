@@ -1,26 +1,22 @@
-"""What of a `config.json` fixes the computation of a model: sizes and options, whatever the family.
+"""Family-independent model configuration parsed from `config.json`: sizes and options.
 
     config = ModelConfig.parse(json.loads(path.read_text()))
     config.kind, config.order, config.activation, config.gated
 
 Pure data: no torch. The families differ in norms, biases, positions, activations and the order of a layer's parts,
-which is all resolved here from one table (`engine.models.table`); the model asks for these and never for the family.
+which are all resolved here from one table (`engine.models.table`); the model code uses these options and never the
+family.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from engine.models.family import PAGE, REQUIRED, Family, Key
-from engine.models.plans import check_plan
+from engine.models.plans import check_parallel_plan
 from engine.models.rope import Rope, parse_rope
+from engine.models.sizes import Activation, ModelSizes
 from engine.models.table import families, family_of
 from engine.models.tensors import tensor_shapes
 
-Kind = Literal["decoder", "encoder", "encoder_decoder"]
-NormKind = Literal["rms", "layer"]
-Order = Literal["pre", "post", "parallel"]
-Activation = Literal["silu", "gelu", "gelu_new", "gelu_tanh", "relu"]
-Positions = Literal["rotary", "learned", "relative"]
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -31,91 +27,27 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """What a `config.json` calls them. The last two are one formula: in 16 bits one is rounded at each operator,
 the other at its end."""
-_OF_THE_HEAD = -1
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The sizes of a model and which of the options it has.
-
-    layers: of an encoder-decoder its decoder's. head_norms: queries and keys pass through a norm of each head.
-    windows: tokens that each layer's attention looks back, the token itself included (None: all). norm_offset is added
-    to a norm's weight, and the product with it is then made in float32, before the cast. order: where the norms stand;
-    "post": after each residual sum; "parallel": attention and feed-forward both read the layer's input.
-    gated: the activation of one product multiplies another. rotary_dim: so many elements of each head turn (none
-    without rotary positions). position_offset: row of the table of positions that the first token has. token_types:
-    rows of a table of which row 0 is added to every token. embedding_scale multiplies what the table of words gives,
-    rounded to the dtype before. attention_scale multiplies the scores, head_scale what goes into the head.
-    start_token: the first token that an encoder-decoder's decoder is given.
-    """
-
-    vocabulary: int
-    hidden: int
-    feed_forward: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    max_positions: int
-    norm_epsilon: float
-    rope: Rope | None
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    head_norms: bool
-    windows: tuple[int | None, ...]
-    tied: bool
-    initializer_range: float
-    family: str = "llama"
-    kind: Kind = "decoder"
-    encoder_layers: int = 0
-    norm: NormKind = "rms"
-    norm_bias: bool = False
-    norm_offset: float = 0.0
-    order: Order = "pre"
-    activation: Activation = "silu"
-    gated: bool = True
-    positions: Positions = "rotary"
-    rotary_dim: int = _OF_THE_HEAD
-    position_offset: int = 0
-    relative_buckets: int = 0
-    relative_distance: int = 0
-    token_types: int = 0
-    embedding_norm: bool = False
-    embedding_scale: float | None = None
-    attention_scale: float = _OF_THE_HEAD
-    head_bias: bool = False
-    final_norm: bool = True
-    head_scale: float = 1.0
-    start_token: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rotary_dim == _OF_THE_HEAD:
-            object.__setattr__(self, "rotary_dim", self.head_dim if self.positions == "rotary" else 0)
-        if self.attention_scale == _OF_THE_HEAD:
-            object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token of the main stack sees only those before it."""
-        return self.kind != "encoder"
+class ModelConfig(ModelSizes):
+    """The sizes and options that a `config.json` states."""
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor of a checkpoint by its name; a tied head has none of its own."""
+        """Return the shape of each tensor of a checkpoint by name; a tied head has no tensor."""
         return tensor_shapes(self)
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> "ModelConfig":
         """Read a `config.json`; absent keys have transformers' defaults for the family.
 
-        Raises ValueError, naming the key, for what is not computed.
+        Raises ValueError naming the key of an unsupported option.
         """
         family = _checked_family(data)
         said: dict[str, Any] = {
             field: _said(data, value) if isinstance(value, Key) else value for field, value in family.options.items()
         }
         hidden, heads, layers = int(said["hidden"]), int(said["heads"]), int(said["layers"] or said["encoder_layers"])
-        # A null means one for each query head; only an absent key means the family's default.
+        # null: one per query head; an absent key: the family's default.
         kv_heads = int(said.pop("kv_heads", None) or heads)
         if heads % kv_heads:
             raise ValueError(f"config.json: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
@@ -147,14 +79,14 @@ class ModelConfig:
                 "head_scale": head_scale,
             }
         )
-        check_plan(data, config)
+        check_parallel_plan(data, config)
         return config
 
 
 def _said(data: dict[str, Any], key: Key) -> Any:
-    """What a configuration says about a key, in our terms."""
+    """Return the value of a key in our terms."""
     names = (key.name, *key.others)
-    # A null is an answer, but not where another key may know better.
+    # null is a valid value, unless an alternative key is set.
     given = (data[name] for name in names if name in data and (data[name] is not None or not key.others))
     value = next(given, key.default)
     if isinstance(key.default, bool):
@@ -168,7 +100,7 @@ def _said(data: dict[str, Any], key: Key) -> Any:
 
 
 def _checked_family(data: dict[str, Any]) -> Family:
-    """The family that `model_type` names. Raises ValueError for what no family of ours computes."""
+    """Return the family of `model_type`. Raises ValueError for an unsupported family."""
     kind = data.get("model_type")
     family = family_of(kind)
     if family is None:
@@ -197,11 +129,11 @@ def _checked_family(data: dict[str, Any]) -> Family:
 
 
 def _activation(data: dict[str, Any], family: Family, named: str, gated: bool | None) -> tuple[Activation, bool]:
-    """The activation and whether it is a gate. gated None: the name says it ("gated-gelu")."""
+    """Return the activation and whether it is a gate. gated None: derived from the name ("gated-gelu")."""
     name = named
     if gated is None:
         gated = name.startswith("gated-")
-        # "gated-gelu" has always meant the tanh form; transformers keeps that, and means the exact one by "gelu".
+        # "gated-gelu" always means the tanh form, as in transformers; "gelu" means the exact one.
         name = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
     name = family.activations.get(name, name)
     if name not in ACTIVATIONS:
@@ -212,7 +144,7 @@ def _activation(data: dict[str, Any], family: Family, named: str, gated: bool | 
 
 
 def _rotary(data: dict[str, Any], family: Family, head_dim: int, max_positions: int) -> tuple[Rope | None, int]:
-    """The rotary positions, and how many elements of each head turn."""
+    """Return the rotary positions, and the number of rotated elements of each head."""
     if family.options["positions"] != "rotary":
         return None, 0
     rope, share = parse_rope(data, max_positions, family.theta_key, family.share_key, family.rotary_share)
@@ -228,7 +160,7 @@ def _rotary(data: dict[str, Any], family: Family, head_dim: int, max_positions: 
 
 
 def _windows(data: dict[str, Any], family: Family, layers: int) -> tuple[int | None, ...]:
-    """Tokens that each layer looks back; None for all."""
+    """Return the attention window of each layer in tokens; None: all tokens."""
     window = data.get("sliding_window", family.window)
     if family.slides == "none" or (family.slides == "upper" and not data.get("use_sliding_window", False)):
         window = None

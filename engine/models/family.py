@@ -1,6 +1,6 @@
-"""What an entry of the table of families says: keys of `config.json`, and where a checkpoint keeps each weight.
+"""Types of the family table's entries: keys of `config.json`, and the location of each weight in a checkpoint.
 
-Key("num_key_value_heads", 8)                       # a key, and what its absence means
+Key("num_key_value_heads", 8)                       # a key, and its default
 Stack("h.{}.", {"ln_1": ("input_norm",), ...})      # the tensors of a layer, and the roles in each
 """
 
@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-PAGE = "docs/architectures.md"
+PAGE = "docs/reference/architectures.md"
 REQUIRED = object()
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of `config.json`. default: where it is absent; REQUIRED: it must be there. others: names that win less.
+    """A key of `config.json`. default: used if absent; REQUIRED: it must be present. others: fallback names.
 
-    values: what each value means for us; another value is refused.
+    values: our value for each accepted value; others are rejected.
     """
 
     name: str
@@ -27,11 +27,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Stack:
-    """Where a checkpoint keeps a stack of layers. Names are without ".weight" and ".bias".
+    """Location of a stack of layers in a checkpoint. Names are without ".weight" and ".bias".
 
-    layers: what stands before the names of a layer, "{}" is its number. names: tensor of a layer -> the roles that it
-    holds, one after the other. norm: the final one. relative: of layer 0. ungated: a name's end, and what it is where
-    no product is gated.
+    layers: prefix of a layer's names, "{}" is its number. names: tensor of a layer -> the roles that it holds, in
+    order. norm: the final one. relative: of layer 0. ungated: suffix of a name, and its replacement without a gate.
     """
 
     layers: str
@@ -43,17 +42,16 @@ class Stack:
 
 @dataclass(frozen=True)
 class Family:
-    """What an entry says.
+    """One entry of the family table.
 
-    options: fields of ModelConfig. Beyond those: "scaled_embedding" (by the root of the hidden size) and
-    "scaled_head" (by its inverse). computed: keys that must have one of these values, the first being that of an absent
-    key. equal: keys that must be absent or equal to an option. slides: which layers look back `window` tokens only.
-    plan: the splits of transformers' own plan for tensor parallelism that mean the same as ours.
-    prefix: what stands before the names of all but the head; a file may have one of `prefixes` instead. tables: slot
-    of an embedding or its norm -> tensor. head: the head's name, which has no prefix; heads: what else it is called.
-    transposed: weights of the layers lie [in, out]. by_head: fused tensors whose rows go head by head.
-    head_in_embedding: a file without the head has the embedding for it, whatever the configuration says.
-    renamed: ends of names in old files -> what they are now. unused: tensors that are not computed, as patterns.
+    options: fields of ModelConfig. Beyond those: "scaled_embedding" (by the root of the hidden size) and "scaled_head"
+    (by its inverse). computed: keys that must have one of these values, the first being that of an absent key. equal:
+    keys that must be absent or equal to an option. slides: which layers attend to `window` tokens only.
+    prefix: prefix of all names except the head's; a file may use one of `prefixes` instead. tables: slot of an
+    embedding or its norm -> tensor. head: the head's name, which has no prefix; heads: alternative names. transposed:
+    layer weights are stored [in, out]. by_head: fused tensors whose rows are ordered by head. head_in_embedding:
+    without a head tensor the embedding is used, regardless of the configuration. renamed: suffixes of names in old
+    files -> current names. unused: patterns of tensors that are ignored.
     """
 
     options: Mapping[str, Any]

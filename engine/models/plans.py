@@ -1,23 +1,21 @@
-"""A tensor-parallel plan that a `config.json` carries is held against how we split; no torch.
+"""Check a tensor-parallel plan in a `config.json` against the engine's splits; no torch.
 
-    check_plan(config_json, config)         # ValueError names the entry that says otherwise
+    check_plan(config_json, config)         # ValueError names the entry that differs
     splits_of(config)                       # {"layers.*.self_attn.q_proj": "rows", ...}
 
-transformers keeps such plans in its classes (`base_model_tp_plan`), and a user's own in `distributed_config.tp_plan`;
-it writes neither into a `config.json`, but whoever publishes a model may. A plan changes no answer, only who computes
-what, so ours is used, and one that asks for something else is refused instead of passed over.
+transformers keeps such plans in its classes (`base_model_tp_plan`), and a user's plan in `distributed_config.tp_plan`.
+It writes neither into a `config.json`, but a model's publisher may. A plan does not change results, only the
+distribution of work. The engine's splits are used, and a plan that differs is rejected instead of ignored.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.models.family import PAGE
+from engine.models.sizes import ModelSizes
 from engine.models.table import FAMILIES
-from engine.models.tensors import ROLES, Split, stacks_of
+from engine.models.tensors import ROLES, WeightSplit, stacks_of
 
-if TYPE_CHECKING:
-    from engine.models.config import ModelConfig
-
-STYLES: dict[str, tuple[Split, ...]] = {
+STYLES: dict[str, tuple[WeightSplit, ...]] = {
     "colwise": ("rows",),
     "colwise_gather_output": ("rows", "words"),
     "colwise_rep": ("rows", "words"),
@@ -31,13 +29,13 @@ STYLES: dict[str, tuple[Split, ...]] = {
     "replicated_with_grad_allreduce": ("whole",),
     "all_reduce": ("whole",),
 }
-"""transformers' words for how a module is shared out, and the splits of ours that give each rank the same."""
+"""Split names of transformers, and the splits of ours that give each rank the same part."""
 
 
-def splits_of(config: "ModelConfig") -> dict[str, Split]:
+def splits_of(config: ModelSizes) -> dict[str, WeightSplit]:
     """How each module of the base model is split, by its name there, "*" for the number of a layer."""
     family = FAMILIES[config.family]
-    found: dict[str, Split] = {}
+    found: dict[str, WeightSplit] = {}
     for slot, name in family.tables.items():
         found[name] = "words" if slot == "embedding" else "whole"
     for stack in stacks_of(config):
@@ -49,7 +47,7 @@ def splits_of(config: "ModelConfig") -> dict[str, Split]:
     return found
 
 
-def check_plan(data: dict[str, Any], config: "ModelConfig") -> None:
+def check_parallel_plan(data: dict[str, Any], config: ModelSizes) -> None:
     """Raise ValueError, naming the entry, where a plan in a `config.json` splits otherwise than we do."""
     nested = data.get("distributed_config")
     for where, plan in (
@@ -71,7 +69,7 @@ def check_plan(data: dict[str, Any], config: "ModelConfig") -> None:
                 )
 
 
-def _own_name(name: str, config: "ModelConfig") -> str:
+def _own_name(name: str, config: ModelSizes) -> str:
     """An entry's module without the prefix of the class whose plan it is."""
     family = FAMILIES[config.family]
     for prefix in sorted((family.prefix, *family.prefixes), key=len, reverse=True):

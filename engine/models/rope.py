@@ -2,7 +2,7 @@
 
     rope, share = parse_rope(config_json, theta_key="rope_theta", share_key="partial_rotary_factor")
 
-Only the first `share` of each head turns in some families (GPT-NeoX, Phi).
+Some families rotate only the first `share` of each head (GPT-NeoX, Phi).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3")
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions. `factor` and what follows it belong to the kinds that stretch the context."""
+    """Rotary positions. `factor` and the fields after it belong to the kinds that extend the context."""
 
     theta: float
     kind: RopeKind = "default"
@@ -31,11 +31,11 @@ def parse_rope(
     share_key: str = "",
     share: float = 1.0,
 ) -> tuple[Rope, float]:
-    """Settings from `rope_scaling` (which wins, as in transformers) or `rope_parameters`, and the share that turns.
+    """Parse settings from `rope_scaling` (which takes precedence, as in transformers) or `rope_parameters`; return the
+    rotated share too.
 
-    max_positions: of the model. share_key: "" for a family whose heads turn whole; share: what the family takes where
-    nothing is said. Raises ValueError, naming the
-    key, for what is not computed.
+    max_positions: of the model. share_key: "" for a family whose heads are rotated completely; share: the family's
+    default. Raises ValueError naming the key of an unsupported option.
     """
     name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
     rope: dict[str, Any] = data.get(name) or {}

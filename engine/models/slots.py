@@ -1,12 +1,12 @@
-"""From the tensors of a checkpoint to the slots of a rank: what to read, and how to turn it into what is computed.
+"""Map the tensors of a checkpoint to a rank's slots: what to read, and how to convert it to canonical form.
 
     for slot in wanted_slots(config, grid):
         slot.name, slot.piece       # "decoder.0.query.weight", Piece("...c_attn.weight", columns=(0, 32))
     slot.of(tensor)                 # the piece as [out, in] of this rank
 
-A fused tensor is cut into several slots. Where only a part of each head turns (GPT-NeoX, Phi), the rows of queries and
-keys are put in another order inside each head, so that the pairs that turn lie half a head apart, as they do where the
-whole head turns: a permutation that queries and keys share changes no score.
+A fused tensor is cut into several slots. If only a part of each head is rotated (GPT-NeoX, Phi), the rows of queries
+and keys are permuted inside each head, so that rotated pairs are half a head apart, as with full rotation. A
+permutation shared by queries and keys changes no score.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.inference.sharding import Share
-from engine.inference.stages import own_layers
 from engine.loading import Piece
 from engine.models.config import ModelConfig
-from engine.models.tensors import ROLES, Held, Split, StoredWeight, stacks_of, stored_weights
+from engine.models.sharding import Share
+from engine.models.stages import own_layers
+from engine.models.tensors import ROLES, SlotPlace, StoredWeight, WeightSplit, stacks_of, stored_weights
 from engine.parallel.grid import Grid
 
 _TURNED = ("query", "key", "query_norm", "key_norm")
@@ -27,10 +27,10 @@ _TURNED = ("query", "key", "query_norm", "key_norm")
 
 @dataclass(frozen=True)
 class Slot:
-    """A weight of this rank in canonical form. piece: with our name of the tensor, from which the slot is made.
+    """A weight of this rank in canonical form. piece: the part of the tensor, by our name, from which the slot is made.
 
-    whole: of the tensor, when made of all of it. part: which of how many weights of a head, where the tensor goes
-    head by head. turned: head_dim and the elements of it that turn. first_input: where this rank's columns begin.
+    transposed: the piece is stored [in, out]. part: index and number of weights per head, if the tensor is ordered by
+    head. turned: head_dim and its number of rotated elements. first_input: first column of this rank.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Slot:
 
     @property
     def as_stored(self) -> bool:
-        """Whether the piece is the slot, as it lies in the file."""
+        """Whether the slot equals the piece as stored in the file."""
         return not self.transposed and self.part is None and self.turned is None
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The slot from its piece: [out, in] or [out]. A copy, but where the piece is the slot already."""
+        """Return the slot from its piece: [out, in] or [out]. A copy, unless the piece is the slot already."""
         if self.as_stored:
             return tensor
         if self.transposed:
@@ -63,14 +63,14 @@ class Slot:
 
 
 def rotary_order(head_dim: int, turning: int) -> list[int]:
-    """Which element of a head, as it is stored, comes where: pairs that turn are then head_dim / 2 apart."""
+    """Return the order of a head's stored elements that puts rotated pairs head_dim / 2 apart."""
     half, rest = turning // 2, list(range(turning, head_dim))
     first = list(range(half)) + rest[: head_dim // 2 - half]
     return first + list(range(half, turning)) + rest[head_dim // 2 - half :]
 
 
 def wanted_slots(config: ModelConfig, grid: Grid) -> list[Slot]:
-    """The slots of a rank, in the order of the computation.
+    """Return the slots of a rank, in the order of the computation.
 
     The bias of a product split by columns belongs to the first rank, so that it is added once. A tied embedding is
     read by the first stage and by the last, which use it as the head.
@@ -88,12 +88,12 @@ def wanted_slots(config: ModelConfig, grid: Grid) -> list[Slot]:
 
 
 def wanted_pieces(config: ModelConfig, grid: Grid) -> list[Piece]:
-    """What a rank reads of a checkpoint, each piece once."""
+    """Return the pieces that a rank reads of a checkpoint, each once."""
     return list(dict.fromkeys(slot.piece for slot in wanted_slots(config, grid)))
 
 
 def _other_slots(config: ModelConfig, share: Share, weight: StoredWeight, grid: Grid) -> Iterator[Slot]:
-    """Slots of a tensor outside the layers: tables first, norms and head last, relative positions everywhere."""
+    """Yield slots of tensors outside the layers: tables first, norms and head last, relative positions everywhere."""
     [held] = weight.held
     if held.role == "relative":
         columns = _span(share.heads, config.heads)
@@ -134,9 +134,9 @@ def _layer_slots(config: ModelConfig, share: Share, weight: StoredWeight, first:
 
 
 def _spans(
-    config: ModelConfig, share: Share, split: Split, held: Held, weight: StoredWeight, kind: str
+    config: ModelConfig, share: Share, split: WeightSplit, held: SlotPlace, weight: StoredWeight, kind: str
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Rows and columns of the tensor, as [out, in], that make up this rank's slot; None: all."""
+    """Return rows and columns of the tensor, as [out, in], that make up this rank's slot; None: all."""
     if split == "columns":
         if kind == "bias":
             return None, None
@@ -161,5 +161,5 @@ def _spans(
 
 
 def _span(part: range, count: int, size: int = 1) -> tuple[int, int] | None:
-    """Elements of a part of `count` things of `size` elements each; None for all of them."""
+    """Return the elements of a part of `count` items of `size` elements each; None for all of them."""
     return None if len(part) == count else (part.start * size, part.stop * size)

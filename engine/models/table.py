@@ -1,12 +1,12 @@
-"""The families of models that the engine computes, as data: one entry each, no class of its own.
+"""Table of the supported model families: one data entry each, no classes.
 
     family = family_of("gpt2")
     family.options["order"], family.stacks["decoder"].names["attn.c_attn"]
 
 An entry says what `engine.models.config.ModelConfig` is to hold (a constant, or the key of `config.json` that says
 it, with what transformers takes where the key is absent) and where a checkpoint keeps each weight of a layer. How a
-weight is split over ranks follows from its role (`engine.models.tensors.ROLES`). docs/architectures.md says how to add
-a family.
+weight is split over ranks follows from its role (`engine.models.tensors.ROLES`). docs/reference/architectures.md says
+how to add a family.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ COMMON: dict[str, Any] = {
     "scaled_embedding": False,
     "scaled_head": False,
 }
-"""Llama's, without what differs between its relatives."""
+"""Llama's options without those that differ among its relatives."""
 BIASED: dict[str, Any] = {
     "norm": "layer",
     "norm_bias": True,
@@ -146,7 +146,7 @@ FAMILIES: dict[str, Family] = {
             "norm_offset": 1.0,
             "scaled_embedding": True,
         },
-        # The first releases wrote "gelu" and meant the tanh form.
+        # The first releases wrote "gelu" for the tanh form.
         activations={"gelu": "gelu_pytorch_tanh"},
         computed={"use_bidirectional_attention": (None, False)},
     ),
@@ -210,7 +210,7 @@ FAMILIES: dict[str, Family] = {
             )
         },
         transposed=True,
-        # Masks that old files keep.
+        # Masks in old files.
         unused=("*.attn.bias", "*.attn.masked_bias"),
     ),
     "opt": Family(
@@ -283,7 +283,7 @@ FAMILIES: dict[str, Family] = {
             )
         },
         by_head=("attention.query_key_value",),
-        # Masks and tables that old files keep.
+        # Masks and tables in old files.
         unused=("*.attention.bias", "*.attention.masked_bias", "*rotary_emb.inv_freq"),
     ),
     "bert": Family(
@@ -330,7 +330,7 @@ FAMILIES: dict[str, Family] = {
             )
         },
         renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-        # The body alone is computed: no pooler and no head, whichever task it is for.
+        # Only the body is computed: no pooler and no head, regardless of the task.
         unused=("*pooler.*", "cls.*", "classifier.*", "qa_outputs.*", "*position_ids"),
     ),
     "t5": Family(
@@ -352,8 +352,8 @@ FAMILIES: dict[str, Family] = {
             "relative_distance": Key("relative_attention_max_distance", 128),
             "attention_scale": 1.0,
             "start_token": Key("decoder_start_token_id", 0, others=("pad_token_id",)),
-            # Version 1.1 neither ties the head nor scales what goes into it. Newer files say only the latter, and that
-            # all heads are tied; transformers then takes the head that is there.
+            # Version 1.1 neither ties the head nor scales its input. Newer files state only the latter, and that all
+            # heads are tied; transformers then uses the head in the file.
             "tied": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "scaled_head": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "initializer_range": 0.05,
@@ -376,10 +376,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(model_type: Any) -> Family | None:
-    """The entry of a `model_type`; None where there is none."""
+    """Return the entry of a `model_type`, or None."""
     return FAMILIES.get(model_type) if isinstance(model_type, str) else None
 
 
 def families() -> tuple[str, ...]:
-    """Every `model_type` that the engine computes."""
+    """Return every supported `model_type`."""
     return tuple(FAMILIES)

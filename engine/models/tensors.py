@@ -1,8 +1,8 @@
-"""What a checkpoint holds: the name and shape of each tensor, and which roles lie in it. No torch.
+"""Tensors of a checkpoint: name, shape and contained roles. No torch.
 
     for tensor in stored_weights(config):
         tensor.name, tensor.shape, [held.slot for held in tensor.held]
-    names = names_in_file(config, header)          # our name -> the file's own, whichever prefix its class has
+    names = names_in_file(config, header)          # our name -> the file's name, with any class prefix
 
 A slot is the canonical form of a weight: "decoder.3.query.weight", [out, in]. A fused tensor holds several.
 """
@@ -10,35 +10,33 @@ A slot is the canonical form of a weight: "decoder.3.query.weight", [out, in]. A
 import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from engine.models.family import Family, Stack
+from engine.models.sizes import ModelSizes
 from engine.models.table import FAMILIES
 
-if TYPE_CHECKING:
-    from engine.models.config import ModelConfig
-
 StackName = Literal["encoder", "decoder"]
-Split = Literal["rows", "columns", "whole", "words", "heads"]
+WeightSplit = Literal["rows", "columns", "whole", "words", "heads"]
 
 
 @dataclass(frozen=True)
-class Role:
-    """What a weight of a layer is. rows, columns: which sizes it has; split: how ranks share it; bias: the option."""
+class WeightRole:
+    """The kind of a layer's weight. rows, columns: its sizes; split: how ranks share it; bias: the option."""
 
     rows: Literal["queries", "shared", "feed_forward", "hidden", "head_dim"]
     columns: Literal["queries", "feed_forward", "hidden"] | None
-    split: Split
+    split: WeightSplit
     bias: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias", "none"]
 
 
-_INTO_HEADS = Role("queries", "hidden", "rows", "qkv_bias")
-_INTO_SHARED = Role("shared", "hidden", "rows", "qkv_bias")
-_OUT_OF_HEADS = Role("hidden", "queries", "columns", "output_bias")
-_NORM = Role("hidden", None, "whole", "norm_bias")
-_HEAD_NORM = Role("head_dim", None, "whole", "none")
-_INTO_FEED = Role("feed_forward", "hidden", "rows", "mlp_bias")
-ROLES: dict[str, Role] = {
+_INTO_HEADS = WeightRole("queries", "hidden", "rows", "qkv_bias")
+_INTO_SHARED = WeightRole("shared", "hidden", "rows", "qkv_bias")
+_OUT_OF_HEADS = WeightRole("hidden", "queries", "columns", "output_bias")
+_NORM = WeightRole("hidden", None, "whole", "norm_bias")
+_HEAD_NORM = WeightRole("head_dim", None, "whole", "none")
+_INTO_FEED = WeightRole("feed_forward", "hidden", "rows", "mlp_bias")
+ROLES: dict[str, WeightRole] = {
     "input_norm": _NORM,
     "query": _INTO_HEADS,
     "key": _INTO_SHARED,
@@ -49,19 +47,19 @@ ROLES: dict[str, Role] = {
     "post_norm": _NORM,
     "gate": _INTO_FEED,
     "up": _INTO_FEED,
-    "down": Role("hidden", "feed_forward", "columns", "mlp_bias"),
+    "down": WeightRole("hidden", "feed_forward", "columns", "mlp_bias"),
     "cross_norm": _NORM,
     "cross_query": _INTO_HEADS,
     "cross_key": _INTO_SHARED,
     "cross_value": _INTO_SHARED,
     "cross_output": _OUT_OF_HEADS,
 }
-"""How ranks share a layer: queries, keys, values, gate and up by rows, the products after them by columns."""
+"""Split of each role over ranks: queries, keys, values, gate and up by rows, the products after them by columns."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A slot in a tensor: its role, and where its rows begin among those of the tensor (as [out, in])."""
+class SlotPlace:
+    """A slot in a tensor: its role, and its first row in the tensor (as [out, in])."""
 
     slot: str
     role: str
@@ -77,24 +75,24 @@ class StoredWeight:
     shape: tuple[int, ...]
     stack: str
     layer: int | None
-    held: tuple[Held, ...]
+    held: tuple[SlotPlace, ...]
     transposed: bool = False
     by_head: bool = False
 
 
-def tensor_shapes(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: ModelSizes) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor of a checkpoint by its name; a tied head has none of its own."""
     return {tensor.name: tensor.shape for tensor in stored_weights(config)}
 
 
-def stacks_of(config: "ModelConfig") -> dict[StackName, int]:
+def stacks_of(config: ModelSizes) -> dict[StackName, int]:
     """Layers of each of the model's stacks, in the order in which they are computed."""
     if config.kind == "encoder_decoder":
         return {"encoder": config.encoder_layers, "decoder": config.layers}
     return {"encoder" if config.kind == "encoder" else "decoder": config.layers}
 
 
-def stored_weights(config: "ModelConfig") -> Iterator[StoredWeight]:
+def stored_weights(config: ModelSizes) -> Iterator[StoredWeight]:
     """Each tensor of a checkpoint that is read, in the order of the computation."""
     family = FAMILIES[config.family]
     yield from _tables(config, family)
@@ -110,7 +108,7 @@ def stored_weights(config: "ModelConfig") -> Iterator[StoredWeight]:
             yield _table(f"{family.head}.bias", "head.bias", (config.vocabulary,))
 
 
-def layer_weights(config: "ModelConfig", stack: StackName, layer: int) -> Iterator[StoredWeight]:
+def layer_weights(config: ModelSizes, stack: StackName, layer: int) -> Iterator[StoredWeight]:
     """The tensors of one layer; the relative positions of a stack belong to its layer 0."""
     family = FAMILIES[config.family]
     place = family.stacks[stack]
@@ -137,19 +135,19 @@ def layer_weights(config: "ModelConfig", stack: StackName, layer: int) -> Iterat
                 stack=stack,
                 layer=layer,
                 held=tuple(
-                    Held(f"{stack}.{layer}.{role}.{kind}", role, start, size)
+                    SlotPlace(f"{stack}.{layer}.{role}.{kind}", role, start, size)
                     for role, start, size in zip(present, starts, sizes, strict=True)
                 ),
                 transposed=turned,
                 by_head=name in family.by_head,
             )
     if layer == 0 and config.positions == "relative":
-        held = Held(f"{stack}.relative.weight", "relative", 0, config.heads)
+        held = SlotPlace(f"{stack}.relative.weight", "relative", 0, config.heads)
         shape = (config.relative_buckets, config.heads)
         yield StoredWeight(f"{family.prefix}{place.relative}.weight", shape, stack, None, (held,), transposed=True)
 
 
-def names_in_file(config: "ModelConfig", stored: Iterable[str]) -> dict[str, str]:
+def names_in_file(config: ModelSizes, stored: Iterable[str]) -> dict[str, str]:
     """The file's own name for each of our tensors that it holds, by our name.
 
     A file's names carry the prefix of the class that saved it: "bert.encoder..." or "encoder...".
@@ -167,7 +165,7 @@ def names_in_file(config: "ModelConfig", stored: Iterable[str]) -> dict[str, str
     return found
 
 
-def is_unused(config: "ModelConfig", name: str) -> bool:
+def is_unused(config: ModelSizes, name: str) -> bool:
     """Whether a checkpoint may hold a tensor that is not computed: a head for another task, a mask, a table."""
     family = FAMILIES[config.family]
     if config.kind != "encoder" and config.tied and name in {f"{one}.weight" for one in (family.head, *family.heads)}:
@@ -188,7 +186,7 @@ def _our_names(family: Family, name: str) -> Iterator[str]:
             yield family.head + name.removeprefix(head)
 
 
-def _tables(config: "ModelConfig", family: Family) -> Iterator[StoredWeight]:
+def _tables(config: ModelSizes, family: Family) -> Iterator[StoredWeight]:
     rows = {
         "embedding": config.vocabulary,
         "positions": config.max_positions + config.position_offset,
@@ -201,36 +199,36 @@ def _tables(config: "ModelConfig", family: Family) -> Iterator[StoredWeight]:
             yield _table(f"{family.prefix}{name}.weight", f"{slot}.weight", (rows[slot], config.hidden))
 
 
-def _norm(config: "ModelConfig", name: str, slot: str) -> Iterator[StoredWeight]:
+def _norm(config: ModelSizes, name: str, slot: str) -> Iterator[StoredWeight]:
     for kind in ("weight", "bias") if config.norm_bias else ("weight",):
         yield _table(f"{name}.{kind}", f"{slot}.{kind}", (config.hidden,))
 
 
 def _table(name: str, slot: str, shape: tuple[int, ...]) -> StoredWeight:
-    """A tensor outside the layers: of the stack that its slot names, or of none."""
+    """Return a tensor outside the layers: of its slot's stack, or of none."""
     stack, _, rest = slot.partition(".")
     of_stack = stack if rest.startswith("norm.") and stack != "embedding_norm" else ""
-    return StoredWeight(name, shape, of_stack, None, (Held(slot, slot.rpartition(".")[0], 0, shape[0]),))
+    return StoredWeight(name, shape, of_stack, None, (SlotPlace(slot, slot.rpartition(".")[0], 0, shape[0]),))
 
 
-def _has(config: "ModelConfig", role: str) -> bool:
+def _has(config: ModelSizes, role: str) -> bool:
     if role in ("query_norm", "key_norm"):
         return config.head_norms
     return config.gated or role != "gate"
 
 
-def _biased(config: "ModelConfig", role: str) -> bool:
+def _biased(config: ModelSizes, role: str) -> bool:
     option = ROLES[role].bias
     return option != "none" and bool(getattr(config, option))
 
 
-def _name(config: "ModelConfig", place: Stack, name: str) -> str:
+def _name(config: ModelSizes, place: Stack, name: str) -> str:
     if place.ungated is None or config.gated or not name.endswith(place.ungated[0]):
         return name
     return name.removesuffix(place.ungated[0]) + place.ungated[1]
 
 
-def _size(config: "ModelConfig", name: str) -> int:
+def _size(config: ModelSizes, name: str) -> int:
     return {
         "queries": config.heads * config.head_dim,
         "shared": config.kv_heads * config.head_dim,

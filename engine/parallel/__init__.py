@@ -1,1 +1,1 @@
-"""Ranks that work on one model together: where each stands, and how they talk."""
+"""Parallelism: the grid of ranks, process groups, and transports for collectives."""

@@ -1,11 +1,11 @@
-"""Collectives and messages among a group of ranks, over whatever connects them.
+"""Collectives and messages among a group of ranks, over any transport.
 
     communicators = open_communicators(grid, device, backend, timeout_seconds)
     communicators.tensor.all_reduce(hidden)                # in place
 
-A group of one rank does nothing and costs nothing. A rank that ended or does not come within the time limit is
-reported as PeerLostError, by rank and host; after that the group is of no use. `listener`, where one is set, is
-told of every operation with its times, which is how profiles are made. All calls come from one thread.
+A group of one rank does nothing. A rank that ended or exceeds the time limit raises PeerLostError with rank and host;
+the group is unusable afterwards. `listener`, if set, receives every operation with its times, for profiling. All calls
+come from one thread.
 """
 
 import time
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.parallel import flight
+from engine.parallel import flight_recorder as flight
 from engine.parallel.grid import Grid
 from engine.parallel.opening import Ranks, connect
 from engine.parallel.peers import Blame, PeerLostError
@@ -40,7 +40,7 @@ Listener = Callable[[CommunicationEvent], None]
 
 
 class Communicator:
-    """One rank's end of a group. `index` is its place among `ranks`, which are global."""
+    """One rank's end of a group. `index` is its position in `ranks`, which are global."""
 
     def __init__(
         self, ranks: tuple[int, ...], index: int, transport: Transport | None = None, blame: Blame | None = None
@@ -67,7 +67,7 @@ class Communicator:
         return tensor.copy_(dense)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Every rank's tensor, of the same shape on all: [size, *shape]."""
+        """Gather every rank's tensor, of the same shape on all: [size, *shape]."""
         if self._way is None:
             return tensor[None]
         whole = tensor.new_empty((self.size, *tensor.shape))
@@ -75,7 +75,7 @@ class Communicator:
         return whole
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of [size, *shape] the part tensor[index], summed over the ranks: [*shape]."""
+        """Reduce [size, *shape] over the ranks and return part tensor[index]: [*shape]."""
         assert tensor.shape[0] == self.size, f"one part for each of {self.size} ranks, not {tensor.shape[0]}"
         if self._way is None:
             return tensor[0]
@@ -84,7 +84,7 @@ class Communicator:
         return part
 
     def broadcast(self, tensor: torch.Tensor, source_index: int) -> torch.Tensor:
-        """The numbers of the rank at `source_index`, in place. Returns the tensor."""
+        """Broadcast the values of the rank at `source_index`, in place. Returns the tensor."""
         if self._way is None:
             return tensor
         if tensor.is_contiguous():
@@ -100,7 +100,7 @@ class Communicator:
         self._timed("send", tensor.nbytes, self._way.send, tensor.contiguous(), to_index)
 
     def receive(self, tensor: torch.Tensor, source_index: int) -> torch.Tensor:
-        """The next tensor from the rank at `source_index`, in place; both sides know its shape and type."""
+        """Receive the next tensor from the rank at `source_index`, in place; both know its shape and type."""
         assert self._way is not None and source_index != self.index, "a rank does not receive from itself"
         if tensor.is_contiguous():
             self._timed("receive", tensor.nbytes, self._way.receive, tensor, source_index)
@@ -110,16 +110,16 @@ class Communicator:
         return tensor.copy_(dense)
 
     def barrier(self) -> None:
-        """Return when all ranks have come."""
+        """Return when all ranks have arrived."""
         if self._way is not None:
             self._timed("barrier", 0, self._way.barrier)
 
     def repeat(self, operations: Callable[[], None], size_bytes: int) -> None:
-        """Operations of this group that are made again without it, as one; they raise what a transport raises."""
+        """Run operations of this group recorded elsewhere, as one; transport errors are translated as usual."""
         self._timed("recorded operations", size_bytes, operations)
 
     def close(self) -> None:
-        """Give up what is held; another time does nothing."""
+        """Release all resources; may be called again."""
         if self._way is not None:
             self._way.close()
 
@@ -158,7 +158,7 @@ _SILENT = ("timed out", "timeout")
 
 
 def connection_failed(error: RuntimeError) -> bool | None:
-    """Whether torch says that a peer is silent (True) or its connection closed (False); None: it is another error."""
+    """Return whether torch reports a silent peer (True) or a closed connection (False); None: another error."""
     text = str(error).lower()
     if any(words in text for words in _CLOSED):
         return False
@@ -169,7 +169,7 @@ def connection_failed(error: RuntimeError) -> bool | None:
 
 @dataclass(frozen=True)
 class Communicators:
-    """The groups that this rank is in. Groups of the same ranks are one and the same Communicator."""
+    """The groups of this rank. Groups of the same ranks share one Communicator."""
 
     tensor: Communicator
     pipeline: Communicator
@@ -177,13 +177,13 @@ class Communicators:
     world: Communicator
 
     def close(self) -> None:
-        """Close all."""
+        """Close all groups."""
         for communicator in (self.tensor, self.pipeline, self.data, self.world):
             communicator.close()
 
 
 def choose_backend(device: torch.device) -> str:
-    """The backend of torch.distributed for tensors on this device. Raises RuntimeError where torch has none."""
+    """Return the backend of torch.distributed for tensors on this device. Raises RuntimeError if torch has none."""
     import torch.distributed as dist
 
     if device.type == "cuda" and dist.is_nccl_available():
@@ -198,10 +198,10 @@ def choose_backend(device: torch.device) -> str:
 def open_communicators(
     grid: Grid, device: torch.device, backend: str | None, timeout_seconds: float, transport: str = "auto"
 ) -> Communicators:
-    """The groups of this rank in the grid; all ranks call it at the same point.
+    """Open this rank's groups in the grid; all ranks call it at the same point.
 
-    The default process group exists, on `backend`, where there is more than one rank. `transport` other than
-    auto is what every group must use: ValueError where that cannot be.
+    With more than one rank, the default process group must exist, on `backend`. `transport` other than auto is required
+    for every group: ValueError if it is not possible.
     """
     axes = ("tensor", "pipeline", "data")
     everybody = tuple(range(grid.world_size))

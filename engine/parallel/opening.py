@@ -1,11 +1,11 @@
-"""Chooses what connects the ranks of each group, and connects them.
+"""Choose and open the transport of each group of ranks.
 
     ways, blame = connect(groups, rank, device, backend, timeout_seconds, "auto")
-    ways[(0, 1)]                                    # the transport of that group, where this rank is in it
+    ways[(0, 1)]                                    # the transport of that group, if this rank is in it
 
-Every rank calls it with the same groups in the same order, when the default process group exists. GPUs talk over
-their own backend. CPU ranks of one host share memory, unless there are too few cores for ranks that wait spinning,
-no C compiler, or a process that cannot be reached (another container): then, and between hosts, they use gloo.
+Every rank calls it with the same groups in the same order, when the default process group exists. GPUs use their own
+backend. CPU ranks of one host share memory, unless there are too few cores for spin-waiting ranks, no C compiler, or an
+unreachable process (another container). Then, and between hosts, they use gloo.
 """
 
 import itertools
@@ -30,7 +30,7 @@ _opened = itertools.count()
 
 @dataclass
 class _Host:
-    """Ranks of one group on one host, two or more. `memory` is this rank's end, where it has one."""
+    """Ranks of one group on one host, two or more. `memory` is this rank's end, if it has one."""
 
     group: Ranks
     members: Ranks
@@ -39,7 +39,7 @@ class _Host:
 
 @dataclass
 class _Surroundings:
-    """What every way of connecting needs to know."""
+    """Data needed to open any transport."""
 
     rank: int
     device: torch.device
@@ -53,9 +53,9 @@ class _Surroundings:
 def connect(
     groups: Sequence[Ranks], rank: int, device: torch.device, backend: str, timeout_seconds: float, transport: str
 ) -> tuple[dict[Ranks, Transport], Blame]:
-    """The transports of the groups that this rank is in. `groups` are distinct and of two ranks or more.
+    """Open the transports of this rank's groups. `groups` are distinct and of two ranks or more.
 
-    Raises ValueError where `transport` asks for what these ranks do not have.
+    Raises ValueError if these ranks do not support `transport`.
     """
     check_transport(transport, device, backend)
     try_memory = device.type == "cpu" and transport in ("auto", "shared memory")
@@ -73,7 +73,7 @@ def connect(
         if transport == "shared memory":
             _refuse_unless_shared(here, groups, joined, obstacle)
     ways: dict[Ranks, Transport] = {}
-    for group in groups:  # every rank makes every group, in this order: new_group is a collective of all
+    for group in groups:  # every rank creates every group, in this order: new_group is a collective of all ranks
         way = _connect_group(here, group, shared=group in joined)
         if way is not None:
             ways[group] = way
@@ -81,7 +81,7 @@ def connect(
 
 
 def check_transport(transport: str, device: torch.device, backend: str) -> None:
-    """Raise ValueError unless ranks on this device with this backend can be asked for it."""
+    """Raise ValueError unless ranks on this device with this backend support the transport."""
     if transport not in TRANSPORTS:
         raise ValueError(f"transport: {transport!r} is not one of {', '.join(TRANSPORTS)}")
     possible = ("auto", "shared memory", backend) if device.type == "cpu" else ("auto", backend)
@@ -93,7 +93,7 @@ def check_transport(transport: str, device: torch.device, backend: str) -> None:
 
 
 def _obstacle(identities: list[Identity], built: bool, transport: str) -> str | None:
-    """Why memory is not shared; None if nothing is in the way. Too few cores are no obstacle to who insists."""
+    """Return why memory is not shared, or None. An explicit request overrides too few cores."""
     if not built:
         return "its operations cannot be compiled on every host"
     if transport == "auto" and too_many_for_cores(identities):
@@ -114,7 +114,7 @@ def _refuse_unless_shared(
 
 
 def _exchange(own: Any) -> list[Any]:
-    """What every rank says, in the order of ranks."""
+    """Return every rank's value, in the order of ranks."""
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own)
     return told
@@ -127,7 +127,7 @@ def _default_store() -> Any:
 
 
 def _by_host(here: _Surroundings, group: Ranks) -> list[Ranks]:
-    """The group's ranks on each host, in order of the first of each."""
+    """Return the group's ranks on each host, in order of first occurrence."""
     hosts: dict[str, list[int]] = {}
     for rank in group:
         hosts.setdefault(here.identities[rank].host_key, []).append(rank)
@@ -135,7 +135,7 @@ def _by_host(here: _Surroundings, group: Ranks) -> list[Ranks]:
 
 
 def _share_memory(here: _Surroundings, groups: Sequence[Ranks]) -> set[Ranks]:
-    """Make and join the segments of all hosts' ranks. Returns the groups in which every rank could."""
+    """Create and join the segments of all hosts' ranks. Returns the groups in which every rank succeeded."""
     here.hosts = [_Host(group, members) for group in groups for members in _by_host(here, group) if len(members) > 1]
     made: dict[int, tuple[int, int, bytes]] = {}
     for place, host in enumerate(here.hosts):
@@ -177,7 +177,7 @@ def _join(here: _Surroundings, host: _Host, offer: tuple[int, int, bytes] | None
 
 
 def _connect_group(here: _Surroundings, group: Ranks, shared: bool) -> Transport | None:
-    """This rank's end of a group; None where it is not in it, which it must help to make all the same."""
+    """Return this rank's end of a group; None if it is not a member, but must take part in the creation."""
     hosts = _by_host(here, group)
     local = next((host.memory for host in here.hosts if host.group == group and here.rank in host.members), None)
     if shared and len(hosts) == 1:

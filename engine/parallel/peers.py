@@ -1,11 +1,11 @@
-"""Who the other ranks are, whether they still live, and which of them is to blame when one does not come.
+"""Identities of ranks, liveness checks, and attribution of a failure to the rank that caused it.
 
     me = identify(rank)                      # exchanged among all ranks when communicators are opened
     blame = Blame(identities, store, rank)
     error = blame.find("all_reduce", ranks, suspect, silent)        # a PeerLostError to raise
 
-A rank that waits in vain for another may find it alive, waiting in vain itself. So every rank that gives up
-writes into the store whom it blames, and who is blamed by a blamed one takes its place.
+A rank that timed out may have waited for a live rank that itself waits for another. So every rank that gives up writes
+the suspected rank to the store, and the chain of suspects is followed to its end.
 """
 
 import json
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.processes import start_ticks
+from configs.common.proc import is_alive, start_ticks
 
 _KEY = "rankwise/blame"
 _STORE_SECONDS = 2.0
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.02
 
 
 class PeerLostError(RuntimeError):
-    """Another rank ended, or did not come within the time limit (`silent`). `rank` is None if it is not known which."""
+    """Another rank ended, or exceeded the time limit (`silent`). `rank` is None if it is not known which."""
 
     def __init__(self, rank: int | None, host: str | None, operation: str, silent: bool, limit_seconds: float) -> None:
         who = "a peer, it is not known which one," if rank is None else f"rank {rank} on host {host}"
@@ -40,7 +40,7 @@ class PeerLostError(RuntimeError):
 
 @dataclass(frozen=True)
 class Identity:
-    """A rank's process. `host_key` is equal for ranks that can see each other's processes."""
+    """A rank's process. `host_key` is equal for ranks that can observe each other's processes."""
 
     rank: int
     host_key: str
@@ -51,35 +51,24 @@ class Identity:
 
 
 def host_key() -> str:
-    """This boot of this kernel, host name and namespace of processes: what two ranks of one host share."""
+    """Return the boot id, host name and PID namespace shared by two ranks of one host."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
-        return f"{socket.gethostname()} {os.getpid()}"  # without /proc no rank can find another
+        return f"{socket.gethostname()} {os.getpid()}"  # without /proc ranks cannot observe each other
     return f"{boot} {namespace} {socket.gethostname()}"
 
 
 def identify(rank: int) -> Identity:
-    """This process, and the cores that it may use."""
+    """Return this process's identity, and the cores that it may use."""
     pid = os.getpid()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return Identity(rank, host_key(), socket.gethostname(), pid, start_ticks(pid), cores)
 
 
-def process_is_gone(pid: int, started: int) -> bool:
-    """Whether a process of this host has ended; one that nobody has waited for yet counts as ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    except OSError:
-        return False  # as where no more files can be opened: it says nothing of the other process
-    return fields[0] in "ZX" or int(fields[19]) != started
-
-
 def too_many_for_cores(identities: Iterable[Identity]) -> bool:
-    """Whether ranks of some host outnumber the cores that they may use together."""
+    """Return whether the ranks of some host outnumber the cores that they may use together."""
     hosts: dict[str, list[Identity]] = {}
     for identity in identities:
         hosts.setdefault(identity.host_key, []).append(identity)
@@ -87,7 +76,7 @@ def too_many_for_cores(identities: Iterable[Identity]) -> bool:
 
 
 class Blame:
-    """Finds out who was lost. `store` is a torch.distributed store of all ranks, None without one."""
+    """Attributes a failure to a rank. `store` is a torch.distributed store of all ranks, or None."""
 
     def __init__(self, identities: Mapping[int, Identity], store: Any, rank: int, limit_seconds: float) -> None:
         self.identities = identities
@@ -97,16 +86,19 @@ class Blame:
 
     @property
     def patience_seconds(self) -> float:
-        """How long a rank that gave up waits to hear what the others found; part of the time limit."""
+        """Seconds that a rank waits for the findings of others after it gave up; part of the time limit."""
         return min(1.0, self._limit_seconds / 5)
 
     def is_gone(self, rank: int) -> bool:
-        """Whether a rank's process has ended; False where it cannot be seen from here."""
+        """Return whether a rank's process has ended; False if it cannot be observed from here."""
         peer = self.identities[rank]
-        return peer.host_key == self._own.host_key and process_is_gone(peer.pid, peer.started)
+        return peer.host_key == self._own.host_key and not is_alive(peer.pid, peer.started)
 
     def find(self, operation: str, ranks: Iterable[int], suspect: int | None, silent: bool) -> PeerLostError:
-        """The error to raise where `operation` among `ranks` failed. `suspect`: whom this rank waited for, if known."""
+        """Return the error to raise after `operation` among `ranks` failed.
+
+        `suspect`: the rank waited for, if known.
+        """
         others = [rank for rank in ranks if rank != self._own.rank]
         deadline = time.monotonic() + self.patience_seconds
         if suspect is None:
@@ -120,7 +112,7 @@ class Blame:
         return PeerLostError(named, host, operation, silent, self._limit_seconds)
 
     def _gone(self, others: list[int], until: float) -> int | None:
-        """Which of the ranks ended. Its sockets close a moment before its process is seen to end."""
+        """Return which of the ranks ended. Its sockets close shortly before its process ends."""
         while True:
             for rank in others:
                 if self.is_gone(rank):
@@ -130,7 +122,7 @@ class Blame:
             time.sleep(_POLL_SECONDS)
 
     def _named(self, others: list[int], suspect: int | None, deadline: float) -> int | None:
-        """Who is to blame: where that is not sure, known at the deadline only. None: there is no telling."""
+        """Return the failed rank: if uncertain, only after the deadline. None: it cannot be determined."""
         while True:
             said = self._read(others)
             first = suspect if suspect is not None else next((whom for whom in said.values() if whom is not None), None)
@@ -143,7 +135,7 @@ class Blame:
             time.sleep(_POLL_SECONDS)
 
     def _followed(self, suspect: int) -> int:
-        """From the suspect to the one that it blames, and so on."""
+        """Follow the chain from the suspect to the rank that it suspects, and so on."""
         seen: list[int] = []
         while suspect not in seen:
             seen.append(suspect)
@@ -158,7 +150,7 @@ class Blame:
         self._ask(lambda store: store.set(key, said))
 
     def _read(self, ranks: Iterable[int]) -> dict[int, int | None]:
-        """Whom each rank blames, of those that gave up."""
+        """Read the suspect of each rank that gave up."""
 
         def read(store: Any) -> dict[int, int | None]:
             keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
@@ -167,7 +159,7 @@ class Blame:
         return self._ask(read) or {}
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """An answer of the store; None where it does not answer, as when the rank that serves it is lost."""
+        """Return the store's answer; None if it does not answer, for example if the rank that serves it is lost."""
         if self._store is None:
             return None
         answers: list[Any] = []
@@ -175,13 +167,13 @@ class Blame:
         def ask() -> None:
             try:
                 answers.append(question(self._store))
-            except Exception:  # torch's errors of a store have no common class
+            except Exception:  # torch's store errors have no common class
                 answers.append(None)
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(_STORE_SECONDS)
         if not answers:
-            self._store = None  # its thread still waits in it
+            self._store = None  # its thread still waits in the store
             return None
         return answers[0]

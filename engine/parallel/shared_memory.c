@@ -3,17 +3,17 @@
    Built and called by engine/parallel/shared_memory.py. The segment, a file of segment_bytes(size) zeros after a
    token of 16 bytes:
 
-       control    a line for each rank: how far it has come (`arrived`), and what it does there
+       control    a line for each rank: its step (`arrived`), and its operation there
        slots      two buffers for each rank, used in turn
        mailboxes  one for each ordered pair of ranks: a ring of bytes with a ring of descriptors
 
    Every collective takes one or more steps; all ranks take the same steps in the same order. A rank enters step s
-   when all have entered s - 1, and so have done with s - 2: it may then write the buffer that was used in s - 2.
-   So no step needs a second barrier.
+   when all have entered s - 1, and so have finished s - 2: it may then write the buffer that was used in s - 2.
+   Therefore no step needs a second barrier.
 
-   Sums are made in the order of ranks, 16-bit numbers in float32 and rounded once, so that all ranks get the same
-   bits. A function returns 0; 1 + p where rank p of the group did not arrive in time; -1 - p where its process is
-   gone; MISMATCH + p where it does something else in this step. After any of them the group is of no use. */
+   Sums are in the order of ranks, 16-bit values in float32 and rounded once, so that all ranks get the same
+   bits. A function returns 0; 1 + p if rank p of the group did not arrive in time; -1 - p if its process is
+   gone; MISMATCH + p if it runs another operation in this step. After any error the group is unusable. */
 
 #define _GNU_SOURCE
 #include <sched.h>
@@ -28,14 +28,14 @@
 #define LINE 128 /* two cache lines: the adjacent one is prefetched with it */
 #define HEADER 4096
 #define SLOT_BYTES ((size_t)256 << 10)
-#define ONE_STEP_BYTES ((size_t)32 << 10) /* times two ranks: a larger sum is shared out over the ranks */
+#define ONE_STEP_BYTES ((size_t)32 << 10) /* times two ranks: a larger sum is split over the ranks */
 #define RING_BYTES ((size_t)8 << 20)
 #define PIECE_BYTES ((size_t)256 << 10) /* of a message; the receiver copies one while the next is sent */
 #define PIECES 64
 #define BLOCK 1024 /* numbers summed at a time: their float32 sums stay in the first-level cache */
 #define MISMATCH (1 << 20)
 #define SPINS 4000
-#define YIELD_NS ((int64_t)100000000) /* a wait that takes so long sleeps in between, and leaves the core to others */
+#define YIELD_NS ((int64_t)100000000) /* a longer wait sleeps in between, and frees the core for others */
 #define NAP_NS 50000
 #define LOOK_NS ((int64_t)20000000)
 
@@ -104,7 +104,7 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Until the counter has come to `least`. `peer` is the rank that moves it. */
+/* Wait until the counter reaches `least`. `peer` is the rank that advances it. */
 static int wait_long(const Group *group, _Atomic uint64_t *counter, uint64_t least, int peer) {
     int64_t began = now_ns(), look = began + LOOK_NS;
     for (;;) {
@@ -141,7 +141,7 @@ static int enter(Group *group) {
     return 0;
 }
 
-/* What this rank wrote in this step may be read. */
+/* Publish what this rank wrote in this step. */
 static void arrive(Group *group, uint64_t task) {
     Control *own = control(group, group->index);
     own->task[group->step & 1] = task;
@@ -180,8 +180,8 @@ static inline uint16_t to_bfloat16(float value) { /* to the nearest, ties to eve
 #define SAME(value) (value)
 #define TO_FLOAT16(value) ((_Float16)(value))
 
-/* The target may be one of the sources, which a compiler must be told (ivdep) to see that it may use vectors. Two ranks,
-   the most usual number, need no array of sums in between. */
+/* The target may be one of the sources, which must be declared (ivdep) for vectorisation. Two ranks,
+   the most common number, need no intermediate array of sums. */
 #define EACH(count) _Pragma("GCC ivdep") for (size_t i = 0; i < (count); i++)
 #define SUM(name, number, wide, widen, narrow)                                                    \
     static void name(void *target, char *const *sources, int size, size_t count) {                 \
@@ -230,7 +230,7 @@ static size_t bytes_of(int dtype) {
 
 static size_t least_of(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Every rank gives all its numbers, and sums all. */
+/* Every rank provides all its values, and sums all. */
 static int reduce_in_one_step(Group *group, char *data, size_t count, int dtype, uint64_t task) {
     size_t bytes = count * bytes_of(dtype);
     char *sources[group->size];
@@ -245,7 +245,7 @@ static int reduce_in_one_step(Group *group, char *data, size_t count, int dtype,
     return 0;
 }
 
-/* Every rank sums a share of the numbers, then takes the other shares. */
+/* Every rank sums a share of the values, then reads the other shares. */
 static int reduce_in_two_steps(Group *group, char *data, size_t count, int dtype, uint64_t task) {
     size_t width = bytes_of(dtype), share = (count + group->size - 1) / group->size;
     size_t first = least_of(count, share * group->index), last = least_of(count, first + share);
@@ -350,8 +350,8 @@ int barrier(Group *group) {
     return wait_all(group, task_of(BARRIER, 0));
 }
 
-/* Where `bytes` may be written without a gap, or RING_BYTES where there is no room yet. An empty ring begins anew,
-   so that messages taken in time always use the same memory, which the caches hold. */
+/* Offset where `bytes` may be written contiguously, or RING_BYTES if there is no room yet. An empty ring restarts at 0,
+   so that messages received in time always use the same, cached memory. */
 static size_t room(const Group *group, int to, const Mailbox *box, size_t bytes, uint64_t sent, uint64_t taken) {
     size_t at = group->write_offset[to];
     if (sent == taken) return 0;
@@ -364,7 +364,7 @@ static size_t room(const Group *group, int to, const Mailbox *box, size_t bytes,
     return at + bytes <= oldest && at != oldest ? at : RING_BYTES;
 }
 
-/* Returns when `data` may be used again, which is at once unless the mailbox is full. */
+/* Returns when `data` may be reused, immediately unless the mailbox is full. */
 int send_message(Group *group, const char *data, size_t bytes, int to) {
     Mailbox *box = mailbox(group, group->index, to);
     uint64_t sent = atomic_load_explicit(&box->sent, memory_order_relaxed);
@@ -399,7 +399,7 @@ int receive_message(Group *group, char *data, size_t bytes, int from_rank) {
     return 0;
 }
 
-/* A rank's view of the segment behind the file descriptor, which may be closed then; NULL where it cannot be mapped. */
+/* A rank's view of the segment behind the file descriptor, which may be closed then; NULL if it cannot be mapped. */
 Group *open_group(int descriptor, int size, int index, int64_t timeout_ns, IsGone is_gone) {
     size_t bytes = segment_bytes(size);
     char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);

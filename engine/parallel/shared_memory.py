@@ -1,12 +1,12 @@
-"""Collectives among ranks of one host through shared memory: a sum costs microseconds, over gloo milliseconds.
+"""Collectives through shared memory among ranks of one host: an all-reduce takes microseconds, over gloo milliseconds.
 
     descriptor = create_segment(2, token)                    # on one rank; the others open_segment(...)
     group = SharedMemory(descriptor, 2, index, timeout_seconds, is_gone)
     group.all_reduce(tensor)                                 # CPU tensors, contiguous
 
-The segment is an anonymous file (memfd_create(2)) that the other ranks open through /proc while its maker lives;
-it has no name anywhere, so that nothing can be left behind, however a rank ends. `shared_memory.c` says how ranks
-keep in step. A rank that waits spins: there must be a core for each.
+The segment is an anonymous file (memfd_create(2)) that the other ranks open through /proc while its creator lives. It
+has no name, so nothing is left behind, however a rank ends. `shared_memory.c` describes the synchronisation. Waiting
+ranks spin, so each needs a core.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _IsGone = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
 
 class WaitError(Exception):
-    """A rank, by its index in the group, that did not come: `silent` where its process is still there."""
+    """A rank, by its index in the group, that did not arrive: `silent` if its process still exists."""
 
     def __init__(self, index: int, silent: bool) -> None:
         super().__init__(index)
@@ -45,7 +45,7 @@ class WaitError(Exception):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled operations; None where they cannot be built."""
+    """Return the compiled operations; None if they cannot be built."""
     found = load_library(_SOURCE)
     if found is None:
         return None
@@ -70,7 +70,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def create_segment(size: int, token: bytes) -> int:
-    """An empty segment for so many ranks: its file descriptor. Raises OSError."""
+    """Create an empty segment for this many ranks; return its file descriptor. Raises OSError."""
     compiled = library()
     assert compiled is not None and len(token) == TOKEN_BYTES
     descriptor = os.memfd_create("rankwise")
@@ -84,7 +84,7 @@ def create_segment(size: int, token: bytes) -> int:
 
 
 def open_segment(pid: int, descriptor: int, token: bytes) -> int | None:
-    """A descriptor of our own for the segment of another process; None where it cannot be reached from here."""
+    """Return a descriptor for the segment of another process; None if it cannot be reached from here."""
     try:
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -94,15 +94,15 @@ def open_segment(pid: int, descriptor: int, token: bytes) -> int | None:
             return opened
     except OSError:
         pass
-    os.close(opened)  # the same number means another process here
+    os.close(opened)  # the number belongs to another process here
     return None
 
 
 class SharedMemory:
     """One rank's end of a segment.
 
-    Every function raises WaitError where a rank does not come within the time limit, or its process is gone
-    (`is_gone`, asked now and then during a long wait), and RuntimeError where the ranks do not do the same.
+    Every function raises WaitError if a rank exceeds the time limit or its process is gone (`is_gone`, polled during a
+    long wait), and RuntimeError if the ranks call different operations.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SharedMemory:
         compiled = library()
         assert compiled is not None
         self._library = compiled
-        self._callback = _IsGone(lambda peer: int(is_gone(peer)))  # kept: C calls it
+        self._callback = _IsGone(lambda peer: int(is_gone(peer)))  # kept alive: C calls it
         nanoseconds = int(timeout_seconds * 1e9)
         self._group: int | None = compiled.open_group(descriptor, size, index, nanoseconds, self._callback)
         if self._group is None:
@@ -124,51 +124,51 @@ class SharedMemory:
             raise_for(code)
 
     def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
-        """`whole` [size, *part.shape] becomes every rank's part."""
+        """Gather every rank's part into `whole` [size, *part.shape]."""
         code = self._library.all_gather(self._group, part.data_ptr(), whole.data_ptr(), part.nbytes)
         if code:
             raise_for(code)
 
     def reduce_scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """`part` becomes whole[index], summed over the ranks."""
+        """Sum `whole` over the ranks and write whole[index] into `part`."""
         count, dtype = part.numel(), dtype_code(part)
         code = self._library.reduce_scatter(self._group, whole.data_ptr(), part.data_ptr(), count, dtype)
         if code:
             raise_for(code)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """The source's numbers, in place."""
+        """Broadcast the source's values, in place."""
         code = self._library.broadcast(self._group, tensor.data_ptr(), tensor.nbytes, source)
         if code:
             raise_for(code)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Put into the mailbox of a rank; waits only while that is full."""
+        """Put a message into a rank's mailbox; blocks only while that is full."""
         code = self._library.send_message(self._group, tensor.data_ptr(), tensor.nbytes, to)
         if code:
             raise_for(code)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """The next message from a rank, which must be of as many bytes."""
+        """Receive the next message from a rank; its size in bytes must match."""
         code = self._library.receive_message(self._group, tensor.data_ptr(), tensor.nbytes, source)
         if code:
             raise_for(code)
 
     def barrier(self) -> None:
-        """Return when all ranks have come."""
+        """Return when all ranks have arrived."""
         code = self._library.barrier(self._group)
         if code:
             raise_for(code)
 
     def close(self) -> None:
-        """Give the memory back; the last rank's end frees it."""
+        """Release the memory; the last rank's release frees it."""
         if self._group is not None:
             self._library.close_group(self._group)
             self._group = None
 
 
 def raise_for(code: int) -> None:
-    """What a function's code, which is not 0, means: see `SharedMemory`."""
+    """Raise the exception for a function's non-zero code: see `SharedMemory`."""
     if code >= _MISMATCH:
         raise RuntimeError(
             f"the ranks do not take part in the same operation with the same number of bytes: "
@@ -178,7 +178,7 @@ def raise_for(code: int) -> None:
 
 
 def dtype_code(tensor: torch.Tensor) -> int:
-    """The number that C knows the type by. Raises ValueError for one that has no sum here."""
+    """Return the C code of a type. Raises ValueError for a type without a sum here."""
     code = _DTYPES.get(tensor.dtype)
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)

@@ -1,11 +1,11 @@
-"""The ways in which a group of ranks can exchange tensors, all with the same methods.
+"""Transports for groups of ranks, with one interface.
 
     GroupTransport     a torch.distributed group: gloo, NCCL, MPI
     SharedTransport    shared memory, for ranks of one host
     TwoLevelTransport  both: sums within each host through shared memory, between hosts through gloo
 
-Tensors are contiguous, ranks are indices in the group. Whoever calls these methods is `Communicator`, which says
-what goes wrong; they raise WaitError where they know who was waited for, else torch's errors.
+Tensors are contiguous, ranks are indices in the group. `Communicator` calls these methods and translates errors; they
+raise WaitError if the awaited rank is known, else torch's errors.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from engine.parallel.shared_memory import SharedMemory, WaitError
 
 
 class Transport(Protocol):
-    """What every way can do. `name` is recorded with every measurement."""
+    """Interface of all transports. `name` is recorded with every measurement."""
 
     name: str
 
@@ -27,29 +27,29 @@ class Transport(Protocol):
         """Sum in place."""
 
     def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
-        """`whole` [size, *part.shape] becomes every rank's part."""
+        """Gather every rank's part into `whole` [size, *part.shape]."""
 
     def reduce_scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """`part` becomes whole[index], summed."""
+        """Sum `whole` over the ranks and write whole[index] into `part`."""
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """The source's numbers, in place."""
+        """Broadcast the source's values, in place."""
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Return when the tensor may be changed again."""
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """In place."""
+        """Receive in place."""
 
     def barrier(self) -> None:
-        """Return when all ranks have come."""
+        """Return when all ranks have arrived."""
 
     def close(self) -> None:
-        """Give up what is held."""
+        """Release all resources."""
 
 
 _MOST_UNSENT = 8
-"""Messages to one rank that may wait for it: a pipeline has no more micro-batches in flight than stages."""
+"""Unreceived messages to one rank: a pipeline has at most as many active micro-batches as stages."""
 
 
 class GroupTransport:
@@ -79,7 +79,7 @@ class GroupTransport:
         dist.broadcast(tensor, self._ranks[source], group=self._group)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """See Transport. A copy waits for its receiver, so that two ranks may send to each other at once."""
+        """See Transport. A copy waits for its receiver, so that two ranks may send to each other at the same time."""
         unsent = self._unsent.setdefault(to, deque())
         if len(unsent) == _MOST_UNSENT:
             work, _ = unsent.popleft()
@@ -103,7 +103,7 @@ class GroupTransport:
             dist.barrier(group=self._group)
 
     def close(self) -> None:
-        """The group goes with the process group of all ranks."""
+        """No-op: the group closes with the process group of all ranks."""
 
 
 class SharedTransport(SharedMemory):
@@ -115,9 +115,9 @@ class SharedTransport(SharedMemory):
 class TwoLevelTransport:
     """Several hosts. `hosts` are the indices of the group's ranks on each host, in rising order.
 
-    What has to meet every rank goes within each host first, then among the first rank of each host, then within
-    each host again. Gathering and scattering, of which every rank has its own, go over gloo among all ranks.
-    `local` is None on a host with one rank, `between` on ranks that are not the first of their host.
+    Reductions and broadcasts run within each host first, then among the first rank of each host, then within each host
+    again. Gathering and scattering use gloo among all ranks. `local` is None on a host with one rank, `between` on
+    ranks that are not the first of their host.
     """
 
     name = "shared memory and gloo"
@@ -188,12 +188,12 @@ class TwoLevelTransport:
             self._on_host("barrier")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         if self._local is not None:
             self._local.close()
 
     def _on_host(self, name: str, *arguments: object) -> None:
-        """An operation of the shared memory; who did not come is named by its index in the whole group."""
+        """Run an operation of the shared memory; a missing rank is named by its index in the whole group."""
         try:
             getattr(self._local, name)(*arguments)
         except WaitError as error:

@@ -1,7 +1,7 @@
-"""DeepSpeed's automatic tensor parallelism, whose ranks of one host sum through shared memory.
+"""DeepSpeed's automatic tensor parallelism, with all-reduces through shared memory within one host.
 
-Its operator for that is compiled once, into the cache of the nodes (`engine.deepspeed_operators`). Two habits of it are
-dealt with here: it crashes where LOCAL_SIZE is not set; and it leaves 69 MB a rank in /dev/shm. Seen in version 0.19
+Its operator for that is compiled once, into the cache of the nodes (`engine.rank.deepspeed_operators`). Two problems
+are worked around here: it crashes without LOCAL_SIZE, and it leaves 69 MB a rank in /dev/shm. Seen in version 0.19
 (csrc/cpu/comm).
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from engine.context import Context
-from engine.deepspeed_operators import compile_operator
 from engine.peers.compiled import need_compiler
-from engine.peers.loading import Start
+from engine.peers.loading import Start, load_model
+from engine.rank.deepspeed_operators import compile_operator
 
 _BUFFERS = "deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"
 
 
 def automatic_start(context: Context) -> Start:
-    """How DeepSpeed is started. Raises NotImplementedError where it, a compiler or the one host is missing."""
+    """Return the start of DeepSpeed. Raises NotImplementedError if it, a compiler or a single host is missing."""
     if context.device.type != "cpu":
         raise NotImplementedError("engine: deepspeed is measured on CPUs by this version; use engine transformers")
     if context.world_size > context.job.ranks_per_node:
@@ -36,12 +36,10 @@ def automatic_start(context: Context) -> Start:
 
     from deepspeed.ops.op_builder import ShareMemCommBuilder  # type: ignore[import-untyped]
 
-    from engine.peers.starting import load_model
-
     def before() -> None:
         os.environ["LOCAL_SIZE"] = str(context.world_size)
         compile_operator(ShareMemCommBuilder(), Path(context.job.cache) / "torch_extensions")
-        _remove_buffer(context.rank)  # of a run that was killed: its state would be taken for this one's
+        _remove_buffer(context.rank)  # left by a killed run: its state would be taken for this run's
         context.barrier()
 
     def load(folder: Path, dtype: torch.dtype) -> Any:
@@ -51,7 +49,7 @@ def automatic_start(context: Context) -> Start:
             dtype=dtype,
             replace_with_kernel_inject=False,
         )
-        # All ranks have mapped it by now: the name is needed no more.
+        # All ranks have mapped it by now, so the name is no longer needed.
         _remove_buffer(context.rank)
         return engine.module
 

@@ -1,9 +1,9 @@
-"""A synthetic model as files that every engine reads: config.json, safetensors in several files, and their index.
+"""Write a synthetic model as files for all engines: config.json, safetensors in several files, and their index.
 
     python -m engine.peers.checkpoint ARCHITECTURE SEED FOLDER [FILES]
 
-ARCHITECTURE is one of `configs.architectures`; weights are random, fixed by SEED, and in bfloat16. FILES (2) files get
-about the same number of bytes each, in the order in which the model uses them.
+ARCHITECTURE is one of `configs.hardware.architectures`; weights are random, determined by SEED, in bfloat16. FILES (2)
+files get about the same number of bytes each, in the order in which the model uses them.
 """
 
 import json
@@ -15,19 +15,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from configs.architectures import ARCHITECTURES
-from configs.base import write_atomically
-from configs.model import Manifest
-from engine.weights import INDEX, build_model
+from configs.common.base import write_atomically
+from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.model_manifest import ModelManifest
+from engine.models.weights import INDEX, build_model
 
 
 def write_checkpoint(config: dict[str, Any], seed: int, folder: Path, files: int = 2) -> None:
-    """Write the model into a folder. Raises ValueError where that holds weights already."""
+    """Write the model into a folder. Raises ValueError if that contains weights already."""
     if folder.is_dir() and any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder}: holds weights already, which are not written over; name an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     identity = f"synthetic:written@{seed}"
-    manifest = Manifest(identity=identity, source="synthetic", folder="", files={}, config=config)
+    manifest = ModelManifest(identity=identity, source="synthetic", folder="", files={}, config=config)
     model, _ = build_model(manifest, torch.bfloat16, torch.device("cpu"))
     tensors = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -48,7 +48,7 @@ def write_checkpoint(config: dict[str, Any], seed: int, folder: Path, files: int
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: 0 written, 2 refused."""
+    """Return exit code 0 (written) or 2 (rejected)."""
     if len(arguments) not in (3, 4) or arguments[0] not in ARCHITECTURES:
         print("usage: python -m engine.peers.checkpoint ARCHITECTURE SEED FOLDER [FILES]", file=sys.stderr)
         print(f"architectures: {', '.join(ARCHITECTURES)}", file=sys.stderr)

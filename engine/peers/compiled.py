@@ -1,9 +1,9 @@
-"""transformers' decode step compiled, as fast as it gets on the device at hand.
+"""transformers' compiled decode step, at its fastest settings for the device.
 
-On a CPU that is Inductor with frozen weights, which it then packs, and its own matrix kernels chosen by trial
-(`max_autotune`): for 200M parameters in bfloat16 on one core 19 ms a token against 31 frozen only, 45 to 50 compiled
-with transformers' own settings, and 47 to 55 not compiled. Compiling takes most of a minute in each launch, since
-a graph with packed weights cannot be kept from one process to the next. On a GPU transformers' own settings are used.
+On a CPU: Inductor with frozen, packed weights and autotuned matrix kernels (`max_autotune`): for 200M parameters in
+bfloat16 on one core 19 ms a token against 31 frozen only, 45 to 50 compiled with transformers' own settings, and 47 to
+55 not compiled. Compiling takes most of a minute in each launch, because a graph with packed weights cannot be cached
+across processes. On a GPU transformers' default settings are used.
 """
 
 import os
@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.context import Context
-from engine.peers.loading import Start
+from engine.peers.loading import Start, load_model
 
 
 def compiled_start(context: Context) -> Start:
-    """How transformers is started with a compiled decode step. Raises NotImplementedError without a compiler."""
+    """Return the start of transformers with a compiled decode step. Raises NotImplementedError without a compiler."""
     on_cpu = context.device.type == "cpu"
     if on_cpu:
         need_compiler("engine_mode: compiled", os.environ.get("CXX", "g++"))
         _prepare(context)
-    from engine.peers.starting import load_model
 
     caches: dict[tuple[int, int], Any] = {}
 
@@ -32,12 +31,12 @@ def compiled_start(context: Context) -> Start:
         caches[rows, capacity].reset()
         return {"past_key_values": caches[rows, capacity], "compile_config": _compile_config(on_cpu)}
 
-    # Frozen weights are constants of the graph, which tensors of inference mode cannot be.
+    # Frozen weights are constants of the graph, which inference-mode tensors cannot be.
     return Start(lambda folder, dtype: load_model(folder, dtype, context), settings, inference_mode=not on_cpu)
 
 
 def need_compiler(what: str, compiler: str) -> None:
-    """Raise NotImplementedError where what PyTorch's extensions are compiled with is missing."""
+    """Raise NotImplementedError if the compiler for PyTorch's extensions is missing."""
     if shutil.which(compiler) is None:
         raise NotImplementedError(f"{what} needs a C++ compiler, and there is no {compiler}; install one or set CXX")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
@@ -49,11 +48,11 @@ def _prepare(context: Context) -> None:
     import torch._inductor.config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(context.job.cache) / "inductor")
-    # More than one would be a pool of processes on this rank's few cores.
+    # More than one would start a process pool on this rank's few cores.
     inductor.compile_threads = 1
-    # What a trial on a busy machine chose would be kept for good, and could be half as fast as the best.
+    # A choice made by a trial on a busy machine would be cached, and could be half as fast as the best.
     inductor.autotune_local_cache = False
-    # For the whole process: as options of the compilation alone they were seen to change nothing.
+    # Set for the whole process: as options of the compilation alone they had no effect.
     inductor.freezing = True
     inductor.max_autotune = True
 
@@ -70,10 +69,10 @@ def _compile_config(on_cpu: bool) -> Any:
 
 
 def static_cache(model: Any, rows: int, capacity: int) -> Any:
-    """A static cache for so many sequences and positions that a graph with frozen weights can be compiled with.
+    """Return a static cache of this size that works with a graph with frozen weights.
 
-    transformers marks the cache's tensors as having a fixed address. Inductor then takes them for weights when it
-    freezes those, and the length of the cache for a constant.
+    transformers marks the cache's tensors as having a fixed address. Inductor then freezes them as weights, and treats
+    the length of the cache as a constant.
     """
     from transformers import StaticCache
 

@@ -1,4 +1,4 @@
-"""Greedy decoding by the `generate` of transformers, with a clock on every token; nothing of the model is changed."""
+"""Greedy decoding by the `generate` of transformers, with a timestamp for every token; the model is unchanged."""
 
 import time
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.decoded import Decode, Decoded, synchroniser
-from engine.tokens import Batch
+from engine.prompts.decoded import Decode, Decoded, synchroniser
+from engine.prompts.tokens import Batch
 
 Settings = Callable[[Any, int, int], dict[str, Any]]
 
@@ -20,9 +20,9 @@ def _plain(model: Any, rows: int, capacity: int) -> dict[str, Any]:
 def generate_decoder(
     model: Any, new_tokens: int, capacity: int, device: torch.device, settings: Settings = _plain
 ) -> Decode:
-    """A function that decodes one batch with `generate`; a streamer notes when each token was there.
+    """Return a function that decodes one batch with `generate`; a streamer records the time of each token.
 
-    A batch holds prompts, or of an encoder-decoder the sources.
+    A batch holds prompts, or sources for an encoder-decoder.
     settings: (model, rows, capacity) -> further arguments of `generate`; capacity: positions of the longest sequence.
     """
     from transformers.generation.streamers import BaseStreamer
@@ -30,7 +30,7 @@ def generate_decoder(
     synchronise = synchroniser(device)
 
     class Clock(BaseStreamer):  # type: ignore[misc]
-        """Called with the decoder's first tokens first, then with every token."""
+        """Called first with the decoder's initial tokens, then with every token."""
 
         def __init__(self) -> None:
             self.stamps: list[float] = []

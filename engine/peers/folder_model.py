@@ -1,10 +1,10 @@
-"""transformers' model of a folder, by the kind of workload: the reference's, and every peer's that is made from it.
+"""Load transformers' model of a folder, by the kind of workload, for the reference and the peers based on it.
 
     model = from_folder(folder, "encode", torch.float32)
-    write_small(config, "encode", parts=2, folder)      # a model of the same family with next to no weights
+    write_small(config, "encode", parts=2, folder)      # a tiny model of the same family
 
-An encoder is loaded without its pooler, which no engine here computes. Only files on this machine are read; no code of
-a model's repository is run.
+An encoder is loaded without its pooler, which no engine here computes. Only local files are read; no code of a model's
+repository is run.
 """
 
 import inspect
@@ -19,7 +19,7 @@ WorkKind = Literal["generate", "seq2seq", "encode"]
 
 
 def from_folder(folder: Path, work: WorkKind, dtype: torch.dtype, **options: Any) -> Any:
-    """The model in evaluation mode; options: further arguments of `from_pretrained`."""
+    """Return the model in evaluation mode; options: further arguments of `from_pretrained`."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -38,14 +38,16 @@ def from_folder(folder: Path, work: WorkKind, dtype: torch.dtype, **options: Any
 
 
 def auto_class(work: WorkKind) -> Any:
-    """transformers' class for models of this kind of workload."""
+    """Return transformers' class for models of this kind of workload."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     return {"generate": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM, "encode": AutoModel}[work]
 
 
 def plain(model: Any) -> Any:
-    """For plain greedy decoding: a repository's sampling and penalty settings are no part of the model."""
+    """Reset generation settings for plain greedy decoding: a repository's sampling settings are not part of the
+    model.
+    """
     from transformers import GenerationConfig
 
     if getattr(model, "generation_config", None) is not None:
@@ -64,7 +66,7 @@ def _without_pooler(config: Any, work: WorkKind) -> dict[str, Any]:
 
 
 def write_small(config: dict[str, Any], work: WorkKind, parts: int, folder: Path) -> None:
-    """A model like `config` with a layer and two heads of 16 for each of so many ranks, in files."""
+    """Write a model like `config` with one layer and, per rank, two heads of 16."""
     from safetensors.torch import save_file
     from transformers import AutoConfig
 
@@ -76,7 +78,7 @@ def write_small(config: dict[str, Any], work: WorkKind, parts: int, folder: Path
 
 
 def small_config(config: dict[str, Any], parts: int) -> dict[str, Any]:
-    """The same options with small sizes, under the names that the configuration itself has for them."""
+    """Return the same options with small sizes, under the configuration's names."""
     from transformers import AutoConfig
 
     heads = 2 * parts

@@ -1,6 +1,6 @@
-"""transformers' models as ONNX graphs, which ONNX Runtime or TensorRT can run.
+"""Export transformers' models as ONNX graphs for ONNX Runtime or TensorRT.
 
-A graph has what decoding needs: the cache goes in and comes out, batch and lengths are free. Files by kind of model:
+A graph supports decoding: the cache is input and output, batch and lengths are dynamic. Files by kind of model:
 
   decoder           decoder.onnx: input_ids, attention_mask, position_ids [batch, new] (the mask [batch, past + new]),
                     columns [k] (of which logits are wanted), past.<layer>.key and .value -> logits [batch, k, words],
@@ -12,7 +12,7 @@ A graph has what decoding needs: the cache goes in and comes out, batch and leng
 
     names = write_graphs(model, "decoder", Path("folder"))
 
-They are made by torch.onnx.export with `dynamo=True`, which follows the model's own code by torch.export.
+They are exported by torch.onnx.export with `dynamo=True`, which traces the model's code with torch.export.
 """
 
 import inspect
@@ -26,20 +26,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Kind = Literal["decoder", "encoder", "encoder_decoder"]
-Optimization = Literal["basic", "extended", "all"]
-"""How far ONNX Runtime changes a graph when it loads it."""
+GraphKind = Literal["decoder", "encoder", "encoder_decoder"]
+GraphOptimization = Literal["basic", "extended", "all"]
+"""Level of ONNX Runtime's graph optimisation at load time."""
 
 OPSET = 23
 """Version of ONNX's operators. In 23 attention is one of them, and 1 to 8 % faster than its parts in ONNX Runtime."""
 
-_ROWS, _PAST, _NEW, _SOURCE = 2, 5, 3, 4  # sizes of the example; other than 0 and 1, which export takes for constants
+_ROWS, _PAST, _NEW, _SOURCE = 2, 5, 3, 4  # sizes of the example; not 0 or 1, which export treats as constants
 
 
-def write_graphs(model: Any, kind: Kind, folder: Path) -> list[Path]:
-    """Write a model of transformers, on the CPU and in evaluation mode, as graphs; weights lie beside them.
+def write_graphs(model: Any, kind: GraphKind, folder: Path) -> list[Path]:
+    """Write a model of transformers, on the CPU and in evaluation mode, as graphs; weights are stored beside them.
 
-    Returns the .onnx files. Raises NotImplementedError where the exporter cannot follow the model.
+    Returns the .onnx files. Raises NotImplementedError if the exporter cannot trace the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad(), _quiet():
@@ -58,7 +58,7 @@ def write_graphs(model: Any, kind: Kind, folder: Path) -> list[Path]:
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether the model is told positions; where they are relative it is not."""
+    """Return whether the model has position inputs; not with relative positions."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
@@ -94,7 +94,7 @@ class _Encoder(nn.Module):
 
 
 class _Source(nn.Module):
-    """An encoder, and of each of the decoder's layers the keys and values of the source."""
+    """An encoder, and the keys and values of the source for each decoder layer."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _CrossDecoder(nn.Module):
         past, cross = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
         cache = EncoderDecoderCache(_cache_of(past), _cache_of(cross))
         cache.is_updated = dict.fromkeys(range(len(cross) // 2), True)
-        # Only asked for its shape: keys and values of the source are there already.
+        # Only its shape is used: keys and values of the source exist already.
         source = cross[0].new_zeros(source_mask.shape[0], source_mask.shape[1], self.width)
         found = self.decoder(
             input_ids=input_ids,
@@ -157,11 +157,11 @@ def _ids(rows: int, length: int) -> Tensor:
 _ones = _ids
 
 _Example = tuple[dict[str, Tensor], list[tuple[str, Tensor]]]
-"""Named inputs, and those after them that are one row of alike tensors."""
+"""Named inputs, followed by those that are one list of equal tensors."""
 
 
 def _cache_shapes(model: Any) -> list[tuple[int, int]]:
-    """(heads, width) of each layer's cache, as the model itself makes it."""
+    """Return (heads, width) of each layer's cache, as created by the model."""
     cache = model(input_ids=_ids(1, 1), use_cache=True).past_key_values
     return [(layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers]
 
@@ -241,7 +241,7 @@ def _write(module: nn.Module, example: _Example, outputs: list[str], path: Path)
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's notes on operators of libraries that are not installed."""
+    """Suppress the exporter's notes on operators of libraries that are not installed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""A peer's model from its files, timed like ours: from the first byte to weights in memory, imports left out.
+"""Load a peer's model, timed like ours: from the first byte to weights in memory, without imports.
 
-A library's first load in a process imports and prepares much that is no loading. So a model of the same kind, a few
-kilobytes small, is loaded first in the same way. transformers maps the files and returns before a weight is read; so
-one element of each page is read before the clock is stopped.
+A library's first load in a process includes imports and set-up. So a model of the same kind, of a few kilobytes, is
+loaded first in the same way. transformers maps the files and returns before weights are read, so one element of each
+page is read before the clock stops.
 
     peer = load_peer(context, start)        # once per launch, kept in the context
 """
@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.model import Manifest
-from configs.record import Figure
-from engine.agreement import together
+from configs.common.execution import Layout
+from configs.plans.model_manifest import ModelManifest
+from configs.plans.record import Figure
 from engine.context import Context
-from engine.generate import check_kind
 from engine.loading.prepared import prepare_files
 from engine.models.config import ModelConfig
-from engine.peers.folder_model import WorkKind, write_small
-from engine.weights import DTYPES, the_manifest, weight_files, write_folder
+from engine.models.weights import DTYPES, check_kind, required_manifest, weight_files, write_folder
+from engine.peers.folder_model import WorkKind, from_folder, write_small
+from engine.rank.agreement import raise_on_all_ranks
 
 _KEPT = "peer"
 _PAGE_BYTES = 4096
@@ -39,10 +39,10 @@ Load = Callable[[Path, torch.dtype], Any]
 
 @dataclass(frozen=True)
 class Start:
-    """One engine's way: how it loads, and what `generate` is given for a batch.
+    """Start of one engine: its loading function, and the arguments of `generate` for a batch.
 
-    settings: (model, rows, most positions) -> keyword arguments. inference_mode: whether it runs in torch's
-    inference mode; else without gradients only. before: done once, untimed, before anything is loaded.
+    settings: (model, rows, most positions) -> keyword arguments. inference_mode: whether it runs in torch's inference
+    mode; else without gradients only. before: called once, untimed, before loading.
     """
 
     load: Load
@@ -53,7 +53,7 @@ class Start:
 
 @dataclass
 class Peer:
-    """A loaded model; `figures` of its load are given to the first visit alone."""
+    """A loaded model; `figures` of its load are returned for the first measurement only."""
 
     model: Any
     start: Start
@@ -61,7 +61,7 @@ class Peer:
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def load_figures(self) -> dict[str, Figure]:
-        """Figures of the load, None but in the first call, and sizes; bytes read are the library's own affair."""
+        """Return figures of the load, None except in the first call, and sizes; bytes read are unknown."""
         loaded, self.figures = self.figures, {name: None for name in self.figures}
         tensors = [_local(parameter) for parameter in self.model.parameters()]
         return {
@@ -73,16 +73,16 @@ class Peer:
 
 
 def model_parameters(config: ModelConfig) -> int:
-    """Of the whole model; tied ones count once."""
+    """Return the parameters of the whole model; tied ones count once."""
     return sum(prod(shape) for shape in config.tensor_shapes().values())
 
 
 def load_peer(context: Context, start: Start) -> Peer:
-    """The launch's model; all ranks call it together. Raises ValueError for a model that cannot be loaded."""
+    """Return the launch's model; all ranks call it together. Raises ValueError for a model that cannot be loaded."""
     if _KEPT not in context.kept:
-        manifest = the_manifest(context)
+        manifest = required_manifest(context)
         dtype = DTYPES[context.job.cell.dtype]
-        config = together(lambda: check_kind(context, work_kind(context)), context)
+        config = raise_on_all_ranks(lambda: check_kind(context, work_kind(context)), context)
         start.before()
         with _rehearsal_folder(manifest, context) as folder, _able(context):
             start.load(folder, dtype)
@@ -102,8 +102,18 @@ def load_peer(context: Context, start: Start) -> Peer:
     return peer
 
 
+def load_model(folder: Path, dtype: torch.dtype, context: Context, layout: Layout | None = None) -> Any:
+    """transformers' model of a folder on this rank's device; with a layout, this rank's share by its own plan."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    if layout is None:
+        return from_folder(folder, work_kind(context), dtype).to(context.device)
+    shared = DistributedConfig(tp_size=layout.tp) if layout.tp > 1 else DistributedConfig(pp_size=layout.pp)
+    return from_folder(folder, work_kind(context), dtype, distributed_config=shared)
+
+
 def work_kind(context: Context) -> WorkKind:
-    """What this launch's model is loaded for."""
+    """Return the kind of work that this launch's model is loaded for."""
     kind = context.job.cell.workload.kind
     assert kind in ("generate", "seq2seq", "encode")
     return kind
@@ -111,13 +121,13 @@ def work_kind(context: Context) -> WorkKind:
 
 @contextmanager
 def _able(context: Context) -> Iterator[None]:
-    """Inside, what an engine says of a model that it has no plan for, or the wrong one, is told as such."""
+    """Translate an engine's errors about models without a plan, or with the wrong one."""
     try:
         yield
     except (AttributeError, AssertionError, ValueError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(text in str(error) for text in _SHAPES):
             raise
-        cell, family = context.job.cell, the_manifest(context).config.get("model_type")
+        cell, family = context.job.cell, required_manifest(context).config.get("model_type")
         reason = " ".join(str(error).split())[:200]
         raise NotImplementedError(
             f"engine: {cell.engine} cannot run a {family} model with {cell.layout} ({reason}); use engine rankwise"
@@ -125,7 +135,7 @@ def _able(context: Context) -> Iterator[None]:
 
 
 def _try(model: Any, context: Context) -> None:
-    """A few tokens through the model: some engines find out only here that they cannot share it out."""
+    """Run a few tokens through the model: some engines detect only then that they cannot split it."""
     tokens = torch.ones(1, 4, dtype=torch.int64, device=context.device)
     model(input_ids=tokens, **({"decoder_input_ids": tokens} if work_kind(context) == "seq2seq" else {}))
 
@@ -138,16 +148,18 @@ def touch(model: torch.nn.Module) -> None:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that may be distributed."""
+    """Return this rank's part of a tensor that may be distributed."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
 @contextmanager
-def model_folder(manifest: Manifest, context: Context) -> Iterator[Path]:
-    """The model's own folder; a synthetic model is written for the moment, by one rank of each node."""
+def model_folder(manifest: ModelManifest, context: Context) -> Iterator[Path]:
+    """Return the model's folder; a synthetic model is written temporarily, by one rank of each node."""
     if manifest.synthetic_seed is None:
-        together(lambda: weight_files(manifest), context)  # refuses what our engine refuses, in the same words
+        raise_on_all_ranks(
+            lambda: weight_files(manifest), context
+        )  # rejects the same models as our engine, with the same message
         yield Path(manifest.folder)
         return
 
@@ -156,8 +168,8 @@ def model_folder(manifest: Manifest, context: Context) -> Iterator[Path]:
 
 
 @contextmanager
-def _rehearsal_folder(manifest: Manifest, context: Context) -> Iterator[Path]:
-    """A model of the same kind with next to no weights."""
+def _rehearsal_folder(manifest: ModelManifest, context: Context) -> Iterator[Path]:
+    """Return a tiny model of the same kind."""
     parts = context.world_size
     with shared_folder(
         "peer_rehearsal", lambda folder: write_small(manifest.config, work_kind(context), parts, folder), context
@@ -167,12 +179,12 @@ def _rehearsal_folder(manifest: Manifest, context: Context) -> Iterator[Path]:
 
 @contextmanager
 def shared_folder(name: str, write: Callable[[Path], None], context: Context) -> Iterator[Path]:
-    """A folder that one rank of each node fills and removes, and all of them read."""
+    """Yield a folder that one rank of each node fills and removes, and all of them read."""
     folder = context.paths.folder / f"{name}_{context.rank // context.job.ranks_per_node}"
     try:
-        together(lambda: write(folder) if context.local_rank == 0 else None, context)
+        raise_on_all_ranks(lambda: write(folder) if context.local_rank == 0 else None, context)
         yield folder
-        context.barrier()  # nobody reads any more; what is mapped stays
+        context.barrier()  # all ranks have read it; mappings stay valid
     finally:
         if context.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)

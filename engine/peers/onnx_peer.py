@@ -1,9 +1,9 @@
 """Engine `onnxruntime`: transformers' model exported to ONNX once, run by ONNX Runtime on the rank's cores.
 
-The export happens in a process of its own (`engine.export`), so that this one never imports transformers, and is kept
-in the cache of the nodes, known by model, precision and versions. Its time is a figure of the launch that made it.
+The export runs in a separate process (`engine.tools.export`), so that this one never imports transformers. It is cached
+on the nodes by model, precision and versions. Its time is a figure of the launch that ran it.
 
-    outcome = run_onnx(visit, context)
+    loaded = load_onnx(measurement, context)
 """
 
 import shutil
@@ -19,18 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.base import content_hash
-from configs.job import Visit
-from configs.record import Figure
-from engine.context import Context, Outcome
-from engine.decoded import Decode
-from engine.generate import check_kind
+from configs.common.base import content_hash
+from configs.plans.job import Measurement
+from configs.plans.record import Figure
+from engine.context import Context
 from engine.loading.prepared import prepare_files
 from engine.models.config import ModelConfig
+from engine.models.weights import check_kind, required_manifest
 from engine.peers.loading import model_parameters, work_kind
-from engine.peers.measuring import measure_work
-from engine.tokens import Batch
-from engine.weights import the_manifest
+from engine.peers.work import LoadedWork
+from engine.prompts.decoded import Decode
+from engine.prompts.tokens import Batch
 
 OPTIMIZATION = "all"
 _KEPT = "onnx"
@@ -38,8 +37,8 @@ _VERSIONS = ("torch", "transformers", "onnx", "onnxscript")
 
 
 @dataclass
-class Loaded:
-    """Sessions of a launch; `figures` of their load are given to the first visit alone."""
+class LoadedGraphs:
+    """Sessions of a launch; `figures` of their load are returned for the first measurement only."""
 
     model: Any
     config: ModelConfig
@@ -47,16 +46,16 @@ class Loaded:
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def load_figures(self) -> dict[str, Figure]:
-        """Figures of the load, None but in the first call, and sizes."""
+        """Return figures of the load, None except in the first call, and sizes."""
         loaded, self.figures = self.figures, {name: None for name in self.figures}
         return loaded | self.sizes
 
 
-def run_onnx(visit: Visit, context: Context) -> Outcome:
-    """Measure one visit. Raises NotImplementedError for what ONNX Runtime is not measured with."""
+def load_onnx(measurement: Measurement, context: Context) -> LoadedWork:
+    """Load the exported model, once per launch. Raises NotImplementedError for what is not measured with it."""
     if context.device.type != "cpu":
         raise NotImplementedError("engine: onnxruntime is measured on CPUs by this version; use engine transformers")
-    if visit.cell.dtype == "bfloat16":
+    if measurement.cell.dtype == "bfloat16":
         raise NotImplementedError("engine: onnxruntime has no bfloat16 kernels for CPUs; use dtype float32 or float16")
     for name in ("onnxruntime", "onnx", "onnxscript"):
         try:
@@ -66,32 +65,30 @@ def run_onnx(visit: Visit, context: Context) -> Outcome:
                 f"engine: onnxruntime needs {name}; pip install onnx onnxruntime onnxscript"
             ) from None
     loaded = _loaded(context)
-    work = OnnxWork(loaded.model)
-    with torch.inference_mode():
-        return measure_work(visit, context, loaded.config, work, loaded.load_figures())
+    return LoadedWork(OnnxWork(loaded.model), loaded.config, loaded.load_figures())
 
 
 class OnnxWork:
-    """`engine.peers.measuring.Work` by ONNX Runtime."""
+    """`engine.peers.work.Work` by ONNX Runtime."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def decoder(self, new_tokens: int, capacity: int) -> Decode:
-        """Our own greedy loop over its graphs."""
+        """Return our greedy loop over the graphs."""
         return lambda batch: self._model.decode(batch, new_tokens)
 
     def states(self, batch: Batch) -> Tensor:
-        """One run of the encoder's graph."""
+        """Return states from one run of the encoder's graph."""
         states: Tensor = self._model.states(batch)
         return states
 
     def scorer(self) -> Any:
-        """The graphs themselves."""
+        """Return a scorer based on the graphs."""
         return self._model
 
 
-def _loaded(context: Context) -> Loaded:
+def _loaded(context: Context) -> LoadedGraphs:
     if _KEPT not in context.kept:
         config = check_kind(context, work_kind(context))
         folder, figures = _exported(context)
@@ -112,15 +109,15 @@ def _loaded(context: Context) -> Loaded:
             start = config.start_token if config.kind == "encoder_decoder" else None
             model = OnnxDecoder(folder, threads, start_token=start)
         figures["load_seconds"] = time.perf_counter() - began
-        context.kept[_KEPT] = Loaded(model, config, sizes, figures)
+        context.kept[_KEPT] = LoadedGraphs(model, config, sizes, figures)
     loaded = context.kept[_KEPT]
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, LoadedGraphs)
     return loaded
 
 
 def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
-    """The folder of the model's graphs, and how long making them took (None: they were there)."""
-    manifest = the_manifest(context)
+    """Return the folder of the model's graphs, and the seconds of the export (None: cached)."""
+    manifest = required_manifest(context)
     known = {
         "identity": manifest.identity,
         "files": {name: file.sha256 for name, file in manifest.files.items()},
@@ -145,9 +142,9 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
 
 
 def _export(context: Context, folder: Path) -> None:
-    """In a process of its own. Raises NotImplementedError with what it says where it gives up."""
+    """Export in a separate process. Raises NotImplementedError with its message on failure."""
     options = ["--to", "onnx", "--out", str(folder), "--dtype", context.job.cell.dtype, "--no-check"]
-    command = [sys.executable, "-m", "engine.export", str(context.job.manifest), *options]
+    command = [sys.executable, "-m", "engine.tools.export", str(context.job.manifest), *options]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

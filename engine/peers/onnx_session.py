@@ -1,7 +1,7 @@
-"""ONNX graphs in ONNX Runtime: greedy decoding with a cache that stays where the runtime put it, states, and scores.
+"""Run ONNX graphs in ONNX Runtime: greedy decoding with a cache in the runtime's memory, states, and scores.
 
-The cache's tensors are handed from one step to the next as the runtime's own values, so nothing of them passes through
-numpy; the graph joins old and new ones, which the runtime copies once a step.
+The cache's tensors are passed from step to step as the runtime's values, without numpy; the graph concatenates old and
+new ones, a copy per step.
 
     model = OnnxDecoder(folder, threads=1)
     results = model.decode(batch, new_tokens=32)
@@ -18,10 +18,10 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 from torch import Tensor
 
-from engine.answers import Consume
-from engine.decoded import Decoded
-from engine.peers.graphs import Optimization
-from engine.tokens import Batch
+from engine.correctness.answers import Consume
+from engine.peers.graphs import GraphOptimization
+from engine.prompts.decoded import Decoded
+from engine.prompts.tokens import Batch
 
 _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -29,15 +29,15 @@ _LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-_PIECE_BYTES = 32 * 1024 * 1024  # of float32 logits that are handed on at once
-Value = Any
+_PIECE_BYTES = 32 * 1024 * 1024  # of float32 logits passed on at once
+OrtValue = Any
 """A tensor of ONNX Runtime."""
 
 
 class Graph:
-    """One graph, optimised and ready. Raises NotImplementedError for one that the runtime does not take."""
+    """One optimised graph. Raises NotImplementedError for a graph that the runtime rejects."""
 
-    def __init__(self, path: Path, threads: int, optimization: Optimization = "all") -> None:
+    def __init__(self, path: Path, threads: int, optimization: GraphOptimization = "all") -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.graph_optimization_level = _LEVELS[optimization]
@@ -50,13 +50,13 @@ class Graph:
         self.inputs = {each.name: each for each in self._session.get_inputs()}
         self.outputs = [each.name for each in self._session.get_outputs()]
 
-    def run(self, given: dict[str, Value]) -> dict[str, Value]:
-        """Outputs by name; what the graph has no use for is left out."""
+    def run(self, given: dict[str, OrtValue]) -> dict[str, OrtValue]:
+        """Return outputs by name; inputs unknown to the graph are ignored."""
         used = {name: value for name, value in given.items() if name in self.inputs}
         return dict(zip(self.outputs, self._session.run_with_ort_values(self.outputs, used), strict=True))
 
-    def empty_cache(self, rows: int) -> dict[str, Value]:
-        """Past keys and values of no position."""
+    def empty_cache(self, rows: int) -> dict[str, OrtValue]:
+        """Return past keys and values of no position."""
         return {
             name: _value(np.empty((rows, each.shape[1], 0, each.shape[3]), _TYPES[each.type]))
             for name, each in self.inputs.items()
@@ -64,35 +64,35 @@ class Graph:
         }
 
 
-def _value(array: np.ndarray) -> Value:
+def _value(array: np.ndarray) -> OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
 @dataclass
 class Cache:
-    """Of one batch: `known` positions, which of all there can be are no filling, and the runtime's tensors."""
+    """Cache of one batch: number of `known` positions, mask of positions without padding, and the runtime's tensors."""
 
     known: int
     padding: np.ndarray
-    past: dict[str, Value]
-    source: dict[str, Value]
+    past: dict[str, OrtValue]
+    source: dict[str, OrtValue]
 
 
 class OnnxDecoder:
-    """A decoder, or the encoder and decoder of an encoder-decoder, as `engine.peers.graphs` writes them.
+    """A decoder, or the encoder and decoder of an encoder-decoder, as written by `engine.peers.graphs`.
 
-    start_token: the first token of an encoder-decoder's decoder. It is an `engine.answers.Scorer` too.
+    start_token: the first token of an encoder-decoder's decoder. Also implements `engine.correctness.answers.Scorer`.
     """
 
     def __init__(
-        self, folder: Path, threads: int, optimization: Optimization = "all", start_token: int | None = None
+        self, folder: Path, threads: int, optimization: GraphOptimization = "all", start_token: int | None = None
     ) -> None:
         self._decoder = Graph(folder / "decoder.onnx", threads, optimization)
         self._encoder = None if start_token is None else Graph(folder / "encoder.onnx", threads, optimization)
         self._start_token = start_token
 
     def decode(self, batch: Batch, new_tokens: int) -> list[Decoded]:
-        """Greedy tokens of a batch of prompts, or of sources; the clock runs from here on."""
+        """Decode a batch of prompts, or of sources, greedily; the clock starts here."""
         began = time.perf_counter()
         stamps, tokens = np.empty(new_tokens), np.empty((len(batch.tokens), new_tokens), dtype=np.int64)
         if self._start_token is not None:
@@ -107,11 +107,11 @@ class OnnxDecoder:
         return [Decoded(began, stamps, torch.from_numpy(tokens))]
 
     def prefill(self, batch: Batch, consume: Consume) -> None:
-        """Logits of all columns, by one prefill of the batch."""
+        """Compute logits of all columns, by one prefill of the batch."""
         _give(self._feed(self._begin(batch), batch.tokens.numpy(), slice(None)), 0, consume)
 
     def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
-        """Logits of the last `steps` columns: the others are prefilled, then one token a call."""
+        """Compute logits of the last `steps` columns: the others are prefilled, then one token a call."""
         tokens, cache = batch.tokens.numpy(), self._begin(batch)
         first = tokens.shape[1] - steps
         self._feed(cache, tokens[:, :first], slice(first - 1, None))
@@ -121,7 +121,7 @@ class OnnxDecoder:
     def _begin(self, batch: Batch) -> Cache:
         rows = len(batch.tokens)
         padding = np.zeros(rows, dtype=np.int64) if batch.padding is None else batch.padding.numpy()
-        source: dict[str, Value] = {}
+        source: dict[str, OrtValue] = {}
         if self._encoder is not None:
             assert batch.source is not None
             mask = _value(batch.source.real.long().numpy())
@@ -130,7 +130,7 @@ class OnnxDecoder:
         return Cache(0, padding, self._decoder.empty_cache(rows), source)
 
     def _feed(self, cache: Cache, tokens: np.ndarray, wanted: slice) -> np.ndarray:
-        """Logits [rows, wanted columns, words] of tokens that follow those of the cache, which takes them up."""
+        """Return logits [rows, wanted columns, words] of tokens appended to the cache."""
         length = tokens.shape[1]
         places = np.arange(cache.known + length) - cache.padding[:, None]
         positions = np.ascontiguousarray(places[:, cache.known :].clip(min=0))
@@ -148,13 +148,13 @@ class OnnxDecoder:
 
 
 class OnnxEncoder:
-    """An encoder as `engine.peers.graphs` writes it."""
+    """An encoder as written by `engine.peers.graphs`."""
 
-    def __init__(self, folder: Path, threads: int, optimization: Optimization = "all") -> None:
+    def __init__(self, folder: Path, threads: int, optimization: GraphOptimization = "all") -> None:
         self._graph = Graph(folder / "encoder.onnx", threads, optimization)
 
     def states(self, batch: Batch) -> Tensor:
-        """Last hidden states [rows, length, width]; at filling anything."""
+        """Return last hidden states [rows, length, width]; undefined at padding."""
         real = batch.real.long()
         given = {
             "input_ids": batch.tokens.contiguous(),
@@ -166,7 +166,7 @@ class OnnxEncoder:
 
 
 def _give(logits: np.ndarray, first: int, consume: Consume) -> None:
-    """In pieces: what reads them works in float64."""
+    """Pass on in pieces, because readers work in float64."""
     found = torch.from_numpy(logits)
     width = max(1, _PIECE_BYTES // (4 * len(logits) * logits.shape[-1]))
     for start in range(0, logits.shape[1], width):

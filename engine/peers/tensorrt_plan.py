@@ -1,8 +1,8 @@
-"""ONNX graphs as TensorRT plans, where TensorRT is installed; a plan is for the GPU and the version that built it.
+"""Build TensorRT plans from ONNX graphs, if TensorRT is installed; a plan is specific to its GPU and version.
 
     plans = build_plans([folder / "encoder.onnx"], "float16")
 
-Sizes that are free in a graph are given a range: up to 16 sequences and 2048 positions, best at one sequence of 128.
+Dynamic sizes of a graph get a range: up to 16 sequences and 2048 positions, best at one sequence of 128.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ MOST_ROWS, MOST_POSITIONS, BEST_POSITIONS = 16, 2048, 128
 
 
 def build_plans(graphs: list[Path], dtype: str) -> list[Path]:
-    """A `.plan` file beside each graph. Raises NotImplementedError where TensorRT cannot build one."""
+    """Write a `.plan` file beside each graph. Raises NotImplementedError if TensorRT cannot build one."""
     import tensorrt  # type: ignore[import-not-found,unused-ignore]
 
     logger = tensorrt.Logger(tensorrt.Logger.WARNING)
@@ -27,7 +27,7 @@ def _build(tensorrt: Any, logger: Any, path: Path, dtype: str) -> Path:
         reasons = "; ".join(str(parser.get_error(place)) for place in range(parser.num_errors))
         raise NotImplementedError(f"{path}: TensorRT cannot read the graph: {reasons}")
     settings = builder.create_builder_config()
-    if dtype == "float16" and hasattr(tensorrt.BuilderFlag, "FP16"):  # newer ones take the graph's own types
+    if dtype == "float16" and hasattr(tensorrt.BuilderFlag, "FP16"):  # newer versions use the graph's types
         settings.set_flag(tensorrt.BuilderFlag.FP16)
     profile = builder.create_optimization_profile()
     for place in range(network.num_inputs):
@@ -43,9 +43,9 @@ def _build(tensorrt: Any, logger: Any, path: Path, dtype: str) -> Path:
 
 
 def shape_range(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Least, best and largest sizes of an input, whose free sizes are -1; only a past may hold no position.
+    """Return minimum, optimum and maximum sizes of an input, whose dynamic sizes are -1; only a past may be empty.
 
-    A mask covers past and new positions, a past as many as fit beside one new one.
+    A mask covers past and new positions; a past has as many as fit beside one new one.
     """
     least, best, most = [], [], []
     for axis, size in enumerate(shape):

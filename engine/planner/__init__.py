@@ -1,4 +1,4 @@
-"""What will fit, how fast, at what price, in which layout: predicted without running. Never imports torch.
+"""Predict memory, time, price and the best layout of a workload without running it. Never imports torch.
 
 from engine.planner import HardwareSelector
 """
@@ -12,7 +12,7 @@ __all__ = ["HardwareSelector"]
 
 
 def __getattr__(name: str) -> Any:
-    """The selector, when it is asked for: a part of the planner must not load all of it."""
+    """Import the selector on first access, so that importing a part of the planner does not load all of it."""
     if name == "HardwareSelector":
         from engine.planner.choice.selector import HardwareSelector
 

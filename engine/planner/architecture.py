@@ -1,9 +1,9 @@
-"""A model's architecture as the planner sees it: its weights, one by one, and what attention keeps.
+"""The planner's model of an architecture: the list of its weights and the size of its attention cache.
 
     architecture = read_architecture(config, "llama-2-7b")      # config: a Hugging Face config.json
     architecture.parameters                                     # exact
 
-Everything else (bytes, FLOPs, shards) is arithmetic on the list of weights.
+Bytes, FLOPs and shards are computed from the list of weights.
 """
 
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-Kind = Literal["decoder", "encoder", "encoder_decoder", "vision"]
+ArchitectureKind = Literal["decoder", "encoder", "encoder_decoder", "vision"]
 Role = Literal["embedding", "matrix", "vector", "head"]
-Stream = Literal["main", "source"]
+TokenStream = Literal["main", "source"]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor of parameters and how many like it the model has.
+    """One parameter tensor and the number of equal tensors in the model.
 
     role: `embedding` is looked up and not multiplied, `matrix` multiplies every token, `head` multiplies tokens to
     logits (a tied head has copies=0: it owns no bytes, it still computes), `vector` is a norm or a bias.
@@ -27,8 +27,8 @@ class Weight:
     share: of tokens that pass through it (1; experts: experts_per_token / experts).
     uses: how many times the model multiplies a token with it, where that is not `copies` (layers that share).
     per_sequence: multiplies one vector of a sequence (a pooler, a classifier), not each token.
-    stream: whose tokens: `source` are those of an encoder-decoder's encoder (and the keys and values that the
-    decoder makes of its output), `main` all others.
+    stream: the tokens it multiplies: `source` for an encoder-decoder's encoder and for the cross-attention keys and
+    values, `main` for all others.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Weight:
     block: bool = True  # part of a repeated block, else of the model's root
     uses: int | None = None
     per_sequence: bool = False
-    stream: Stream = "main"
+    stream: TokenStream = "main"
 
     @property
     def products(self) -> int:
-        """How many matrix products with one token (or sequence) it takes part in; 0 for tables and vectors."""
+        """Matrix products per token (or sequence) that use this weight; 0 for tables and vectors."""
         if self.role not in ("matrix", "head"):
             return 0
         if self.uses is not None:
@@ -58,7 +58,7 @@ class Weight:
         return prod(self.shape)
 
     def shard(self, tp: int) -> int:
-        """Elements of one copy that the fullest of `tp` ranks holds."""
+        """Return the elements of one copy on the fullest of `tp` ranks."""
         if self.split is None or tp == 1:
             return self.size
         units = self.groups or self.shape[self.split]
@@ -69,15 +69,15 @@ class Weight:
 class Architecture:
     """`layers` counts blocks of a decoder, or of encoder and decoder together; `decoder_layers` is 0 for an encoder.
 
-    windows: tokens that a layer's attention looks back, by layer (None: all); empty: all layers look at all.
+    windows: attention window in tokens, by layer (None: unlimited); empty: unlimited in all layers.
     positions: rows of a learned table, 0 without one.
-    head_dim is that of queries and keys; value_dim that of values where it is another.
-    counted: the class of transformers whose parameters these are; the head follows from it.
-    vocabulary is 0 for a model that reads no words.
+    head_dim: of queries and keys; value_dim: of values, if different.
+    counted: the transformers class whose parameters are counted; it determines the head.
+    vocabulary: 0 for a model without text input.
     """
 
     name: str
-    kind: Kind
+    kind: ArchitectureKind
     model_type: str
     layers: int
     decoder_layers: int
@@ -98,26 +98,21 @@ class Architecture:
     experts: int = 1
     experts_per_token: int = 1
     kv_elements_per_token: int | None = (
-        None  # a layer's cache, where it is not 2 x kv_heads x head_dim (latent attention)
+        None  # elements of a layer's cache per token, if not 2 x kv_heads x head_dim (latent attention)
     )
     value_dim: int | None = None
     counted: str = ""
 
     @cached_property
     def parameters(self) -> int:
-        """Of the whole model, shared ones once."""
+        """All parameters of the model; shared ones are counted once."""
         return sum(weight.size * weight.copies for weight in self.weights)
 
     @cached_property
-    def multiplied(self) -> float:
-        """Parameters that one token is multiplied with, the head's included and tables left out."""
-        return sum(weight.size * weight.products * weight.share for weight in self.weights if not weight.per_sequence)
-
-    @cached_property
     def active_parameters(self) -> float:
-        """What a token meets, as often as it does, tables included: the N of "6 N" FLOPs a token.
+        """Parameters used per token, counted once per use, including tables: the N of "6 N" FLOPs a token.
 
-        Of experts only those that it goes to; layers that share their weights each.
+        Only the routed experts count; layers with shared weights count each time.
         """
         return sum(
             weight.size * weight.share * (weight.copies if weight.uses is None else weight.uses)
@@ -125,19 +120,20 @@ class Architecture:
         )
 
     def rank_parameters(self, tp: int = 1) -> int:
-        """Elements on the fullest of `tp` tensor-parallel ranks, all layers."""
+        """Return the elements on the fullest of `tp` tensor-parallel ranks, all layers."""
         return sum(weight.shard(tp) * weight.copies for weight in self.weights)
 
     def attended(self, layer: int, tokens: int) -> int:
-        """Tokens that a layer's attention sees at most."""
+        """Largest number of tokens that a layer attends to."""
         window = self.windows[layer] if self.windows else None
         return tokens if window is None else min(window, tokens)
 
     def cache_elements(self, tokens: int, tp: int = 1) -> int:
-        """Keys and values that one sequence of `tokens` keeps over all layers, on the fullest of `tp` ranks.
+        """Cached keys and values of one sequence of `tokens` over all layers, on the fullest of `tp` ranks.
 
-        Heads that are fewer than ranks are held more than once; a latent cache has no heads and is held by each rank.
-        An encoder keeps none. An encoder-decoder's decoder keeps its own; see `cross_cache_elements` for the other.
+        If there are fewer heads than ranks, heads are replicated; a latent cache has no heads and is held by each rank.
+        An encoder has none. For an encoder-decoder this is the decoder's self-attention cache; see
+        `cross_cache_elements`.
         """
         if not self.windows:
             return self.decoder_layers * tokens * self._per_token(tp)
@@ -145,7 +141,7 @@ class Architecture:
         return sum(self.attended(start + layer, tokens) for layer in range(self.decoder_layers)) * self._per_token(tp)
 
     def cross_cache_elements(self, source_tokens: int, tp: int = 1) -> int:
-        """Keys and values of the source that the decoder of an encoder-decoder keeps for one sequence; else 0."""
+        """Cached keys and values of the source (cross-attention) for one sequence of an encoder-decoder; else 0."""
         if self.kind != "encoder_decoder":
             return 0
         return self.decoder_layers * source_tokens * self._per_token(tp)
@@ -156,7 +152,7 @@ class Architecture:
         return -(-self.kv_heads // tp) * (self.head_dim + (self.value_dim or self.head_dim))
 
     def with_positions(self, rows: int) -> "Architecture":
-        """The same with a learned table of so many rows; the same where there is no table."""
+        """Return the architecture with a position table of this many rows; unchanged if it has no table."""
         if not self.positions:
             return self
         weights = tuple(

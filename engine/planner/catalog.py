@@ -1,11 +1,11 @@
-"""Which model is meant: from a name, a folder or a config.json to its `Architecture`. Nothing is downloaded.
+"""Resolve a model name, a folder or a config.json to its `Architecture`. Nothing is downloaded.
 
-    find_model("llama-2-7b")                        # or meta-llama/Llama-2-7b-hf, in any case of letters
+    find_model("llama-2-7b")                        # or meta-llama/Llama-2-7b-hf, case-insensitive
     find_model("models/mine")                       # a folder with a config.json, or the file
-    find_model("synthetic:llama-40m@0")             # a size of `configs.architectures`
-    find_model("owner/name", cache=Path("cache"))   # also what a run has fetched before
+    find_model("synthetic:llama-40m@0")             # a size of `configs.hardware.architectures`
+    find_model("owner/name", cache=Path("cache"))   # also models fetched by earlier runs
 
-The figures are those of `configs/catalog/models.json`: of each model's config.json what counts, with its source.
+Figures come from `configs/catalog/models.json`, which holds the relevant keys of each config.json and their source.
 """
 
 import difflib
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import configs.architectures
+import configs
+from configs.hardware.architectures import ARCHITECTURES
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
 
-CATALOG = Path(configs.architectures.__file__).parent / "catalog" / "models.json"
+CATALOG = Path(configs.__file__).parent / "catalog" / "models.json"
 _ASK = "give a folder with its config.json, or the file (`rankwise plan --list-models` shows the names)"
 
 # The words of a plan's `model_family`, and which kinds of model each may mean. The first that fits is the usual one.
@@ -45,7 +46,7 @@ _SYNONYMS = {
 class KnownModel:
     """A row of the catalog. `repository` is its name on the Hugging Face hub, or its publisher's.
 
-    source: where the figures can be looked up; as_of: the day on which they were entered.
+    source: reference for the figures; as_of: date of entry.
     """
 
     name: str
@@ -57,27 +58,27 @@ class KnownModel:
 
     @property
     def architecture(self) -> Architecture:
-        """Read anew each time; `find_model` remembers."""
+        """Build the architecture; uncached (`find_model` caches)."""
         return read_architecture(self.config, self.name)
 
 
 @functools.cache
 def known_models() -> tuple[KnownModel, ...]:
-    """The catalog, in its order."""
+    """Return the catalog's models in order."""
     rows = json.loads(CATALOG.read_text(encoding="utf-8"))
     return tuple(KnownModel(**{**row, "aliases": tuple(row.get("aliases", ()))}) for row in rows)
 
 
 def model_names() -> list[str]:
-    """Short names of the catalog's models, in its order."""
+    """Return the short names of the catalog's models in order."""
     return [model.name for model in known_models()]
 
 
 def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architecture:
-    """The architecture that a name or path means.
+    """Return the architecture for a name or path.
 
-    A folder that holds a config.json comes before a name. cache: folder with `models/*/manifest.json` of earlier
-    runs; what is there comes before the catalog. Raises ValueError that says what would have worked.
+    A folder with a config.json takes precedence over a name. cache: folder with `models/*/manifest.json` of earlier
+    runs; these take precedence over the catalog. Raises ValueError listing valid inputs.
     """
     text = str(name_or_path).strip()
     if not text:
@@ -96,23 +97,23 @@ def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architect
     return found
 
 
-def family_of(architecture: Architecture) -> str:
-    """text_generation, text2text, embedding, vision or audio."""
+def planned_family_of(architecture: Architecture) -> str:
+    """Return the model's family: text_generation, text2text, embedding, vision or audio."""
     if architecture.kind == "encoder_decoder":
         return "audio" if architecture.model_type == "whisper" else "text2text"
     return {"decoder": "text_generation", "encoder": "embedding", "vision": "vision"}[architecture.kind]
 
 
 def family_note(architecture: Architecture, word: str) -> list[str]:
-    """A remark where the `model_family` of a plan is not what its model is.
+    """Return a remark if the plan's `model_family` does not match the model, else an empty list.
 
-    Raises ValueError naming the words that are known.
+    Raises ValueError listing the valid families.
     """
     plain = word.lower().replace("-", "_")
     plain = _SYNONYMS.get(plain, plain)
     if plain not in _FAMILIES:
         raise ValueError(f"model_family: {word!r} is not known; use one of: {', '.join(_FAMILIES)}")
-    family = family_of(architecture)
+    family = planned_family_of(architecture)
     kind = "audio" if family == "audio" else architecture.kind
     if kind in _FAMILIES[plain]:
         return []
@@ -121,28 +122,28 @@ def family_note(architecture: Architecture, word: str) -> list[str]:
 
 @functools.cache
 def _words() -> dict[str, KnownModel]:
-    """Every word that means a model: names first, so that no alias takes one."""
+    """Map every accepted name to a model; names take precedence over aliases."""
     words: dict[str, KnownModel] = {}
     for model in known_models():
         words.setdefault(model.name.lower(), model)
     for model in known_models():
         for word in (model.repository, *model.aliases):
             words.setdefault(word.lower(), model)
-    for model in known_models():  # the last part of a repository's name, where no other model has it
+    for model in known_models():  # the last part of a repository's name, if it is unique
         words.setdefault(model.repository.rpartition("/")[2].lower(), model)
     return words
 
 
 @functools.cache
 def _by_word(word: str) -> Architecture | None:
-    if word in configs.architectures.ARCHITECTURES:
-        return read_architecture(configs.architectures.ARCHITECTURES[word], word)
+    if word in ARCHITECTURES:
+        return read_architecture(ARCHITECTURES[word], word)
     model = _words().get(word)
     return model.architecture if model else None
 
 
 def _synthetic(text: str) -> Architecture:
-    known = configs.architectures.ARCHITECTURES
+    known = ARCHITECTURES
     name = text.removeprefix("synthetic:").partition("@")[0]
     if name not in known:
         raise ValueError(f"{text}: no architecture is called {name!r}; use one of: {', '.join(known)}")
@@ -163,13 +164,13 @@ def _from_file(path: Path) -> Architecture:
 
 
 def _from_cache(text: str, cache: Path) -> Architecture | None:
-    """A model that a run has fetched: by identity (`owner/name@commit`), or by repository."""
+    """Find a model fetched by a run: by identity (`owner/name@commit`) or by repository."""
     for path in sorted(cache.expanduser().glob("models/*/manifest.json")):
         try:
             manifest = json.loads(path.read_bytes())
             identity, config = str(manifest["identity"]), dict(manifest["config"])
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # damaged: whoever needs the weights fetches them again
+            continue  # damaged: fetched again when the weights are needed
         if text.lower() in (identity.lower(), identity.rpartition("@")[0].lower()):
             return read_architecture(config, text)
     return None

@@ -1,13 +1,13 @@
-"""What the planner says of a study's cells before they run, in the figures that records are reduced to.
+"""Predict the cells of a study before they run, in the metrics that records are reduced to.
 
-    prediction = predict_cell(cell, architecture, machine)             # configs.prediction.Prediction
+    prediction = predict_cell(cell, architecture, machine)             # configs.plans.prediction.Prediction
     prediction = predict_cell(cell, architecture, machine, prompt_lengths=[31, 40], learned=correction)
 
-Times are those of `configs.rates`: a pass is over when the slowest rank has answered its prompts, a step when the
-optimizer has stepped. `peak_memory_bytes` is what the memory pass records of the fullest rank: on a CPU the peak of
-the whole process, libraries included (VmHWM); on a GPU what the allocator held at most, its context left out.
-What cannot be predicted has a reason. A machine that was calibrated (`Accelerator.operators`) is predicted from its
-measured operators, any other from its data sheet's figures.
+Times are those of `configs.plans.rates`: a pass ends when the slowest rank has answered its prompts, a step ends after
+the optimizer step. `peak_memory_bytes` is what the memory pass records of the fullest rank: on a CPU the peak of the
+whole process, libraries included (VmHWM); on a GPU the allocator's peak, without the CUDA context. Cells that cannot be
+predicted have a reason. A machine that was calibrated (`Accelerator.operators`) is predicted from its measured
+operators, any other from its data sheet.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,14 @@ from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 
-from configs.calibration import QUIET_SHARE
-from configs.cell import (
-    LEVELS,
-    Cell,
-    CommunicationWorkload,
-    EncodeWorkload,
-    NoopWorkload,
-    PreflightWorkload,
-    PromptedWorkload,
-    Seq2SeqWorkload,
-)
-from configs.hardware import Accelerator, Machine
-from configs.prediction import Prediction
-from configs.training import TrainWorkload
+from configs.common.execution import LEVELS
+from configs.hardware.calibration import QUIET_SHARE
+from configs.hardware.hardware import Accelerator, Machine
+from configs.plans.prediction import Prediction
+from configs.spec.cell import Cell
+from configs.workloads import descriptor_of
+from configs.workloads.descriptor import RateFigure
+from configs.workloads.prompted import PromptedWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.stored import QUANTISED
@@ -39,20 +33,20 @@ from engine.planner.timing.inference import generation_time
 from engine.planner.trained_cells import DEEPSPEED_BYTES, EAGER_LAYER_SECONDS, training_figures, unpredicted
 
 RANDOM_PROMPT_TOKENS = 32
-"""Length of random prompts where the study gives none; as `engine.tokens`, which needs torch."""
+"""Length of random prompts if the study gives none; same as in `engine.prompts.tokens`, which needs torch."""
 DATA_SHEET_FACTOR = 1.6
-"""How far predictions from a data sheet are usually off, as a factor: it reaches the shares that published runs do."""
+"""Typical error of predictions from a data sheet, as a factor: the range of efficiencies in published runs."""
 MEASURED_FACTOR, ESTIMATE_FACTOR = 1.4, 3.0
-"""The same of operators measured on this machine, and of a CPU that is known by its name or flags alone."""
+"""The same for operators measured on this machine, and for a CPU known only by its name or flags."""
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English (OpenAI, "What are tokens and how to count them?", help.openai.com, 2024)."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What past records say of a prediction: its seconds are to be multiplied by `times`.
+    """A correction learned from past records: multiply predicted seconds by `times`.
 
-    factor: in 9 of 10 cases the truth lies within times or over this of what comes out. records: that taught it.
+    factor: in 9 of 10 cases the true value lies within this factor of the result. records: number of records used.
     """
 
     times: float
@@ -70,23 +64,23 @@ def predict_cell(
     learner: Learner | None = None,
     prompt_lengths: Sequence[int] | None = None,
 ) -> Prediction:
-    """Predict one cell. `machine`: as it is while so many ranks compute; its price makes dollars.
+    """Predict one cell. `machine`: the machine with this many ranks computing; its price determines dollars.
 
-    learner: what past records of this hardware say. prompt_lengths: tokens of each prompt, in order, where they come
-    from a file and are not cut to `prompt_tokens`. Never raises for a cell that is valid.
+    learner: correction from past records of this hardware. prompt_lengths: tokens of each prompt, in order, if they
+    come from a file and are not truncated to `prompt_tokens`. Never raises for a valid cell.
     """
-    basis, work = basis_of(machine), cell.workload
+    basis, work, known = basis_of(machine), cell.workload, descriptor_of(cell.workload)
     try:
-        if isinstance(work, NoopWorkload):
-            return _noop(cell, work, machine)
-        if isinstance(work, CommunicationWorkload | PreflightWorkload):
-            return Prediction(basis=basis, reason="single operations are what predictions are made from")
+        if known.unpredicted:
+            return Prediction(basis=basis, reason=known.unpredicted)
+        if not known.needs_model:
+            return _as_stated(cell, machine)
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
         if isinstance(work, PromptedWorkload):
             found = _prompted(cell, work, architecture, machine, prompt_lengths)
         else:
-            found = _train(cell, work, architecture, machine)
+            found = _trained(cell, architecture, machine)
     except ValueError as error:  # a link or number format that is not known
         return Prediction(basis=basis, reason=str(error))
     learned = learner(cell, architecture) if learner else None
@@ -95,7 +89,7 @@ def predict_cell(
 
 
 def basis_of(machine: Machine) -> str:
-    """Where the figures come from, in a few words; the catalog has each with its source."""
+    """Return a short description of where the figures come from; the catalog has the sources."""
     accelerator = machine.accelerator
     if accelerator.kind == "cpu":
         return accelerator.source.split(";")[0]
@@ -103,7 +97,7 @@ def basis_of(machine: Machine) -> str:
 
 
 def corrected(prediction: Prediction, learned: Learned | None) -> Prediction:
-    """Times multiplied, rates divided by what was learned; memory stays."""
+    """Apply a learned correction: multiply times, divide rates; memory is unchanged."""
     if learned is None or not learned.records:
         return prediction
     times = {"step_seconds", "ttft_seconds", "time_per_output_token_seconds"}
@@ -120,7 +114,7 @@ def corrected(prediction: Prediction, learned: Learned | None) -> Prediction:
 
 
 def priced(prediction: Prediction, cell: Cell, machine: Machine) -> Prediction:
-    """With dollars for a million tokens, where the machine's price is known: whole nodes are paid for."""
+    """Add dollars per million tokens if the machine's price is known; whole nodes are paid for."""
     rate, hourly = prediction.tokens_per_second, machine.usd_per_hour
     if rate is None or hourly is None:
         return prediction
@@ -129,11 +123,11 @@ def priced(prediction: Prediction, cell: Cell, machine: Machine) -> Prediction:
 
 
 def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
-    """The interval's half-width as a factor where nothing was learnt: how far such figures are usually off.
+    """Return the half-width of the interval as a factor when nothing was learned.
 
-    Measured operators on this machine: 1.4 (quiet to busy neighbours alone make 1.2), more if others were at work
-    meanwhile; a data sheet: DATA_SHEET_FACTOR; an estimate of a CPU from its name or flags: 3. Other engines have
-    overheads of their own that nobody measured: twice that. More cores a rank than were measured with: 1.5 times.
+    Measured operators on this machine: 1.4 (quiet or busy neighbours alone cause 1.2), more if other processes ran
+    during calibration. Data sheet: DATA_SHEET_FACTOR. CPU known by name or flags: 3. Other engines: twice that, because
+    their overheads are not measured. More cores a rank than were measured: 1.5 times.
     """
     if accelerator.operators:
         factor = _calibration_factor(accelerator.others_cpu_share or 0.0)
@@ -147,10 +141,10 @@ def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
 
 
 def _calibration_factor(others_cpu_share: float) -> float:
-    """Of measured operators; a noisy calibration is worth no less than an estimate from the CPU's name.
+    """Return the factor for measured operators; a noisy calibration is at least as good as an estimate.
 
-    Where others took a share of the CPU, a rank had as little as the rest of it, so that figures may be 1 / (1 - share)
-    times too slow; how much of that fell on the timed operators is not known.
+    If other processes took a share of the CPU, a rank may have had only the rest, so figures may be 1 / (1 - share)
+    times too slow. The effect on the timed operators is not known.
     """
     if others_cpu_share <= QUIET_SHARE:
         return MEASURED_FACTOR
@@ -160,7 +154,7 @@ def _calibration_factor(others_cpu_share: float) -> float:
 def inference_setup(
     cell: Cell, architecture: Architecture, machine: Machine, prompt: int, batch: int
 ) -> InferenceSetup:
-    """One batch of a cell that works through prompts; of an encoder-decoder the prompt is the source."""
+    """Return one batch of a prompt-processing cell; for an encoder-decoder the prompt is the source."""
     work = cell.workload
     assert isinstance(work, PromptedWorkload)
     return InferenceSetup(
@@ -169,20 +163,15 @@ def inference_setup(
         layout=cell.layout,
         batch=batch,
         prompt_tokens=max(1, prompt),
-        new_tokens=new_tokens_of(work),
+        new_tokens=work.decoded_tokens,
         micro_batch=work.in_micro_batches(cell.layout.pp),
         weights=stored_format(cell),
         compute=cell.dtype,
     )
 
 
-def new_tokens_of(work: PromptedWorkload) -> int:
-    """Tokens that are decoded for each prompt; 0 of an encoder."""
-    return int(getattr(work, "new_tokens", 0))
-
-
 def stored_format(cell: Cell) -> WeightFormat:
-    """What the weights are kept and read in. Pruned weights stay where they were, zeros among them."""
+    """Return the format in which weights are stored and read. Pruned weights are stored dense, including zeros."""
     for one in cell.compression:
         if one in ("int8", "int8_dynamic"):
             return "int8"
@@ -191,23 +180,24 @@ def stored_format(cell: Cell) -> WeightFormat:
     return cell.dtype
 
 
-def _noop(cell: Cell, work: NoopWorkload, machine: Machine) -> Prediction:
-    """It sleeps as told; the slowest rank has the most items."""
-    seconds = work.seconds * ceil(work.items / cell.layout.ranks)
+def _as_stated(cell: Cell, machine: Machine) -> Prediction:
+    """Of work whose seconds are in its fields."""
+    work, known = cell.workload, descriptor_of(cell.workload)
+    seconds, units = work.known_seconds(cell.layout.ranks), work.units_per_pass(cell.layout.dp)
+    if seconds is None or units is None:
+        return Prediction(reason=f"a {known.kind} does not state how long it takes")
     if not seconds:
-        return Prediction(basis="the cell's own seconds", reason="a noop of 0 s takes no time to speak of")
+        return Prediction(basis="the cell's own seconds", reason=f"a {known.kind} of 0 s takes no time to speak of")
     fits = None
     if machine.host_memory_bytes is not None:
-        fits = work.allocate_bytes * cell.layout.ranks <= machine.host_memory_bytes
-    return Prediction(items_per_second=work.items / seconds, factor=1.1, fits=fits, basis="the cell's own seconds")
-
-
-KINDS = {"generate": "decoder", "seq2seq": "encoder_decoder", "encode": "encoder"}
+        fits = work.known_bytes * cell.layout.ranks <= machine.host_memory_bytes
+    rate: dict[RateFigure, float] = {known.throughput: units / seconds}
+    return Prediction(**rate, factor=1.1, fits=fits, basis="the cell's own seconds")
 
 
 def _unpredicted(cell: Cell, work: PromptedWorkload, architecture: Architecture) -> str | None:
     """Why nothing is said of a cell; None: something is."""
-    wanted = KINDS[cell.workload.kind]
+    wanted = descriptor_of(cell.workload).model_form
     if architecture.kind != wanted:
         return f"{cell.workload.kind} is for a model of kind {wanted}, and this is one of kind {architecture.kind}"
     if set(cell.compression) & set(LEVELS):
@@ -222,7 +212,7 @@ def _prompted(
     machine: Machine,
     prompt_lengths: Sequence[int] | None,
 ) -> Prediction:
-    dp, notes, new_tokens = cell.layout.dp, [], new_tokens_of(work)
+    dp, notes, new_tokens = cell.layout.dp, [], work.decoded_tokens
     reason = _unpredicted(cell, work, architecture)
     if reason is not None:
         return Prediction(reason=reason)
@@ -235,12 +225,12 @@ def _prompted(
         if work.prompts is not None and work.prompt_tokens is None:
             notes.append(f"prompts taken for {RANDOM_PROMPT_TOKENS} tokens each")
     known = work.prompt_tokens is not None or work.prompts is None  # what is estimated must not refuse a cell
-    asked = max(new_tokens, max(lengths)) if isinstance(work, Seq2SeqWorkload) else max(lengths) + new_tokens
+    asked = work.positions(max(lengths))
     if known and architecture.max_positions and asked > architecture.max_positions:
         limit = f"{architecture.max_positions} positions"
         return Prediction(reason=f"{max(lengths)} + {new_tokens} tokens are more than the model's {limit}")
     full, rest = divmod(share, size)
-    # A batch is filled up to its longest prompt.
+    # A batch is padded to its longest prompt.
     prompt = round(fmean(_longest(lengths, size)))
     timed = _generation(inference_setup(cell, architecture, machine, prompt, size))
     seconds = full * timed.seconds
@@ -251,7 +241,7 @@ def _prompted(
     if cell.engine != "rankwise":
         notes.append(f"{cell.engine} taken for as fast as our engine")
     rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
-    if not isinstance(work, EncodeWorkload):
+    if descriptor_of(cell.workload).decodes:
         rates = {
             "tokens_per_second": prompts * new_tokens / seconds,
             "ttft_seconds": timed.prefill_seconds,
@@ -265,8 +255,8 @@ def _prompted(
     )
 
 
-def _train(cell: Cell, work: TrainWorkload, architecture: Architecture, machine: Machine) -> Prediction:
-    reason = unpredicted(work, architecture)
+def _trained(cell: Cell, architecture: Architecture, machine: Machine) -> Prediction:
+    reason = unpredicted(cell, architecture)
     if reason is not None:
         return Prediction(reason=reason)
     figures, memory = training_figures(cell, architecture, machine)
@@ -288,12 +278,12 @@ def _generation(setup: InferenceSetup) -> GenerationTime:
 
 
 def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | bool]:
-    """Peak of the fullest rank as recorded, and whether all ranks of a node fit."""
+    """Return the recorded peak of the fullest rank, and whether all ranks of a node fit."""
     accelerator = machine.accelerator
     if accelerator.kind != "cpu":
         return {"peak_memory_bytes": max(1, memory.tensors), "fits": memory.total <= accelerator.memory_bytes}
-    training = isinstance(cell.workload, TrainWorkload)
-    own = accelerator.training_framework_bytes if training else accelerator.framework_bytes
+    trains = descriptor_of(cell.workload).trains
+    own = accelerator.training_framework_bytes if trains else accelerator.framework_bytes
     # What is offloaded to the host is in the same memory here.
     peak = memory.host_bytes + (memory.total if own is None else memory.tensors + own)
     peak += DEEPSPEED_BYTES if cell.layout.strategy.startswith("zero") else 0
@@ -303,10 +293,10 @@ def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | boo
 
 
 def _longest(lengths: Sequence[int], size: int) -> list[int]:
-    """The longest prompt of each batch, the file's prompts in order."""
+    """Return the longest prompt of each batch, in the order of the file."""
     return [max(lengths[start : start + size]) for start in range(0, len(lengths), size)]
 
 
 def interval(value: float, factor: float | None) -> tuple[float, float] | None:
-    """Low and high of a figure; None where nothing is said of its error."""
+    """Return the low and high end of a figure; None if no error is known."""
     return None if factor is None else (value / factor, value * factor)

@@ -1,15 +1,15 @@
-"""What predictions were wrong by, learnt from rows that were measured, and how far it holds: Gaussian processes.
+"""Learn the error of predictions from measured rows with Gaussian processes.
 
     correction = Correction.learn(features, log_errors, groups)     # log_errors: log(measured / predicted)
     factor, sigma = correction.at(feature)                          # predicted * factor is what to expect
 
-Two rows with like features are wrong alike; far away from all rows the factor is 1 and sigma that of a prediction that
-nothing was learnt about. Features are in units in which rows one apart still resemble each other (log2 of a size, 0 or
-1 of a choice times how much it matters). Simple kriging with a squared-exponential kernel and a nugget: Rasmussen and
-Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1 and section 5.4.2 (leaving out).
+Rows with similar features have similar errors; far from all rows the factor is 1 and sigma is that of an uncorrected
+prediction. Features are in units in which rows one apart still resemble each other (log2 of a size, 0 or 1 of a choice
+times how much it matters). Simple kriging with a squared-exponential kernel and a nugget: Rasmussen and Williams,
+"Gaussian Processes for Machine Learning", 2006, algorithm 2.1 and section 5.4.2 (leaving out).
 
-A row that its neighbours disagree with by more than three sigma (a machine that had a bad day) counts less: its noise
-is widened until it is three sigma, after Huber's weights.
+An outlier, more than three sigma from its neighbours' prediction, counts less: its noise is widened until the residual
+is three sigma, after Huber's weights.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -30,9 +30,9 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Correction:
-    """features: (rows, n) of what was learnt from. signal, noise: standard deviations of log errors; reach: how far a
-    row tells of another. widening: of sigma, so that 9 of 10 left-out rows lay within 1.645 of it; at least 1.
-    `rows` is 0 where nothing was learnt: then every factor is 1.
+    """features: (rows, n) of the training rows. signal, noise: standard deviations of log errors; reach: kernel length
+    scale. widening: factor on sigma, so that 9 of 10 left-out rows lie within 1.645 sigma; at least 1. `rows` is 0 if
+    nothing was learned: every factor is then 1.
     """
 
     features: Array
@@ -45,12 +45,12 @@ class Correction:
 
     @property
     def rows(self) -> int:
-        """How many it was learnt from."""
+        """Number of rows learned from."""
         return len(self.features)
 
     @classmethod
     def none(cls, sigma: float = 0.1) -> "Correction":
-        """Before anything is measured: factor 1, and what predictions are usually wrong by."""
+        """Return the correction before any measurement: factor 1, and the usual prediction error."""
         empty = np.zeros((0, 0))
         return cls(empty, np.zeros(0), empty, sigma, 0.0, 1.0)
 
@@ -58,12 +58,12 @@ class Correction:
     def learn(
         cls, features: Array, log_errors: Array, groups: Sequence[Hashable] | None = None, *, sigma: float = 0.1
     ) -> "Correction":
-        """From (rows, n) features and log(measured / predicted).
+        """Fit (rows, n) features to log(measured / predicted).
 
-        groups: rows that are alike for another reason than their features (one model, one record); reach, signal and
-        noise are those of a small grid under which each group is the likeliest, given the others. None: each row is a
-        group. With fewer than three groups there is nothing to choose by: signal is `sigma`, noise 0.02, reach 2.
-        Raises ValueError where shapes do not match or a figure is not finite.
+        groups: rows that are correlated beyond their features (one model, one record). Reach, signal and noise are
+        chosen from a small grid by leave-one-group-out likelihood. None: each row is a group. With fewer than three
+        groups nothing is chosen: signal is `sigma`, noise 0.02, reach 2.
+        Raises ValueError if shapes do not match or a figure is not finite.
         """
         features, log_errors = np.asarray(features, dtype=np.float64), np.asarray(log_errors, dtype=np.float64)
         if features.ndim != 2 or log_errors.shape != (len(features),):
@@ -95,7 +95,7 @@ class Correction:
         return cls(features, inverse @ log_errors, inverse, signal, noise, reach, widening)
 
     def at(self, features: Sequence[float] | Array) -> tuple[float, float]:
-        """The factor at one point, and the standard deviation of the logarithm of what is left (noise included)."""
+        """Return the factor at one point, and the standard deviation of the remaining log error (noise included)."""
         if not self.rows:
             return 1.0, self.signal
         point = np.asarray(features, dtype=np.float64).reshape(1, -1)
@@ -109,7 +109,7 @@ def _squared_distances(left: Array, right: Array) -> Array:
 
 
 def _members(groups: Iterable[Hashable]) -> list[Array]:
-    """Indices of each group's rows, in order of appearance."""
+    """Return the indices of each group's rows, in order of appearance."""
     found: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         found.setdefault(group, []).append(index)
@@ -121,7 +121,7 @@ def _inverse(kernel: Array, variance: Array) -> Array:
 
 
 def _row_noise(kernel: Array, log_errors: Array, noise: float) -> Array:
-    """Variance of each row's own noise, widened where the other rows contradict it."""
+    """Return each row's noise variance, widened if the other rows contradict it."""
     variance = np.full(len(log_errors), noise**2)
     for _ in range(_ROUNDS):
         inverse = _inverse(kernel, variance)
@@ -135,7 +135,7 @@ def _row_noise(kernel: Array, log_errors: Array, noise: float) -> Array:
 def _left_out(
     distances: Array, log_errors: Array, members: list[Array], signal: float, noise: float, reach: float
 ) -> tuple[Array, Array]:
-    """Residuals of each group's rows under all other groups, and their standard deviations."""
+    """Return residuals of each group's rows given all other groups, and their standard deviations."""
     kernel = signal**2 * np.exp(-0.5 * distances / reach**2)
     variance = _row_noise(kernel, log_errors, noise)
     inverse = _inverse(kernel, variance)
@@ -144,11 +144,11 @@ def _left_out(
     for rows in members:
         covariance = np.linalg.inv(inverse[np.ix_(rows, rows)])
         residuals[rows] = covariance @ weighted[rows]
-        # A row's own noise is not widened here: it is this row that is to be foretold.
+        # A row's own noise is not widened here, because this row is the one predicted.
         sigmas[rows] = np.sqrt(np.maximum(np.diag(covariance) - variance[rows], 0.0) + noise**2)
     return residuals, sigmas
 
 
 def _likelihood(residuals: Array, sigmas: Array) -> float:
-    """Sum of log densities; Student's t of 4 degrees, so that one row cannot decide."""
+    """Return the sum of log densities; Student's t with 4 degrees of freedom, so that no single row dominates."""
     return float(np.sum(-2.5 * np.log1p((residuals / sigmas) ** 2 / 4) - np.log(sigmas)))

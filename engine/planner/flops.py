@@ -1,13 +1,13 @@
-"""FLOPs of a model: what a step executes, and what the field calls model FLOPs.
+"""FLOPs of a model: executed FLOPs of a step, and model FLOPs as used in MFU.
 
     forward_flops(architecture, batch=8, tokens=2048).total             # exact, of matrix products
     training_flops(architecture, batch=8, tokens=2048, recompute="blocks")
     model_flops(architecture, tokens=8 * 2048, sequence_length=2048)    # the numerator of MFU
 
-**Executed** FLOPs count two for each multiply-add of each matrix product, as `torch.utils.flop_counter` does; what is
-not a product (norms, softmax, rotary positions, the optimizer) is left out. **Model** FLOPs are PaLM's convention
+**Executed** FLOPs count two for each multiply-add of each matrix product, as `torch.utils.flop_counter` does; other
+operators (norms, softmax, rotary positions, the optimizer) are excluded. **Model** FLOPs are PaLM's convention
 (arXiv 2204.02311, appendix B): 6 for each parameter and 12 x layers x heads x head_dim x sequence length, for each
-token; no masking and no recomputation, tables of embeddings included. The MFU that is published for MPT is this one.
+token; no masking and no recomputation, tables of embeddings included. MPT's published MFU uses this convention.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ Recompute = Literal["none", "attention", "blocks"]
 
 @dataclass(frozen=True)
 class Flops:
-    """By kind of product. `blocks`: weights of blocks; `other`: head, classifier, projections outside of blocks."""
+    """FLOPs by kind of product.
+
+    `blocks`: weights of blocks; `other`: head, classifier, projections outside of blocks.
+    """
 
     blocks: float
     attention: float
@@ -28,7 +31,7 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """All products."""
+        """FLOPs of all products."""
         return self.blocks + self.attention + self.other
 
 
@@ -43,11 +46,11 @@ def forward_flops(
     logits: int | None = None,
     causal: bool = False,
 ) -> Flops:
-    """One forward pass over `batch` sequences of `tokens` new tokens each, `past` tokens being in the cache.
+    """Count one forward pass over `batch` sequences of `tokens` new tokens each, with `past` tokens in the cache.
 
     source: tokens of the encoder of an encoder-decoder (by default as many as `tokens`), which `encode` runs too.
     logits: tokens of a sequence whose logits are computed; None: all (training), 1: the last (generation).
-    causal: whether the kernel leaves out what is masked (FlashAttention); else every score is computed.
+    causal: whether the kernel skips masked scores (FlashAttention); else every score is computed.
     """
     source = source if source is not None else tokens
     passes = {"main": batch * tokens, "source": batch * source if encode else 0}
@@ -71,9 +74,9 @@ def training_flops(
     fused: bool = False,
     recompute: Recompute = "none",
 ) -> Flops:
-    """Forward and backward: each product has two in the backward pass.
+    """Count forward and backward: each product has two in the backward pass.
 
-    fused: an attention kernel that keeps no scores makes them again in its backward pass (FlashAttention, arXiv
+    fused: an attention kernel that stores no scores recomputes them in its backward pass (FlashAttention, arXiv
     2205.14135): five products for the forward's two. recompute: `attention` (arXiv 2205.05198, selective) or whole
     `blocks` (full checkpointing) once more.
     """
@@ -89,7 +92,7 @@ def training_flops(
 
 
 def model_flops(architecture: Architecture, tokens: int, sequence_length: int) -> float:
-    """Of training on so many tokens, by PaLM's convention; of experts only those that a token goes to.
+    """Return the model FLOPs of training on this many tokens, by PaLM's convention; only the routed experts count.
 
     For an encoder-decoder `tokens` are those of one side, and both sides are equally long.
     """
@@ -99,30 +102,23 @@ def model_flops(architecture: Architecture, tokens: int, sequence_length: int) -
     return tokens * (6.0 * architecture.active_parameters + attended)
 
 
-def model_flops_utilization(
-    architecture: Architecture, sequence_length: int, tokens_per_second: float, peak_flops: float
-) -> float:
-    """MFU: model FLOPs of what was trained in a second, over the peak FLOP/s of all devices together."""
-    return model_flops(architecture, 1, sequence_length) * tokens_per_second / peak_flops
-
-
 def attention_pairs(tokens: int, past: int = 0, window: int | None = None, *, causal: bool = False) -> int:
-    """Pairs of query and key of one sequence and head: `tokens` queries, and as many keys after `past` ones.
+    """Count the query-key pairs of one sequence and head: `tokens` queries, and as many keys after `past` ones.
 
-    Not causal: all of them, a window then only shortens the past. Causal: those that the mask lets through.
+    Not causal: all of them; a window shortens the past only. Causal: the pairs that the mask allows.
     """
     if not causal:
         return tokens * (tokens + (past if window is None else min(past, window - 1)))
     if window is None:
         return tokens * past + tokens * (tokens + 1) // 2
-    growing = min(tokens, max(0, window - past))  # queries that do not yet see a full window
+    growing = min(tokens, max(0, window - past))  # queries with less than a full window
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
 def _attention_flops(
     architecture: Architecture, tokens: int, past: int, source: int, encode: bool, causal: bool
 ) -> float:
-    """Of one sequence: scores and weighted values of all layers."""
+    """Count scores and weighted values of one sequence, all layers."""
     a_pair = 2.0 * architecture.heads * (architecture.head_dim + (architecture.value_dim or architecture.head_dim))
     windows = architecture.windows or (None,) * architecture.layers
     if architecture.kind in ("encoder", "vision"):

@@ -1,26 +1,26 @@
-"""Step time and efficiency on more ranks than were measured: compute as measured, communication by the interconnect.
+"""Forecast step time and efficiency on more ranks than were measured, from measured compute and the interconnect.
 
     found = forecast(points, "weak", traffic, measured=machine, over=machine, to=4096)
     found.points[-1].efficiency, found.points[-1].efficiency_interval, found.half, found.check
 
-A step takes
+The model of a step is
 
     s + c w(n) (1 + k f(n)) (1 + q J(n)) + a A(n) + b B(n)
 
 with n ranks; w(n) the work of a rank relative to the fewest ranks measured (1 in weak scaling). Terms:
 
 - c compute of a rank, s the part that more ranks do not shorten (strong scaling only);
-- k what neighbours in a node cost each other (memory, caches, clock); f(n) grows to 1 with the node full, then stays;
-- q scatter of a rank's time; J(n) the mean of the largest of n normal values (G. Blom, 1958), so that q J(n) is
-  what the slowest of n ranks adds. Only where records say how long ranks waited, and held to that;
+- k slowdown by neighbours in a node (memory, caches, clock); f(n) grows to 1 with the node full, then stays;
+- q scatter of a rank's time; J(n) the mean of the largest of n normal values (G. Blom, 1958), so that q J(n) is the
+  time added by the slowest of n ranks. Used only if records contain waiting times, and fitted to them;
 - A(n), B(n) latency and transfer of the traffic over the stated links by the alpha-beta model
-  (`timing.collectives`), a and b how many times those are really paid (software, contention, overlap with compute).
+  (`timing.collectives`), a and b the real multiple of them (software, contention, overlap with compute).
 
 c is free. The others have a broad prior in logarithms (PRIORS), without which two or three world sizes could not
-tell them apart; more world sizes overrule it. A world size lies off any such law by OFF_THE_LAW, more where the
-fit shows it. Intervals are 95 %, of what a measurement there would give: the fit is repeated with noise drawn for
-visits, world sizes and priors (a parametric bootstrap; "randomize-then-optimize", Bardsley et al., SIAM J. Sci.
-Comput. 36, 2014). Over links that were not measured, a and b are uncertain once more.
+separate them; more world sizes outweigh it. Each world size deviates from any such law by OFF_THE_LAW, or more if the
+fit shows it. Intervals are 95 % prediction intervals of a measurement: the fit is repeated with noise drawn for
+measurements, world sizes and priors (a parametric bootstrap; "randomize-then-optimize", Bardsley et al., SIAM J. Sci.
+Comput. 36, 2014). Over links that were not measured, a and b get additional uncertainty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from configs.hardware import Machine
+from configs.hardware.hardware import Machine
 from engine.planner.forecast_traffic import Traffic, joined_alike, latency_and_transfer
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-Kind = Literal["strong", "weak"]
+ScalingKind = Literal["strong", "weak"]
 MOST_RANKS = 4096
 HALF = 0.5
 LEAST_FOR_A_CHECK = 3
@@ -51,15 +51,17 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "transfer": (1.0, 0.7),
 }
 """Median, and standard deviation of the logarithm (0.7: a factor of 2; 1.5: of 4.5): of `fixed` as a share of compute,
-of `neighbours` and `scatter` as shares, of `latency` and `transfer` as multiples of what the links promise."""
+of `neighbours` and `scatter` as shares, of `latency` and `transfer` as multiples of the links' nominal values.
+"""
 
 OFF_THE_LAW = 0.023
-"""How far a world size lies off any smooth law, relative, as a standard deviation. "The same rate a GPU as before"
-misses the next doubling of published weak-scaling rows (MosaicML llm-foundry, MPT on 8 to 256 GPUs) by 2.2 % in the
-median: 3.3 % as the standard deviation of a difference of two world sizes, 2.3 % of each."""
+"""Relative standard deviation of a world size from any smooth law. Assuming an unchanged rate per GPU misses the next
+doubling of published weak-scaling rows (MosaicML llm-foundry, MPT on 8 to 256 GPUs) by 2.2 % in the
+median: 3.3 % as the standard deviation of a difference of two world sizes, 2.3 % of each.
+"""
 
 WAITING_SCATTER = 0.3
-"""How well the waiting of one world size follows normal scatter, in logarithms."""
+"""Standard deviation, in logarithms, of one world size's waiting time from normal scatter."""
 
 DRAWS = 500
 ROUNDS = 40
@@ -68,7 +70,7 @@ COVERAGE = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class WorldSize:
-    """What was measured on so many ranks: seconds of a step by visit, and of a rank's wait for the slowest in it."""
+    """Measurements on one number of ranks: seconds of a step, and of a rank's wait, by measurement."""
 
     ranks: int
     seconds: tuple[float, ...]
@@ -77,7 +79,7 @@ class WorldSize:
 
 @dataclass(frozen=True)
 class ForecastPoint:
-    """One world size. The interval is of what one measurement there would give; efficiency against the fewest ranks."""
+    """Forecast of one world size. The interval is of one measurement; efficiency is relative to the fewest ranks."""
 
     ranks: int
     seconds: float
@@ -89,7 +91,7 @@ class ForecastPoint:
 
 @dataclass(frozen=True)
 class Half:
-    """Where efficiency falls under a half; None: not up to the most ranks of the forecast."""
+    """Ranks at which efficiency falls below one half; None: not up to the largest forecast."""
 
     ranks: float | None
     low: float | None
@@ -97,7 +99,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Check:
+class ForecastCheck:
     """The largest world size, predicted from the smaller ones alone."""
 
     ranks: int
@@ -107,12 +109,12 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to what was measured."""
+        """Relative error of the prediction."""
         return self.predicted_seconds / self.measured_seconds - 1
 
     @property
     def inside(self) -> bool:
-        """Whether what was measured lies in the interval."""
+        """Whether the measurement lies in the interval."""
         return self.interval[0] <= self.measured_seconds <= self.interval[1]
 
 
@@ -120,23 +122,18 @@ class Check:
 class Forecast:
     """`points` are powers of 2 from the fewest measured ranks to `to`; `terms`: median and interval by name."""
 
-    kind: Kind
+    kind: ScalingKind
     measured: tuple[WorldSize, ...]
     over: Machine | None
     points: tuple[ForecastPoint, ...]
     half: Half
-    check: Check | None
+    check: ForecastCheck | None
     terms: Mapping[str, tuple[float, Interval]]
-
-    @property
-    def beyond(self) -> tuple[ForecastPoint, ...]:
-        """The points that were not measured."""
-        return tuple(point for point in self.points if point.ranks > self.measured[-1].ranks)
 
 
 def forecast(
     points: Sequence[WorldSize],
-    kind: Kind,
+    kind: ScalingKind,
     traffic: Traffic,
     measured: Machine | None,
     over: Machine | None = None,
@@ -144,11 +141,11 @@ def forecast(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> Forecast:
-    """Fit the measured world sizes and go on to `to` ranks.
+    """Fit the measured world sizes and extrapolate to `to` ranks.
 
-    measured: the machine of the measurements; None is enough where nothing is sent. over: the machine whose
-    interconnect is forecast, with the measured ranks' compute; None: all ranks joined as the measured ones are.
-    Raises ValueError for under two world sizes, for no more ranks than measured, and for links that are not known.
+    measured: the machine of the measurements; may be None without traffic. over: the machine whose interconnect is
+    forecast, with the measured ranks' compute; None: all ranks joined as the measured ones are.
+    Raises ValueError for fewer than two world sizes, for no more ranks than measured, and for unknown links.
     """
     known = sorted((point for point in points if point.seconds), key=lambda point: point.ranks)
     if len(known) < 2:
@@ -163,20 +160,20 @@ def forecast(
 
 
 def _check(
-    known: Sequence[WorldSize], kind: Kind, traffic: Traffic, measured: Machine | None, seed: int, draws: int
-) -> Check:
+    known: Sequence[WorldSize], kind: ScalingKind, traffic: Traffic, measured: Machine | None, seed: int, draws: int
+) -> ForecastCheck:
     last = known[-1]
     point = _Fit(known[:-1], kind, traffic, measured, seed, draws).point(last.ranks, None)
-    return Check(last.ranks, point.seconds, point.seconds_interval, float(np.median(last.seconds)))
+    return ForecastCheck(last.ranks, point.seconds, point.seconds_interval, float(np.median(last.seconds)))
 
 
 class _Fit:
-    """The law fitted to the points, once for the best values and once for each draw of noise."""
+    """The law fitted to the points: best values, and one fit for each noise draw."""
 
     def __init__(
         self,
         known: Sequence[WorldSize],
-        kind: Kind,
+        kind: ScalingKind,
         traffic: Traffic,
         measured: Machine | None,
         seed: int,
@@ -204,14 +201,14 @@ class _Fit:
         self._solve()
 
     def _noise(self, known: Sequence[WorldSize]) -> Floats:
-        """Standard deviation of each point's logarithm: of the median of its visits, and off the law."""
+        """Return the standard deviation of each point's logarithm: of its median, and off the law."""
         logs = [np.log(point.seconds) for point in known]
         freedom = sum(len(values) - 1 for values in logs)
         pooled = sum(float(((values - values.mean()) ** 2).sum()) for values in logs) / freedom if freedom else 0.0
         return np.array([sqrt(pi / 2 * pooled / len(values) + OFF_THE_LAW**2) for values in logs])
 
     def _shapes(self, ranks: Sequence[int], over: Machine | None) -> Floats:
-        """Rows w, f, J, A, B: what the terms are multiplied with, by ranks."""
+        """Return rows w, f, J, A, B: the multipliers of the terms, by ranks."""
         count = np.array(ranks, dtype=np.float64)
         work = self.base / count if self.kind == "strong" else np.ones_like(count)
         full = (np.minimum(count, self.node) - 1) / max(1, self.node - 1)
@@ -220,7 +217,7 @@ class _Fit:
         return np.vstack([work, full, largest, sent.T])
 
     def _sent(self, ranks: int, over: Machine | None) -> tuple[float, float]:
-        """Seconds of latency and of transfer in a step."""
+        """Return seconds of latency and of transfer in a step."""
         transfers = self.traffic(ranks) if ranks > 1 else ()
         if not transfers:
             return 0.0, 0.0
@@ -233,7 +230,7 @@ class _Fit:
         return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
     def _model(self, theta: Floats, shapes: Floats) -> tuple[Floats, dict[str, Floats]]:
-        """Seconds (draws x points) and what each term of `names` adds to them per unit of its logarithm."""
+        """Return seconds (draws x points) and the derivative by the logarithm of each term of `names`."""
         value = {name: np.exp(theta[:, place])[:, None] for place, name in enumerate(self.names)}
         zero = np.zeros((len(theta), 1))
         work, full, largest, latency, transfer = shapes
@@ -253,7 +250,7 @@ class _Fit:
         return seconds, slopes
 
     def _solve(self) -> None:
-        """Best values (row 0) and those of each draw; noise grows where the points lie further off than it says."""
+        """Fit the best values (row 0) and those of each draw; noise grows if the residuals exceed it."""
         centres, spreads = self._priors()
         wait = np.log([seconds for _, seconds in self.waits])
         best = self._minimum(self.observed[None], centres[None], wait[None], spreads)
@@ -287,7 +284,7 @@ class _Fit:
         )
 
     def _jacobian(self, theta: Floats, spreads: Floats) -> Floats:
-        """Draws x residuals x parameters; that of the waiting is written out for compute, neighbours and scatter."""
+        """Return draws x residuals x parameters; analytic for the waiting time."""
         seconds, slopes = self._model(theta, self.shapes)
         points = np.stack([slopes[name] / seconds for name in self.names], axis=2) / self.noise[None, :, None]
         priors = np.broadcast_to(np.diag(1 / spreads), (len(theta), len(spreads), len(spreads)))
@@ -302,7 +299,7 @@ class _Fit:
         return np.concatenate([points, priors, waiting / WAITING_SCATTER], axis=1)
 
     def _minimum(self, observed: Floats, centres: Floats, waited: Floats, spreads: Floats) -> Floats:
-        """Least squares of all draws at once (Levenberg-Marquardt, damping for each draw by itself)."""
+        """Solve least squares of all draws at once (Levenberg-Marquardt, damping for each draw separately)."""
         theta = centres.copy()
         damping = np.full(len(theta), 1e-3)
         residual = self._residuals(theta, observed, centres, waited, spreads)
@@ -323,7 +320,7 @@ class _Fit:
         return theta
 
     def _seconds(self, ranks: Sequence[int], over: Machine | None) -> tuple[Floats, Floats, Floats]:
-        """At the best values; of each draw; and the share of communication at the best values."""
+        """Return seconds at the best values and of each draw, and the share of communication at the best values."""
         shapes = self._shapes(ranks, over)
         best, slopes = self._model(self.best, shapes)
         draws = self.draws
@@ -333,11 +330,11 @@ class _Fit:
         return best[0], self._model(draws, shapes)[0], ((slopes["latency"] + slopes["transfer"]) / best)[0]
 
     def _grown(self, ranks: Sequence[int]) -> Floats:
-        """By what times of the baseline to times must be divided for an efficiency."""
+        """Return the divisor that turns baseline over seconds into an efficiency."""
         return np.array(ranks) / self.base if self.kind == "strong" else np.ones(len(ranks))
 
     def point(self, ranks: int, over: Machine | None) -> ForecastPoint:
-        """One world size with its intervals."""
+        """Return one world size with its intervals."""
         best, draws, share = self._seconds([self.base, ranks], over)
         there = draws[:, 1:] * self.off
         grown = float(self._grown([ranks])[0])
@@ -352,7 +349,7 @@ class _Fit:
         )
 
     def half(self, first: int, to: int, over: Machine | None) -> Half:
-        """Where efficiency falls under a half, interpolated between world sizes of a fine grid in logarithms."""
+        """Return where efficiency falls below one half, interpolated in logarithms on a fine grid of world sizes."""
         grid = sorted({round(value) for value in np.geomspace(first, to, 97)})
         best, draws, _ = self._seconds(grid, over)
         grown = self._grown(grid)
@@ -363,13 +360,13 @@ class _Fit:
 
     @cached_property
     def terms(self) -> dict[str, tuple[float, Interval]]:
-        """Value and interval of each term that was fitted; `compute` in seconds, `fixed` as a share of it."""
+        """Value and interval of each fitted term; `compute` in seconds, `fixed` as a share of it."""
         best, draws = np.exp(self.best[0]), np.exp(self.draws)
         return {name: (float(best[place]), _interval(draws[:, place])) for place, name in enumerate(self.names)}
 
 
 def _first_below(seconds: Floats, grown: Floats, grid: Sequence[int]) -> Floats:
-    """Of each row, the ranks from which efficiency is under a half; infinite where it never is."""
+    """Return, for each row, the ranks at which efficiency falls below one half; infinite if it never does."""
     efficiency = seconds[:, :1] / (grown * seconds)
     below = efficiency < HALF
     place = below.argmax(axis=1)

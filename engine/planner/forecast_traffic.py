@@ -1,4 +1,4 @@
-"""What a forecast takes for sent: the traffic of a step by ranks, and what it costs over links, by messages and bytes.
+"""Traffic of a forecast: transfers of a step by ranks, and their latency and transfer time over links.
 
 traffic = ddp_traffic(parameters)
 latency, transfer = latency_and_transfer(traffic(64)[0], machine)
@@ -7,19 +7,22 @@ latency, transfer = latency_and_transfer(traffic(64)[0], machine)
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from configs.hardware import Machine
+from configs.hardware.hardware import Machine
 from engine.planner.timing.collectives import ring
 from engine.planner.timing.traffic import Transfer
 
 Traffic = Callable[[int], Sequence[Transfer]]
-"""Ranks -> what they send each other in one step."""
+"""Ranks -> transfers of one step."""
 
 BUCKET_BYTES = 25e6
 """DistributedDataParallel's bucket_cap_mb."""
 
 
 def ddp_traffic(parameters: float) -> Traffic:
-    """What DistributedDataParallel sends in a step: every gradient, in float32, in buckets. None without parameters."""
+    """Return DistributedDataParallel's traffic of a step: every gradient, in float32, in buckets.
+
+    None without parameters.
+    """
     gradients = 4.0 * parameters
     buckets = max(1, round(gradients / BUCKET_BYTES))
 
@@ -32,10 +35,10 @@ def ddp_traffic(parameters: float) -> Traffic:
 
 
 def latency_and_transfer(transfer: Transfer, machine: Machine) -> tuple[float, float]:
-    """Seconds of a transfer that messages cost, and that bytes cost.
+    """Return the seconds of a transfer due to latency, and due to bandwidth.
 
-    On CPUs the collectives are gloo's, whose all-reduce is always a ring (gloo/allreduce.cc); others choose a tree
-    where that is faster.
+    On CPUs the collectives are gloo's, whose all-reduce is always a ring (gloo/allreduce.cc); others choose a tree if
+    that is faster.
     """
     if machine.accelerator.kind == "cpu" and transfer.collective == "all_reduce" and transfer.ranks > 1:
         group = ring(transfer.ranks, machine, transfer.stride)
@@ -46,5 +49,5 @@ def latency_and_transfer(transfer: Transfer, machine: Machine) -> tuple[float, f
 
 
 def joined_alike(machine: Machine, ranks: int) -> Machine:
-    """As many ranks as asked for, each pair joined by the link within the measured machine."""
+    """Return this many ranks, each pair joined by the link within the measured machine."""
     return machine.model_copy(update={"accelerators": max(ranks, machine.accelerators)})

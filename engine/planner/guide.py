@@ -1,20 +1,20 @@
-"""The table of model sizes that this project was asked for, with its figures computed, and what physics says of them.
+"""Hardware guide by model size: the requested figures beside the computed ones.
 
     rows = guide_rows(accelerator("a100-80gb"))      # one for each of 7B, 13B, 30B and 65B
     header, cells = guide_table(rows)
     for row in rows: print(row.size, *row.sentences)
 
-Asked for were figures of inference: GPUs, memory of each, and the expected speed-up over one. Here they come from
+The requested figures are for inference: GPUs, memory of each, and the expected speed-up over one. Here they come from
 `memory.inference` and `timing.inference` for LLaMA in bfloat16: one request of 1,024 tokens and 1,024 new ones, tensor
-parallelism within a node and pipeline stages over nodes. A speed-up is over one GPU as if the model fitted there.
+parallelism within a node and pipeline stages over nodes. Speed-up is relative to one GPU, as if the model fitted there.
 """
 
 from dataclasses import dataclass
 from math import gcd
 
-from configs.cell import Layout
-from configs.hardware import Accelerator, Machine
-from configs.hardware_catalog import instances
+from configs.common.execution import Layout
+from configs.hardware.catalog import instances
+from configs.hardware.hardware import Accelerator, Machine
 from engine.planner.catalog import find_model
 from engine.planner.memory.inference import inference_memory, largest_batch
 from engine.planner.results import GenerationTime
@@ -30,7 +30,7 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Promise:
-    """A row of the table that was asked for. Memory in GB of each GPU; speed-up over one GPU."""
+    """A row of the requested table. Memory in GB of each GPU; speed-up over one GPU."""
 
     size: str
     model: str
@@ -49,11 +49,11 @@ PROMISES = (
 
 @dataclass(frozen=True)
 class GuideRow:
-    """What a size needs. Figures at the promised number of GPUs are None where no link joins so many."""
+    """Requirements of a size. Figures at the promised number of GPUs are None if no link joins that many."""
 
     promise: Promise
-    gpus: int | None  # the fewest that hold it
-    memory_gb: float | None  # of each of those
+    gpus: int | None  # fewest GPUs that hold it
+    memory_gb: float | None  # memory of each of those
     promised_gpus_memory_gb: float
     speedup: float | None  # one request, on the promised GPUs
     batch_speedup: float | None  # a batch of 32
@@ -61,25 +61,25 @@ class GuideRow:
 
     @property
     def size(self) -> str:
-        """`7B`."""
+        """Size label, as `7B`."""
         return self.promise.size
 
 
 def guide_rows(accelerator: Accelerator, machine: Machine | None = None) -> list[GuideRow]:
-    """A row for each promised size. `machine`: whose links to count with; by default one of the catalog's."""
+    """Return a row for each promised size. `machine`: supplies the links; by default one of the catalog's."""
     where = machine or machine_with(accelerator)
     return [_row(promise, where) for promise in PROMISES]
 
 
 def machine_with(accelerator: Accelerator) -> Machine:
-    """The catalog's largest instance of an accelerator that others can be joined to; else a node of 8 of them."""
+    """Return the catalog's largest instance of an accelerator with a network; else a node of 8 of them."""
     found = [machine for machine in instances().values() if machine.accelerator.name == accelerator.name]
     found.sort(key=lambda machine: (machine.between is not None, machine.accelerators), reverse=True)
     return found[0] if found else Machine(name=accelerator.name, accelerator=accelerator, accelerators=8)
 
 
 def guide_table(rows: list[GuideRow]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells, what was promised beside what is predicted."""
+    """Return header and cells: promised beside predicted figures."""
     header = [
         "size", "GPUs promised", "GPUs needed", "GB each promised", "GB each on those", "GB each on the needed",
         "speed-up promised", "one request", f"batch of {_MANY}",
@@ -109,7 +109,7 @@ def _text(value: float | None, form: str, unit: str = "") -> str:
 def _row(promise: Promise, machine: Machine) -> GuideRow:
     setup = InferenceSetup(find_model(promise.model), machine, prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS)
     gpus, there = _fewest(setup), _on(setup, promise.gpus)
-    one, many = _speedup(setup, there), _speedup(setup.but(batch=_MANY), there.but(batch=_MANY))
+    one, many = _speedup(setup, there), _speedup(setup.replace(batch=_MANY), there.replace(batch=_MANY))
     memory = inference_memory(there).total / _GB
     return GuideRow(
         promise=promise,
@@ -123,13 +123,13 @@ def _row(promise: Promise, machine: Machine) -> GuideRow:
 
 
 def _on(setup: InferenceSetup, gpus: int) -> InferenceSetup:
-    """Tensor parallelism within a node, of a degree that divides the heads; stages for the rest."""
+    """Return the layout: tensor parallelism within a node, of a degree that divides the heads; then pipeline stages."""
     tp = gcd(setup.architecture.heads, gpus, setup.machine.accelerators)
-    return setup.but(layout=Layout(tp=tp, pp=gpus // tp))
+    return setup.replace(layout=Layout(tp=tp, pp=gpus // tp))
 
 
 def _fewest(setup: InferenceSetup) -> int | None:
-    """GPUs, a power of two, that hold one request."""
+    """Return the fewest GPUs, a power of two, that hold one request."""
     for gpus in _GPUS:
         if inference_memory(_on(setup, gpus)).total <= setup.machine.accelerator.memory_bytes:
             return gpus
@@ -139,7 +139,7 @@ def _fewest(setup: InferenceSetup) -> int | None:
 def _time(setup: InferenceSetup) -> GenerationTime | None:
     try:
         return generation_time(setup)
-    except ValueError:  # no link joins so many
+    except ValueError:  # no link for this many GPUs
         return None
 
 
@@ -186,7 +186,7 @@ def _about_speed(promise: Promise, there: InferenceSetup, one: float | None, man
 
 
 def _parts(setup: InferenceSetup, time: GenerationTime) -> str:
-    """What a token's time is made of."""
+    """Describe the parts of a token's time."""
     layout, bandwidth = setup.layout, setup.machine.accelerator.bytes_per_second
     reading = layout.pp * inference_memory(setup).parameters / bandwidth / time.token_seconds
     summing = time.token_communication_seconds / time.token_seconds

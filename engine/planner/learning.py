@@ -1,13 +1,13 @@
-"""What past records of the same hardware teach the planner about its own error.
+"""Learn the planner's error from past records of the same hardware.
 
     remember(experiences, path)                        # at the end of a run: <cache>/planner/<fingerprint>.jsonl
     learner = learner_from(read_experiences(path), machine)
     learner(cell, architecture)                        # Learned: seconds x 1.31, from 42 records, within x 1.1
 
-What is kept is the cell, the model's config.json and what was measured, not what was predicted: the error is that of
-today's planner with today's calibration, whatever was said then. First the mean error of a kind of work (generate,
-train) is taken out, shrunk towards none while records are few; what is left is learnt by likeness of cells
-(`engine.planner.correction`). Only the newest record of a cell counts.
+The file stores the cell, the model's config.json and the measurement, not the prediction: errors are computed with the
+current planner and calibration. First the mean error of a kind of work (generate, train) is removed, shrunk towards
+zero if records are few; the rest is learned by similarity of cells (`engine.planner.correction`). Only the newest
+record of a cell counts.
 """
 
 import json
@@ -19,34 +19,34 @@ from typing import Any
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
-from configs.base import Frozen, content_hash
-from configs.calibration import Fingerprint
-from configs.cell import Cell, PromptedWorkload
-from configs.hardware import Machine
-from configs.training import TrainWorkload
+from configs.common.base import Frozen, content_hash
+from configs.hardware.calibration import Fingerprint
+from configs.hardware.hardware import Machine
+from configs.spec.cell import Cell
 from engine.planner.architecture import Architecture
-from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, Learner, new_tokens_of, predict_cell
+from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, Learner, predict_cell
 from engine.planner.correction import Correction
 from engine.planner.families import read_architecture
 
 MOST_RECORDS = 1000
-"""The newest ones teach the mean error."""
+"""Newest records used for the mean error."""
 MOST_ALIKE = 60
-"""And of these the newest how cells differ: a matrix of so many rows is inverted a few hundred times, in milliseconds
-as long as the libraries do it on one thread."""
+"""Newest of these used for differences between cells. A matrix of this many rows is inverted a few hundred times, in
+milliseconds if the libraries use one thread.
+"""
 _FOLDS = 16
 _SHRINKAGE = 2.0
-"""The mean of n log errors counts n / (n + 2): as if two records had said that the planner is right."""
+"""The mean of n log errors is weighted n / (n + 2), as if two further records had no error."""
 _SIGMA_BEFORE = 0.2
 _NINE_OF_TEN = 1.645
 _LEAST_FACTOR = 1.05
-"""Repeats of one cell differ by so much on a quiet machine; nothing learnt makes that smaller."""
+"""Repeats of one cell differ by this factor on a quiet machine; learning cannot reduce it."""
 
 Machines = Callable[[Cell], Machine]
 
 
 class Experience(Frozen):
-    """One measured cell. `prompt_tokens`: mean length of its prompts, where they came from a file."""
+    """One measured cell. `prompt_tokens`: mean prompt length, if prompts came from a file."""
 
     key: str
     cell: Cell
@@ -58,19 +58,19 @@ class Experience(Frozen):
 
 
 class Known(Frozen):
-    """What a file of experiences holds: the newest of each cell, and the models' config.json by hash."""
+    """Contents of a file of experiences: the newest of each cell, and the models' config.json by hash."""
 
     experiences: tuple[Experience, ...] = ()
     configs: dict[str, dict[str, Any]] = {}
 
 
 def experience_path(cache: Path, fingerprint: Fingerprint) -> Path:
-    """Where the experiences of such a machine lie."""
+    """Return the path of the experiences of such a machine."""
     return cache / "planner" / f"{fingerprint.digest}.jsonl"
 
 
 def remember(known: Known, path: Path) -> int:
-    """Append what is new to the file. Returns how many cells were added; a file that is not ours is left as it is."""
+    """Append new cells to the file. Returns how many were added; a file of another format is left unchanged."""
     before = read_experiences(path)
     have = {(experience.key, experience.measured_at) for experience in before.experiences}
     new = [experience for experience in known.experiences if (experience.key, experience.measured_at) not in have]
@@ -86,7 +86,7 @@ def remember(known: Known, path: Path) -> int:
 
 
 def read_experiences(path: Path) -> Known:
-    """The newest experience of each cell; lines that cannot be read (a crash cut one short) are passed over."""
+    """Return the newest experience of each cell; unreadable lines (truncated by a crash) are skipped."""
     experiences: dict[str, Experience] = {}
     configs: dict[str, dict[str, Any]] = {}
     try:
@@ -106,8 +106,8 @@ def read_experiences(path: Path) -> Known:
     return Known(experiences=tuple(experiences.values()), configs=configs)
 
 
-def together(known: Iterable[Known]) -> Known:
-    """Several sources as one: of each cell the newest experience."""
+def merged(known: Iterable[Known]) -> Known:
+    """Merge several sources; the newest experience of each cell is kept."""
     newest: dict[str, Experience] = {}
     configs: dict[str, dict[str, Any]] = {}
     for source in known:
@@ -120,12 +120,12 @@ def together(known: Iterable[Known]) -> Known:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Names a config.json."""
+    """Return the hash that identifies a config.json."""
     return content_hash(dict(config))
 
 
 def learner_from(known: Known, machines: Machines) -> Learner | None:
-    """What the experiences teach about predictions for these machines; None where there are none to learn from."""
+    """Return the learned corrections for these machines; None without experiences."""
     architectures = _architectures(known.configs)
     rows: dict[str, list[tuple[list[float], float]]] = {}
     for experience in sorted(known.experiences, key=lambda each: each.measured_at)[-MOST_RECORDS:]:
@@ -139,7 +139,7 @@ def learner_from(known: Known, machines: Machines) -> Learner | None:
         said = predict_cell(cell, architecture, machine, prompt_lengths=lengths)
         if said.tokens_per_second is None:
             continue
-        # Positive where the work took longer than predicted.
+        # Positive if the work took longer than predicted.
         error = math.log(said.tokens_per_second / experience.tokens_per_second)
         rows.setdefault(cell.workload.kind, []).append((features(cell, architecture), error))
     if not rows:
@@ -154,7 +154,7 @@ def learner_from(known: Known, machines: Machines) -> Learner | None:
 
 
 class _Taught:
-    """The mean error of one kind of work, and how cells differ from it."""
+    """The mean error of one kind of work, and the differences of cells from it."""
 
     def __init__(self, rows: Sequence[tuple[list[float], float]]) -> None:
         self.records = len(rows)
@@ -166,20 +166,17 @@ class _Taught:
 
     def learned(self, point: Sequence[float]) -> Learned:
         times, sigma = self.rest.at(point)
-        # What two unseen records may still shift the mean by.
+        # Remaining uncertainty of the mean, as if two records were unseen.
         sigma = math.hypot(sigma, _SIGMA_BEFORE / math.sqrt(self.records + _SHRINKAGE))
         factor = max(_LEAST_FACTOR, math.exp(_NINE_OF_TEN * sigma))
         return Learned(times=math.exp(self.mean) * times, factor=factor, records=self.records)
 
 
 def features(cell: Cell, architecture: Architecture) -> list[float]:
-    """Where a cell stands among others: sizes as log2 (halved where they matter less), choices 0 or 1 far apart."""
+    """Return a cell's features: sizes as log2 (halved if they matter less), choices 0 or 1 far apart."""
     work = cell.workload
-    shape: tuple[float, ...] = (0.0, 0.0, 0.0)
-    if isinstance(work, PromptedWorkload):
-        shape = (work.batch_size, work.prompt_tokens or RANDOM_PROMPT_TOKENS, max(1, new_tokens_of(work)))
-    elif isinstance(work, TrainWorkload):
-        shape = (max(1, work.global_batch_size // cell.layout.dp), work.sequence_length, 1)
+    sequences, read, written = work.size_of_pass(cell.layout.dp) or (0, 0, 0)
+    shape = (sequences, RANDOM_PROMPT_TOKENS if read is None else read, written)
     return [
         *(0.5 * math.log2(max(1.0, size)) for size in shape),
         0.5 * math.log2(architecture.parameters),
@@ -197,5 +194,5 @@ def _architectures(configs: Mapping[str, dict[str, Any]]) -> dict[str, Architect
         try:
             found[digest] = read_architecture(config, digest)
         except (ValueError, KeyError, TypeError):
-            continue  # of a family that this planner does not know (any more)
+            continue  # of a family that this planner does not know
     return found

@@ -1,10 +1,10 @@
-"""This machine as the planner sees it: measured if it was calibrated, else estimated from what the kernel says of it.
+"""The local machine for the planner: measured if calibrated, else estimated from the kernel's data.
 
     here = local_machine(cache)
     machine = here.while_busy(ranks=2)         # Machine with this many ranks computing
     here.calibration, here.advice              # None and a sentence where nothing was measured
 
-Imports no torch, so it looks at files: a GPU's driver lists its devices under /proc/driver/nvidia.
+Imports no torch, so it reads files only: a GPU's driver lists its devices under /proc/driver/nvidia.
 """
 
 import importlib.metadata
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from configs.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
-from configs.cell import Cell
-from configs.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
+from configs.common.proc import read_fields
+from configs.hardware.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
+from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
+from configs.spec.cell import Cell
+from configs.workloads import descriptor_of
 
 REMEDY = "`rankwise doctor --calibrate` measures it in a quarter of a minute"
 _OPERATOR_SECONDS = 5e-6
@@ -25,36 +27,36 @@ _CORE_BYTES_PER_SECOND = 10e9
 """Assumption: between what one core alone reads (30e9 here) and its share when all read."""
 _DEFAULT_HERTZ = 2.5e9
 _LOOPBACK = Link(name="loopback, assumed", latency_seconds=1e-3, bytes_per_second=1e9)
-"""gloo between processes of one machine: 1 to 2 ms a sum of any small size, measured by this project, 2026-11."""
+"""gloo between processes of one machine: 1 to 2 ms per small all-reduce, measured by this project, 2026-11."""
 
 
 @dataclass(frozen=True)
 class LocalMachine:
-    """What is known of this machine. `calibration` is None where the figures are an estimate."""
+    """Data of this machine. `calibration` is None if the figures are an estimate."""
 
     fingerprint: Fingerprint
     calibration: Calibration | None
     estimate: Machine
 
     def while_busy(self, ranks: int, cores_per_rank: int = 1, transport: LinkTransport = "gloo") -> Machine:
-        """The machine with so many ranks computing at once, connected by `transport`."""
+        """Return the machine with this many ranks computing at once, connected by `transport`."""
         busy = ranks * cores_per_rank
         machine = self.calibration.to_machine(busy, transport) if self.calibration else self.estimate
         return with_cores(machine, cores_per_rank)
 
     @property
     def advice(self) -> str | None:
-        """What to do for better figures; None where they are measured."""
+        """How to get better figures; None if they are measured."""
         return None if self.calibration else f"speeds are a rough estimate from the CPU's flags; {REMEDY}"
 
 
 def transport_of(cell: Cell) -> LinkTransport:
     """What connects a cell's ranks on the CPUs of one machine: our own engine shares memory, torch's groups do not."""
-    return "shared memory" if cell.engine == "rankwise" and cell.workload.kind != "train" else "gloo"
+    return "shared memory" if cell.engine == "rankwise" and not descriptor_of(cell.workload).trains else "gloo"
 
 
 def local_machine(cache: Path) -> LocalMachine:
-    """This machine, with its calibration where the cache holds one."""
+    """Return this machine, with its calibration if the cache holds one."""
     fingerprint = this_fingerprint()
     calibration = read_calibration(calibration_path(cache, fingerprint))
     return LocalMachine(fingerprint, calibration, estimated_machine(fingerprint))
@@ -62,7 +64,7 @@ def local_machine(cache: Path) -> LocalMachine:
 
 @lru_cache(maxsize=1)
 def this_fingerprint() -> Fingerprint:
-    """CPU, cores that this process may use, and torch's version (looked up, not imported)."""
+    """Return CPU, cores that this process may use, and torch's version (looked up, not imported)."""
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -71,12 +73,12 @@ def this_fingerprint() -> Fingerprint:
 
 
 def cpu_model() -> str | None:
-    """The processor's name as the kernel gives it; None on machines that give none."""
+    """Return the processor's name from the kernel; None if it gives none."""
     return _cpu_field("model name", "Model", "cpu model")
 
 
-def fingerprint_of(environment: dict[str, object]) -> Fingerprint | None:
-    """The same of the environment in a record; None where it is not all there."""
+def hardware_fingerprint(environment: dict[str, object]) -> Fingerprint | None:
+    """Return the fingerprint of a record's environment; None if incomplete."""
     model, cores, torch = (environment.get(name) for name in ("cpu_model", "cores", "torch"))
     if not isinstance(cores, int) or not isinstance(model, str) or not isinstance(torch, str):
         return None
@@ -84,11 +86,11 @@ def fingerprint_of(environment: dict[str, object]) -> Fingerprint | None:
 
 
 def estimated_machine(fingerprint: Fingerprint) -> Machine:
-    """From the CPU's flags and clock: what its units could do, and what such cores usually read.
+    """Estimate a machine from the CPU's flags and clock: peak FLOP/s, and typical memory bandwidth.
 
-    FLOP a cycle of a core in float32: two fused multiply-adds of a vector unit's width, which AMD's first cores with
-    AVX-512 do in halves. bfloat16 with its own instructions: twice that, in AMX tiles 16 times (Intel, Intrinsics
-    Guide; AMD, Software Optimization Guide for Zen 4).
+    FLOP a cycle of a core in float32: two fused multiply-adds of a vector unit's width, half that on AMD's first cores
+    with AVX-512. bfloat16 with its own instructions: twice that, in AMX tiles 16 times (Intel, Intrinsics Guide; AMD,
+    Software Optimization Guide for Zen 4).
     """
     flags = set((_cpu_field("flags", "Features") or "").split())
     wide = "avx512f" in flags and "AMD" not in (_cpu_field("vendor_id") or "")
@@ -121,9 +123,9 @@ def estimated_machine(fingerprint: Fingerprint) -> Machine:
 
 
 def with_cores(machine: Machine, cores: int) -> Machine:
-    """The machine with ranks of so many cores each, where it is known by the core: work is shared, issuing is not.
+    """Return the machine with ranks of this many cores, if known by the core: work scales, issuing does not.
 
-    A product on k cores is taken for k times as fast, the operators between products for as fast as on one.
+    A product on k cores is assumed k times as fast; operators between products are as fast as on one.
     """
     if cores == 1 or machine.accelerator.kind != "cpu":
         return machine
@@ -142,7 +144,7 @@ def with_cores(machine: Machine, cores: int) -> Machine:
 
 
 def _scaled(rates: OperatorRates, cores: int) -> OperatorRates:
-    """Work that threads share, shared; what is issued by one thread as it was."""
+    """Scale work that threads share; work issued by one thread is unchanged."""
 
     def shared(seconds: dict[NumberFormat, float]) -> dict[NumberFormat, float]:
         return {number: value / cores for number, value in seconds.items()}
@@ -169,7 +171,7 @@ def _scaled(rates: OperatorRates, cores: int) -> OperatorRates:
 
 
 def local_gpus() -> list[str]:
-    """Names of NVIDIA's GPUs here, as their driver gives them; empty without one."""
+    """Return the names of NVIDIA GPUs from their driver; empty without one."""
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         match = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)
@@ -179,7 +181,7 @@ def local_gpus() -> list[str]:
 
 
 def _clock_hertz() -> float:
-    """The highest clock that the kernel gives, else the one now."""
+    """Return the kernel's maximum clock, else the current one."""
     try:
         return int(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text()) * 1e3
     except (OSError, ValueError):
@@ -189,12 +191,5 @@ def _clock_hertz() -> float:
 
 def _cpu_field(*names: str) -> str | None:
     """A field of the first processor in /proc/cpuinfo, under the first of its names that is there."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return None
-    for name in names:
-        found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return None
+    fields = read_fields("/proc/cpuinfo")
+    return next((fields[name] for name in names if fields.get(name)), None)

@@ -1,4 +1,4 @@
-"""What the planner answers: bytes by what for, seconds by what for."""
+"""Results of the planner: bytes by purpose, seconds by purpose."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Memory:
     """Bytes on the fullest rank's device at the moment of the peak; `host_bytes`, `storage_bytes`: offloaded, by rank.
 
-    `activations` holds the logits' part apart; `communication`: buckets and gathered shards; `framework`: context,
-    libraries and what the allocator loses.
+    `activations` excludes logits; `communication`: buckets and gathered shards; `framework`: context, libraries and
+    allocator losses.
     """
 
     parameters: int = 0
@@ -24,12 +24,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """On the device, framework included."""
+        """Bytes on the device, framework included."""
         return self.tensors + self.framework
 
     @property
     def tensors(self) -> int:
-        """On the device, of tensors only: what an exact tensor tracker counts."""
+        """Bytes of tensors on the device: what an exact tensor tracker counts."""
         return (
             self.parameters
             + self.gradients
@@ -43,7 +43,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one optimizer step. `seconds` is the whole; communication that is hidden is not in it."""
+    """Seconds of one optimizer step. `seconds` is the total, without hidden communication."""
 
     compute_seconds: float
     communication_seconds: float
@@ -60,13 +60,13 @@ class StepTime:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all ranks."""
+        """Throughput over all ranks."""
         return self.tokens / self.seconds
 
 
 @dataclass(frozen=True)
 class GenerationTime:
-    """Seconds of one batch: the prompt at once, then one token after another."""
+    """Seconds of one batch: prefill, then decode."""
 
     prefill_seconds: float
     token_seconds: float  # of one decode step, at the mean context
@@ -88,5 +88,5 @@ class GenerationTime:
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Tokens read in the prefill, over all replicas: an encoder's throughput."""
+        """Tokens read in the prefill per second, over all replicas: an encoder's throughput."""
         return self.sequences * self.prompt_tokens / self.prefill_seconds

@@ -1,14 +1,14 @@
-"""What is to be predicted: a model on a machine in a layout, training or generating.
+"""Setups to predict: a model on a machine in a layout, for training or generation.
 
-A cell of a study is translated by `engine.planner.cells`; the planner's own search makes these directly, for more
-layouts than the engine can measure today.
+`engine.planner.cells` translates cells of a study; the planner's search creates setups directly, including layouts that
+the engine cannot measure.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from configs.cell import Layout
-from configs.hardware import Machine
+from configs.common.execution import Layout
+from configs.hardware.hardware import Machine
 from engine.planner.architecture import Architecture
 
 Precision = Literal["float32", "bfloat16_autocast", "bfloat16_mixed", "float16_mixed", "float8_mixed"]
@@ -23,11 +23,11 @@ class TrainingSetup:
 
     precision: `float32` throughout; `bfloat16_autocast`: float32 weights, products in bfloat16 (torch.autocast, DDP);
     `*_mixed`: 16-bit weights for forward and backward, float32 master weights and AdamW states (FSDP2's
-    MixedPrecisionPolicy, DeepSpeed); float8: its matrix products in float8, all else as bfloat16_mixed.
-    micro_batch: sequences that one data-parallel rank computes at once; accumulation: micro-batches in a step.
-    sharding: of fsdp: over all replicas, or over those of a node (`machine.accelerators`), with replicas between nodes.
+    MixedPrecisionPolicy, DeepSpeed); float8: matrix products in float8, all else as bfloat16_mixed.
+    micro_batch: sequences that one data-parallel rank computes at once; accumulation: micro-batches in a step. sharding
+    (fsdp): over all replicas, or over those of a node (`machine.accelerators`), with replicas between nodes.
     deferred: fsdp keeps the whole gradients of inner micro-batches and reduces them once a step, as our engine does;
-    False: in each micro-batch. wide_reduction: sharded 16-bit gradients travel in float32, as our engine's FSDP2 does.
+    False: in each micro-batch. wide_reduction: sharded 16-bit gradients are sent in float32, as in our engine's FSDP2.
     """
 
     architecture: Architecture
@@ -55,18 +55,18 @@ class TrainingSetup:
 
     @property
     def shards(self) -> int:
-        """Replicas over which sharded states are shared out."""
+        """Replicas over which states are sharded."""
         if self.sharding == "full":
             return self.layout.dp
         return min(self.layout.dp, max(1, self.machine.accelerators // self.layout.tp))
 
     @property
     def tokens_per_step(self) -> int:
-        """Over all ranks."""
+        """Tokens of a step over all ranks."""
         return self.global_batch * self.sequence_length
 
-    def but(self, **changes: object) -> "TrainingSetup":
-        """The same with some fields changed."""
+    def replace(self, **changes: object) -> "TrainingSetup":
+        """Return the setup with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ class TrainingSetup:
 class InferenceSetup:
     """Generation: `batch` sequences on each replica (dp counts replicas), each of a prompt and new tokens.
 
-    weights: the format they are kept and read in; products are done in `compute`.
+    weights: storage format; products are computed in `compute`.
     """
 
     architecture: Architecture
@@ -89,18 +89,18 @@ class InferenceSetup:
     quantised_head: bool = False  # int8 and int4 for the head too (torchao does so; bitsandbytes, GPTQ and AWQ do not)
     int4_group: int = 128  # weights that share a scale and a zero point
     sharded_vocabulary: bool = True  # tensor parallelism shards table and head too
-    micro_batch: int | None = None  # sequences that pass a stage together; None: the batch at once, one stage working
+    micro_batch: int | None = None  # sequences per stage at once; None: the whole batch, one active stage at a time
 
     @property
     def at_once(self) -> int:
-        """Sequences that pass a stage together."""
+        """Sequences that pass a stage at once."""
         return min(self.batch, self.micro_batch or self.batch)
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence at its end."""
+        """Tokens of a complete sequence."""
         return self.prompt_tokens + self.new_tokens
 
-    def but(self, **changes: object) -> "InferenceSetup":
-        """The same with some fields changed."""
+    def replace(self, **changes: object) -> "InferenceSetup":
+        """Return the setup with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]

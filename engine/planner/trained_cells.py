@@ -1,18 +1,20 @@
-"""What the planner says of a `train` cell: its step as a setup, seconds, memory, what it sends, its peak for MFU.
+"""Predict a `train` cell: its setup, seconds, memory, traffic, and the peak for MFU.
 
     setup = training_setup(cell, architecture, machine)
-    figures = training_figures(cell, architecture, machine)      # fields of configs.prediction.Prediction; or a reason
+    figures = training_figures(cell, architecture, machine)      # fields of configs.plans.prediction.Prediction; or a
+    reason
 
-The engine (`engine.training`) computes with float32 weights under autocast on one rank and in DDP, in gathered or
-kept 16-bit weights in FSDP2 and ZeRO, and forgets the logits before the backward pass.
+The engine (`engine.training`) computes with float32 weights under autocast on one rank and in DDP, in gathered or kept
+16-bit weights in FSDP2 and ZeRO, and frees the logits before the backward pass.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from configs.cell import Cell, Layout
-from configs.hardware import Accelerator, Machine
-from configs.training import TrainWorkload
+from configs.common.execution import Layout
+from configs.hardware.hardware import Accelerator, Machine
+from configs.spec.cell import Cell
+from configs.workloads.train import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.framework import of_engine
 from engine.planner.memory.training import training_memory
@@ -23,11 +25,13 @@ from engine.planner.timing.traffic import network_bytes
 from engine.planner.timing.training import step_time
 
 EAGER_LAYER_SECONDS = 2e-4
-"""Our engine and transformers issue a layer's operators one by one from Python, which a GPU has to wait for: the least
-time of a layer on a server core with all of it in the caches, measured by this project's calibration, 2026-11."""
+"""Our engine and transformers issue a layer's operators one by one from Python, and the GPU waits. Minimum time of a
+layer on a server core with warm caches, measured by this project's calibration, 2026-11.
+"""
 DEEPSPEED_BYTES = 142 << 20
 """What importing DeepSpeed 0.19.8 adds to a process that has torch: resident memory before and after, 2026-11. A
-calibration knows the engine's own libraries only."""
+calibration covers the engine's libraries only.
+"""
 _EAGER_TRAINING = 3
 """Backward and optimizer issue about twice as many operators as the forward: assumption."""
 
@@ -38,11 +42,11 @@ _KINDS = {
     "text_classification": None,
     "image_classification": "vision",
 }
-"""Kind of model that a task trains; None: any that reads words."""
+"""Kind of model that a task trains; None: any text model."""
 
 
 def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> TrainingSetup:
-    """The step of a `train` cell. float16 is bfloat16 here where autocast casts: sizes are the same."""
+    """Return the step of a `train` cell. float16 is treated as bfloat16 where autocast casts: sizes are equal."""
     work, layout = cell.workload, cell.layout
     assert isinstance(work, TrainWorkload)
     accumulation = max(1, work.accumulation(layout.dp))
@@ -58,13 +62,13 @@ def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> 
         machine=machine,
         layout=layout,
         micro_batch=max(1, work.global_batch_size // layout.dp // accumulation),
-        # An image is as many tokens as its model has positions.
+        # An image has as many tokens as its model has positions.
         sequence_length=(architecture.positions if architecture.kind == "vision" else 0) or work.sequence_length,
         accumulation=accumulation,
         precision=precision,
         checkpointing=work.activation_checkpointing,
         optimizer=work.optimizer,
-        # FSDP2 offloads to where its shards are already, on a CPU: nothing moves.
+        # On a CPU, FSDP2's offload target is the memory that holds its shards: nothing moves.
         offload="none" if on_host else work.offload,
         compiled=work.compiled,
         sharding=work.sharding,
@@ -74,15 +78,17 @@ def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> 
 
 
 def as_split(architecture: Architecture, layout: Layout) -> Architecture:
-    """As training splits a model over tp ranks; DeepSpeed's ZeRO splits blocks, neither embedding nor head."""
+    """Return the architecture as split over tp ranks in training; DeepSpeed's ZeRO splits blocks only."""
     if layout.tp == 1 or not layout.strategy.startswith("zero"):
         return architecture
     weights = (weight if weight.block else replace(weight, split=None) for weight in architecture.weights)
     return replace(architecture, weights=tuple(weights))
 
 
-def unpredicted(work: TrainWorkload, architecture: Architecture) -> str | None:
-    """Why nothing is said of a cell; None: something is."""
+def unpredicted(cell: Cell, architecture: Architecture) -> str | None:
+    """Why nothing is said of a cell that trains; None: something is."""
+    work = cell.workload
+    assert isinstance(work, TrainWorkload)
     kind = _KINDS[work.task]
     if kind is not None and architecture.kind != kind:
         return f"{work.task} is for a model of kind {kind}, and this is one of kind {architecture.kind}"
@@ -96,14 +102,15 @@ def unpredicted(work: TrainWorkload, architecture: Architecture) -> str | None:
 
 
 def seconds_of(setup: TrainingSetup) -> StepTime:
-    """Of one step: of measured operators where the machine has them and the model is made of them."""
+    """Return seconds of one step: from measured operators if the machine has them and they cover the model."""
     measured = setup.layout.pp == 1 and can_measure(setup.architecture, setup.machine.accelerator)
     return measured_step_time(setup) if measured else step_time(setup)
 
 
 def training_figures(cell: Cell, architecture: Architecture, machine: Machine) -> tuple[dict[str, Any], Memory]:
     """Fields of a Prediction without memory and interval; and the memory. Raises ValueError for an unknown link."""
-    setup = training_setup(cell, architecture, machine)
+    work, setup = cell.workload, training_setup(cell, architecture, machine)
+    assert isinstance(work, TrainWorkload)
     time, exposed = seconds_of(setup), None
     seconds = time.seconds
     if machine.accelerator.kind != "cpu":
@@ -112,7 +119,7 @@ def training_figures(cell: Cell, architecture: Architecture, machine: Machine) -
         exposed = time.exposed_seconds
     peak = _peak(machine.accelerator, cell.dtype)
     notes = ["float16 taken for as fast as bfloat16"] if cell.dtype == "float16" else []
-    if cell.workload.kind == "train" and cell.workload.compiled and machine.accelerator.kind == "cpu":
+    if work.compiled and machine.accelerator.kind == "cpu":
         notes.append("torch.compile taken for no gain")
     figures = {
         "tokens_per_second": setup.tokens_per_step / seconds,
@@ -127,7 +134,7 @@ def training_figures(cell: Cell, architecture: Architecture, machine: Machine) -
 
 
 def _peak(accelerator: Accelerator, dtype: str) -> float | None:
-    """Dense FLOP/s of a rank's device in a dtype; None where nothing is known of it."""
+    """Return the dense peak FLOP/s of a rank's device in a dtype; None if unknown."""
     try:
         return accelerator.flops(dtype)
     except ValueError:

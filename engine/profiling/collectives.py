@@ -1,11 +1,11 @@
-"""The single collectives of a profiled region: from when a rank asked for one until it was done.
+"""Individual collectives of a profiled region, from request to completion.
 
     found = collectives(events, reported)
 
-Three things tell of them: our communicators report their own (shared memory has no event in the profiler), torch
-names those asked for (`c10d::allreduce_`) and those that a backend did (`gloo:all_reduce`). The last two are one
-collective, which is in flight from the first's beginning to the second's end; both are left out while one of our
-communicators reports the same. On a GPU what counts is the kernel.
+There are three sources: our communicators report their operations (shared memory has no event in the profiler), and
+torch names requested collectives (`c10d::allreduce_`) and executed ones (`gloo:all_reduce`). The last two are one
+collective, from the first's start to the second's end; both are dropped while one of our communicators reports the
+same. On a GPU the kernel counts.
 """
 
 import zlib
@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.profiling.events import Event
+from engine.profiling.events import ProfilerEvent
 
-Columns = dict[str, np.ndarray]
+CollectiveColumns = dict[str, np.ndarray]
 
 NO_GROUP = 0
-"""Of what cannot be matched with its counterpart on another rank."""
+"""Group of a collective that cannot be matched with its counterpart on another rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class RecordedCollective:
     """One collective, or one transfer from rank to rank, on this rank. Seconds since the region began.
 
-    `group` (`group_of`) and `sequence`, from 0, are the same on all ranks that took part. `thread` is the one that
-    was blocked, None where none was. `on_device`: its times are of handing it to the device, not of the work.
+    `group` (`group_of`) and `sequence`, from 0, are the same on all ranks that took part. `thread` is the blocked
+    thread, or None. `on_device`: times are of the submission to the device, not of the work.
     """
 
     operation: str
@@ -42,18 +42,18 @@ class Collective:
 
 
 def group_of(*names: object) -> int:
-    """A number for what names a group (its ranks, a direction, an operation), the same on every rank; never 0."""
+    """Return a number for a group's key (ranks, direction, operation), the same on every rank; never 0."""
     return zlib.crc32(repr(names).encode()) or 1
 
 
-def collectives(events: Sequence[Event], reported: Sequence[Collective]) -> list[Collective]:
-    """All collectives of the region in the order in which they began."""
+def collectives(events: Sequence[ProfilerEvent], reported: Sequence[RecordedCollective]) -> list[RecordedCollective]:
+    """Return all collectives of the region in order of their start."""
     blocking = [item for item in reported if not item.on_device]
     of_device = sorted((event for event in events if event.on_device and event.is_communication), key=_began)
     seen = [event for event in events if event.is_communication and not event.on_device and not event.is_waiting]
     seen = _unreported(sorted(seen, key=_began), blocking)
     if any(event.on_device for event in events):
-        seen = [event for event in seen if event.is_executed]  # who asks a GPU does not wait
+        seen = [event for event in seen if event.is_executed]  # submission to a GPU does not block
     found = [
         *blocking,
         *_of_device(of_device, [item for item in reported if item.on_device]),
@@ -62,8 +62,8 @@ def collectives(events: Sequence[Event], reported: Sequence[Collective]) -> list
     return sorted(found, key=lambda item: item.began)
 
 
-def columns(found: Sequence[Collective]) -> Columns:
-    """One-dimensional columns, an entry for each collective; unknown sizes are -1 (a column of integers)."""
+def columns(found: Sequence[RecordedCollective]) -> CollectiveColumns:
+    """Return one-dimensional columns, an entry for each collective; unknown sizes are -1 (a column of integers)."""
     return {
         "collective_operation": np.array([item.operation for item in found], dtype=np.str_),
         "collective_group": np.array([item.group for item in found], dtype=np.int64),
@@ -76,12 +76,12 @@ def columns(found: Sequence[Collective]) -> Columns:
     }
 
 
-def _began(event: Event) -> float:
+def _began(event: ProfilerEvent) -> float:
     return event.began
 
 
-def _unreported(seen: list[Event], reported: Sequence[Collective]) -> list[Event]:
-    """Without what began while one of our communicators was at work: it reports that itself."""
+def _unreported(seen: list[ProfilerEvent], reported: Sequence[RecordedCollective]) -> list[ProfilerEvent]:
+    """Drop events that began during an operation of our communicators, which is reported separately."""
     if not reported:
         return seen
     begins = np.array(sorted(item.began for item in reported))
@@ -94,16 +94,16 @@ def _unreported(seen: list[Event], reported: Sequence[Collective]) -> list[Event
     return kept
 
 
-def _paired(seen: list[Event]) -> list[Collective]:
-    """What was asked for, joined with what was done: by name in order, and what is left in order.
+def _paired(seen: list[ProfilerEvent]) -> list[RecordedCollective]:
+    """Join requested with executed collectives: by name in order, and the rest in order.
 
-    The names of both differ in underscores; gloo's threads begin their work in the order in which it is asked for.
+    Their names differ in underscores; gloo's threads begin work in the order of the requests.
     """
-    asked: dict[str, list[Event]] = defaultdict(list)
-    done: dict[str, list[Event]] = defaultdict(list)
+    asked: dict[str, list[ProfilerEvent]] = defaultdict(list)
+    done: dict[str, list[ProfilerEvent]] = defaultdict(list)
     for event in seen:
         (done if event.is_executed else asked)[_operation(event)].append(event)
-    pairs: list[tuple[Event | None, Event | None]] = []
+    pairs: list[tuple[ProfilerEvent | None, ProfilerEvent | None]] = []
     for name in asked.keys() & done.keys():
         both = min(len(asked[name]), len(done[name]))
         pairs += zip(asked[name][:both], done[name][:both], strict=True)
@@ -116,35 +116,36 @@ def _paired(seen: list[Event]) -> list[Collective]:
     return [_joined(*pair) for pair in pairs]
 
 
-def _joined(asked: Event | None, done: Event | None) -> Collective:
+def _joined(asked: ProfilerEvent | None, done: ProfilerEvent | None) -> RecordedCollective:
     first = asked or done
     assert first is not None
     last = done or first
     size = last.size_bytes if last.size_bytes is not None else first.size_bytes
     operation = _operation(done or first)
-    return Collective(operation, NO_GROUP, 0, size, first.began, max(first.ended, last.ended))
+    return RecordedCollective(operation, NO_GROUP, 0, size, first.began, max(first.ended, last.ended))
 
 
-def _operation(event: Event) -> str:
-    """`allreduce` of `c10d::allreduce_`, `gloo:all_reduce` and `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
+def _operation(event: ProfilerEvent) -> str:
+    """Return `allreduce` for `c10d::allreduce_`, `gloo:all_reduce` and `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
     if event.on_device:
         return event.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_").partition("_")[0].lower()
     return event.name.rpartition(":")[2].replace("_", "")
 
 
-def _of_device(kernels: list[Event], reported: list[Collective]) -> list[Collective]:
-    """Kernels with what our communicators reported of them, where there are as many of both; else kernels alone."""
+def _of_device(kernels: list[ProfilerEvent], reported: list[RecordedCollective]) -> list[RecordedCollective]:
+    """Join kernels with the reports of our communicators, if there are as many of both; else return kernels alone."""
     if len(kernels) == len(reported):
         pairs = zip(kernels, reported, strict=True)
         return [replace(item, began=kernel.began, ended=kernel.ended) for kernel, item in pairs]
     found = [
-        Collective(_operation(event), NO_GROUP, 0, event.size_bytes, event.began, event.ended) for event in kernels
+        RecordedCollective(_operation(event), NO_GROUP, 0, event.size_bytes, event.began, event.ended)
+        for event in kernels
     ]
     return _numbered(found)
 
 
-def _numbered(found: list[Collective]) -> list[Collective]:
-    """With a sequence: the place among those of the same operation. Right where all are of one group of all ranks."""
+def _numbered(found: list[RecordedCollective]) -> list[RecordedCollective]:
+    """Number collectives of the same operation in sequence. Correct if all are of one group of all ranks."""
     counts: dict[str, int] = defaultdict(int)
     numbered = []
     for item in sorted(found, key=lambda item: item.began):

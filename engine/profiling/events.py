@@ -1,9 +1,9 @@
-"""What torch's profiler saw, as plain events; and which of them are communication, and which compute.
+"""Convert torch's profiler events to plain events, classified as communication or compute.
 
     events = read_events(profiler.profiler.kineto_results.events(), region_began_nanoseconds)
 
-Names as torch 2.13 gives them: on CPUs an operator `c10d::allreduce_` on the thread that asks for a sum, and an
-annotation `gloo:all_reduce` on the thread of gloo that does it; on GPUs kernels `ncclDevKernel_AllReduce_...`.
+Names as torch 2.13 gives them: on CPUs an operator `c10d::allreduce_` on the requesting thread, and an annotation
+`gloo:all_reduce` on gloo's thread; on GPUs kernels `ncclDevKernel_AllReduce_...`.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ REGION = "profiled region"
 """The annotation around the work whose time is split."""
 
 NATIVE = "rankwise::"
-"""Begins the annotations around our own compiled kernels, of which the profiler does not know."""
+"""Prefix of the annotations around our compiled kernels, which the profiler does not record."""
 
 _COMMUNICATION = ("c10d::", "gloo:", "mpi:", "_c10d_functional::", "deepspeed::inference_all_reduce")
 _EXECUTED = ("gloo:", "mpi:")
@@ -36,11 +36,11 @@ _DTYPE_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something that took time on one thread, or on the device. Seconds since the region began.
+class ProfilerEvent:
+    """An interval on one thread, or on the device. Seconds since the region began.
 
-    `kind` is the profiler's: cpu_op, user_annotation, kernel, gpu_memcpy... `size_bytes` is of the tensors that an
-    event of communication was given, None where the profiler does not say.
+    `kind` is the profiler's: cpu_op, user_annotation, kernel, gpu_memcpy... `size_bytes`: tensors passed to a
+    communication event, None if unknown.
     """
 
     name: str
@@ -52,39 +52,39 @@ class Event:
 
     @property
     def on_device(self) -> bool:
-        """Whether the GPU did it."""
+        """Whether it ran on the GPU."""
         return self.kind in _DEVICE_KINDS
 
     @property
     def is_communication(self) -> bool:
-        """Whether a rank talked, or waited for another."""
+        """Whether it is communication, including waiting for another rank."""
         if self.on_device:
             return self.kind == "kernel" and self.name.startswith("nccl")
         return self.name.startswith(_COMMUNICATION)
 
     @property
     def is_executed(self) -> bool:
-        """Whether a backend did it, on a thread of its own or on the device; else a caller asked for it."""
+        """Whether a backend executed it, on its own thread or on the device; else it is a request."""
         return self.is_communication and (self.on_device or self.name.startswith(_EXECUTED))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it only waits for what was asked for before."""
+        """Whether it only waits for an earlier request."""
         return self.name.endswith(_WAITING)
 
     @property
     def is_compute(self) -> bool:
-        """Whether it is work: an operator, a kernel of ours, or anything that the device does."""
+        """Whether it is compute: an operator, a native kernel, or any activity of the device."""
         if self.is_communication:
             return False
         return self.on_device or self.kind == "cpu_op" or self.name.startswith(NATIVE)
 
 
-def read_events(kineto: Iterable[Any], region_began_nanoseconds: int) -> list[Event]:
-    """The profiler's events (`_KinetoEvent`) that are work or communication, without the region itself."""
+def read_events(kineto: Iterable[Any], region_began_nanoseconds: int) -> list[ProfilerEvent]:
+    """Return the profiler's events (`_KinetoEvent`) of compute or communication, without the region itself."""
     found = []
     for item in kineto:
-        event = Event(
+        event = ProfilerEvent(
             item.name(),
             item.activity_type(),
             item.device_resource_id(),
@@ -93,14 +93,14 @@ def read_events(kineto: Iterable[Any], region_began_nanoseconds: int) -> list[Ev
         )
         if event.is_communication:
             size = _size_bytes(item.shapes(), item.dtypes())
-            found.append(Event(event.name, event.kind, event.thread, event.began, event.ended, size))
+            found.append(ProfilerEvent(event.name, event.kind, event.thread, event.began, event.ended, size))
         elif event.is_compute:
             found.append(event)
     return found
 
 
 def _size_bytes(shapes: list[list[int]], dtypes: list[str]) -> int | None:
-    """Bytes of the tensors among the inputs; None where none is named (a list of tensors is not)."""
+    """Return the bytes of the tensors among the inputs; None if none is named (a list of tensors is not)."""
     sizes = [
         prod(shape) * _DTYPE_BYTES[dtype]
         for shape, dtype in zip(shapes, dtypes, strict=False)

@@ -1,12 +1,12 @@
-"""Clocks, power, temperature and throttle reasons of a GPU, sampled beside what it does.
+"""Sample clocks, power, temperature and throttle reasons of a GPU during work.
 
     with GpuSampler(index) as sampler:
         work()
     figures = sampler.figures()         # {"gpu_power_watts": 412.0, "throttled": False, ...}
 
-A thread asks NVML (nvidia-ml-py) every 50 ms, which costs the GPU nothing. Clocks and power are of moments at which
-a kernel was running where NVML says so, since waiting and loading are no work. What cannot be read is None; so is
-all of it without NVML. Meanings and units: https://docs.nvidia.com/deploy/nvml-api (nvmlDeviceQueries).
+A thread queries NVML (nvidia-ml-py) every 50 ms, at no cost to the GPU. Clocks and power count only samples with a
+running kernel, if NVML reports it, because waiting and loading are not work. Unavailable values are None, all of them
+without NVML. Meanings and units: https://docs.nvidia.com/deploy/nvml-api (nvmlDeviceQueries).
 """
 
 import importlib
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from configs.record import Figure
+from configs.plans.record import Figure
 
 SAMPLE_SECONDS = 0.05
 
@@ -35,7 +35,7 @@ REASONS = {
 """Bits of nvmlClocksEventReasons (nvml.h) -> their names here."""
 
 THROTTLING = 0x004 | 0x008 | 0x020 | 0x040 | 0x080
-"""The reasons that make a GPU slower than its clocks promise: heat, the power cap, a slowdown by the hardware."""
+"""Reasons that reduce a GPU's clocks: heat, the power cap, a slowdown by the hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class _Sample:
 
 
 class GpuSampler:
-    """Samples one GPU between enter and exit. `index` is CUDA's; NVML is asked for the same device by its UUID."""
+    """Sample one GPU within the context. `index` is CUDA's; the device is found in NVML by its UUID."""
 
     def __init__(self, index: int, uuid: str | None = None) -> None:
         self._device = _Device.open(index, uuid or _cuda_uuid(index))
@@ -76,15 +76,15 @@ class GpuSampler:
 
     def _run(self) -> None:
         assert self._device is not None
-        while True:  # the first at once, so that there is one of the shortest work
+        while True:  # the first sample at once, so that short work has one
             self._samples.append(self._device.sample())
             if self._stop.wait(SAMPLE_SECONDS):
                 return
 
     def figures(self) -> dict[str, Figure]:
-        """After the end: medians of clocks (MHz), mean power (W), largest temperature (°C), energy (J), throttling.
+        """Return, after the end, median clocks (MHz), mean power (W), largest temperature (°C), energy (J), throttling.
 
-        gpu_busy_share: of the time, 0 to 1, in which a kernel ran, by the driver's own sampling.
+        gpu_busy_share: share of time, 0 to 1, with a running kernel, as sampled by the driver.
         """
         at_work = [sample for sample in self._samples if sample.busy_share] or self._samples
         reasons = [sample.reasons for sample in at_work if sample.reasons is not None]
@@ -105,7 +105,7 @@ class GpuSampler:
 
 
 def reason_names(reasons: int) -> list[str]:
-    """Names of the bits that are set; one without a name is given as a number."""
+    """Return the names of the set bits; unknown bits are given as numbers."""
     known = [name for bit, name in REASONS.items() if reasons & bit]
     unknown = reasons & ~sum(REASONS)
     return [*known, hex(unknown)] if unknown else known
@@ -117,7 +117,7 @@ def _of(statistic: Callable[[list[Any]], float], values: list[Any]) -> float | N
 
 
 def _cuda_uuid(index: int) -> str | None:
-    """NVML numbers all GPUs, CUDA those that it is shown: only the UUID is the same in both."""
+    """Return the UUID: NVML numbers all GPUs, CUDA the visible ones; only the UUID is the same in both."""
     import torch
 
     if not torch.cuda.is_available():
@@ -127,14 +127,14 @@ def _cuda_uuid(index: int) -> str | None:
 
 
 class _Device:
-    """NVML's handle of one GPU. What it does not support is None."""
+    """NVML's handle of one GPU. Unsupported values are None."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
 
     @classmethod
     def open(cls, index: int, uuid: str | None) -> "_Device | None":
-        """The GPU; None where pynvml, the driver or the device is missing."""
+        """Open the GPU; None if pynvml, the driver or the device is missing."""
         try:
             nvml: Any = importlib.import_module("pynvml")
         except ImportError:
@@ -151,11 +151,11 @@ class _Device:
             return None
 
     def close(self) -> None:
-        """NVML counts who uses it."""
+        """Release the handle (NVML counts its users)."""
         self._nvml.nvmlShutdown()
 
     def sample(self) -> _Sample:
-        """All of it, now."""
+        """Sample all values."""
         milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         utilization = self._ask("nvmlDeviceGetUtilizationRates")
         return _Sample(
@@ -169,11 +169,11 @@ class _Device:
 
     def _reasons(self) -> int | None:
         reasons: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
-        # Drivers before 535 have it under this name only.
+        # Drivers before 535 have only this name.
         return self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
     def joules(self) -> float | None:
-        """Energy since the driver was loaded; NVML counts in millijoules, on Volta and later."""
+        """Return the energy since the driver was loaded; NVML counts in millijoules, on Volta and later."""
         millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 

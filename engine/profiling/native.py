@@ -1,11 +1,11 @@
-"""Our compiled kernels as events of torch's profiler, which does not know of calls through ctypes.
+"""Annotate compiled kernels for torch's profiler, which does not record calls through ctypes.
 
     with native_calls():
         ...                 # each call of a kernel is an annotation `rankwise::<name>`
 
-Every public function of `engine.kernels`, wherever the engine imported it, and every call of a callable object of
-its classes (a packed layer) is annotated. Only while a region is profiled: a kernel of the decode loop takes
-microseconds, an annotation about one.
+Every public function of `engine.kernels`, wherever the engine imported it, and every call of a callable object of its
+classes (a packed layer) is annotated. Used only in a profiled region: a kernel of the decode loop takes microseconds,
+an annotation about one.
 """
 
 import functools
@@ -26,7 +26,7 @@ _NOT_KERNELS = "engine.kernels.build"
 
 @contextmanager
 def native_calls() -> Iterator[None]:
-    """Annotate every call of a kernel that is loaded by now; at the end all is as before."""
+    """Annotate every call of a loaded kernel within the context."""
     ours = [module for name, module in list(sys.modules.items()) if name.startswith("engine.") and module is not None]
     with ExitStack() as stack:
         for holder, attribute, plain, annotated in list(_replacements(ours)):
@@ -36,7 +36,7 @@ def native_calls() -> Iterator[None]:
 
 
 def _replacements(modules: list[ModuleType]) -> Iterator[tuple[Any, str, Any, Any]]:
-    """Holder, attribute, what it is and what it shall be."""
+    """Yield holder, attribute, original and replacement."""
     functions: dict[int, Callable[..., Any]] = {}
     for module in modules:
         if not module.__name__.startswith(_KERNELS) or module.__name__ == _NOT_KERNELS:

@@ -1,9 +1,9 @@
-"""The nsys pass: a rank runs as a child of NVIDIA's `nsys profile`, which leaves one report a rank.
+"""nsys pass: each rank runs as a child of NVIDIA's `nsys profile`, which writes one report a rank.
 
-A rank puts nsys in its own place (exec) before it has imported anything large, so that torchrun still watches it;
-nsys starts the rank again. Where every rank has a GPU only the region that the workload marks is recorded, between
-cudaProfilerStart and cudaProfilerStop (Nsight Systems user guide, `--capture-range=cudaProfilerApi`); elsewhere the
-whole rank is. A report is written when its rank ends, so a launch of this pass makes one visit (`configs.packing`).
+A rank replaces itself by nsys (exec) before large imports, so that torchrun still monitors it; nsys restarts the rank.
+If every rank has a GPU, only the region marked by the workload is recorded, between cudaProfilerStart and
+cudaProfilerStop (Nsight Systems user guide, `--capture-range=cudaProfilerApi`); elsewhere the whole rank is. A report
+is written when its rank ends, so a launch of this pass makes one measurement (`configs.plans.packing`).
 
     run_under_nsys(job, job_json, paths, place)     # does not return in the first process; nothing in the second
 """
@@ -12,25 +12,25 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from configs.job import Job, Visit
-    from configs.paths import JobPaths
-    from engine.context import Context, Outcome, Workload
-    from engine.processes import Place
+    from configs.plans.job import Job, Measurement
+    from configs.plans.paths import JobPaths
+    from engine.context import Context, Outcome, WorkloadFunction
+    from engine.rank.processes import RankPlace
 
 UNDER_NSYS = "RANKWISE_UNDER_NSYS"
-"""In the environment of a rank that nsys has started."""
+"""Environment variable of a rank started by nsys."""
 
 
-def run_under_nsys(job: "Job", job_json: Path, paths: "JobPaths", place: "Place") -> None:
-    """Become `nsys profile` of this very rank; return at once where nsys has started it. Raises OSError."""
+def run_under_nsys(job: "Job", job_json: Path, paths: "JobPaths", place: "RankPlace") -> None:
+    """Replace this rank by `nsys profile` of itself; return at once if started by nsys. Raises OSError."""
     if os.environ.get(UNDER_NSYS):
         return
-    report = paths.nsys_report(job.visits[0].name, place.rank)
+    report = paths.nsys_report(job.measurements[0].name, place.rank)
     command = ["nsys", "profile", "--output", str(report.with_suffix("")), "--force-overwrite", "true"]
     command += ["--trace", "cuda,nvtx,osrt"]
     if gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) >= place.local_world_size:
@@ -40,44 +40,27 @@ def run_under_nsys(job: "Job", job_json: Path, paths: "JobPaths", place: "Place"
 
 
 def gpus(visible: str | None, devices: Path = Path("/dev")) -> int:
-    """How many GPUs of NVIDIA a process sees, without asking the driver. visible: CUDA_VISIBLE_DEVICES."""
+    """Count the NVIDIA GPUs visible to a process, without the driver. visible: CUDA_VISIBLE_DEVICES."""
     there = sum(1 for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
     return there if visible is None else min(there, len([name for name in visible.split(",") if name.strip()]))
 
 
-def nsys_visit(visit: "Visit", context: "Context", workload: "Workload") -> "Outcome":
-    """Run the workload; on a GPU the region that it marks is what the report holds.
+def nsys_measurement(measurement: "Measurement", context: "Context", workload: "WorkloadFunction") -> "Outcome":
+    """Run the workload; on a GPU the report holds its marked region.
 
-    Raises NotImplementedError where the workload marks nothing.
+    Raises NotImplementedError if the workload marks no region.
     """
     from engine.context import Outcome
+    from engine.profiling.region import run_recorded
 
-    marked: list[float] = []
-
-    @contextmanager
-    def region() -> Iterator[None]:
-        if marked:
-            yield
-            return
-        with _recorded(context, marked):
-            yield
-
-    context.region = region
-    try:
-        outcome = workload(visit, context)
-    finally:
-        context.region = nullcontext
-    if not marked:
-        raise NotImplementedError(
-            f"measuring.profiler: a {visit.cell.workload.kind} workload by engine {visit.cell.engine} marks nothing "
-            "to record"
-        )
-    return Outcome(outcome.figures | {"nsys_wall_seconds": marked[0]})
+    seconds: list[float] = []
+    outcome = run_recorded(measurement, context, workload, lambda: _recorded(context, seconds))
+    return Outcome(outcome.figures | {"nsys_wall_seconds": seconds[0]})
 
 
 @contextmanager
 def _recorded(context: "Context", seconds: list[float]) -> Iterator[None]:
-    """Ranks begin together; on a GPU nsys is told of begin and end."""
+    """Record the region: ranks begin together; on a GPU nsys gets start and stop."""
     import torch
 
     on_gpu = context.device.type == "cuda"

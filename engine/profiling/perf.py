@@ -1,12 +1,12 @@
-"""One visit of the perf pass: Linux's `perf` counts and samples this rank while one pass of the work is made.
+"""One measurement of the perf pass: Linux's `perf` counts and samples this rank during one pass.
 
-    outcome = perf_visit(visit, context, workload)
+    outcome = perf_measurement(measurement, context, workload)
 
-`perf stat` and `perf record` attach to the running rank (-p), stand still until the region that the workload marks
-begins, and are let go when it ends: their control pipe, perf-stat(1) `--control`, makes that exact. So loading,
-warm-up and Python's start are in neither. What they leave lies beside the rank's part: `perf_rank_<r>.data`, which
-`perf report -i` opens, and `perf_rank_<r>.txt` with the counters and the hottest functions. Events that the kernel
-or the machine does not give (hardware counters in most virtual machines) are None, and the text says which.
+`perf stat` and `perf record` attach to the running rank (-p) and are enabled only in the region marked by the workload,
+exactly, through their control pipe, perf-stat(1) `--control`. Loading, warm-up and Python's start are therefore
+excluded. Their output is beside the rank's part: `perf_rank_<r>.data`, which `perf report -i` opens, and
+`perf_rank_<r>.txt` with the counters and the hottest functions. Unavailable events (hardware counters in most virtual
+machines) are None, and the text lists them.
 """
 
 import os
@@ -17,14 +17,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.job import Visit
-from configs.record import Figure
-from engine.context import Context, Outcome, Workload
-from engine.decoded import synchroniser
+from configs.plans.job import Measurement
+from configs.plans.record import Figure
+from engine.context import Context, Outcome, WorkloadFunction
+from engine.profiling.region import run_recorded
+from engine.prompts.decoded import synchroniser
 
 SAMPLES_HZ = 999
 _EVENTS = {
@@ -42,44 +43,32 @@ _REPORT_SECONDS = 60.0
 _HOTTEST = 25
 _MILLISECOND = 1e-3
 _BUILD = re.compile(r"-[0-9a-f]{32}\.so$")
-"""What `engine.kernels.build` adds to a library's name."""
+"""Suffix of a library's name added by `engine.kernels.build`."""
 
 
-def perf_visit(visit: Visit, context: Context, workload: Workload) -> Outcome:
-    """Run the workload under perf in the region that it marks. Figures are perf's beside the workload's own.
+def perf_measurement(measurement: Measurement, context: Context, workload: WorkloadFunction) -> Outcome:
+    """Run the workload under perf in its marked region. Figures are perf's and the workload's.
 
-    Raises NotImplementedError where perf may not look at a process here, and where nothing is marked.
+    Raises NotImplementedError if perf may not observe a process here, or if no region is marked.
     """
-    recorder = _Recorder(visit, context)
-    context.region = recorder.region
-    try:
-        outcome = workload(visit, context)
-    finally:
-        context.region = nullcontext
-    if recorder.figures is None:
-        raise NotImplementedError(
-            f"measuring.profiler: a {visit.cell.workload.kind} workload by engine {visit.cell.engine} marks nothing "
-            "to record"
-        )
+    recorder = _Recorder(measurement, context)
+    outcome = run_recorded(measurement, context, workload, recorder.record)
     return Outcome(outcome.figures | recorder.figures)
 
 
 class _Recorder:
-    """Runs both forms of perf over one region of a visit."""
+    """Runs `perf stat` and `perf record` over one region of a measurement."""
 
-    def __init__(self, visit: Visit, context: Context) -> None:
-        self.figures: dict[str, Figure] | None = None
-        self._visit = visit
+    def __init__(self, measurement: Measurement, context: Context) -> None:
+        self.figures: dict[str, Figure] = {}
+        self._measurement = measurement
         self._context = context
 
     @contextmanager
-    def region(self) -> Iterator[None]:
-        """The first region of a visit is recorded, others are not."""
-        if self.figures is not None:
-            yield
-            return
+    def record(self) -> Iterator[None]:
+        """Count and sample the block."""
         context, synchronise = self._context, synchroniser(self._context.device)
-        data = context.paths.perf_data(self._visit.name, context.rank)
+        data = context.paths.perf_data(self._measurement.name, context.rank)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             counted = Path(folder) / "stat.csv"
             count = ["stat", "-x", ";", "-e", ",".join(_EVENTS), "-o", str(counted)]
@@ -104,12 +93,12 @@ class _Recorder:
         if hottest:
             self.figures["perf_hottest"] = f"{hottest[0].name} ({hottest[0].library})"[:200]
             self.figures["perf_hottest_share"] = hottest[0].samples / samples
-        text = perf_text(self._visit, context, self.figures, hottest)
-        context.paths.perf_text(self._visit.name, context.rank).write_text(text)
+        text = perf_text(self._measurement, context, self.figures, hottest)
+        context.paths.perf_text(self._measurement.name, context.rank).write_text(text)
 
 
 class _Perf:
-    """One perf attached to this process, events off until it is told; ended when the block is left."""
+    """One perf process attached to this one, events disabled until enabled; ended on exit."""
 
     def __init__(self, arguments: list[str]) -> None:
         orders, self._orders = os.pipe()
@@ -127,7 +116,7 @@ class _Perf:
         os.close(answers)
 
     def __enter__(self) -> "_Perf":
-        self.say("disable")  # changes nothing; the answer tells that perf has attached
+        self.say("disable")  # no effect; the reply shows that perf has attached
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +128,7 @@ class _Perf:
         self._messages.close()
 
     def say(self, order: str) -> None:
-        """Give an order and wait until it is carried out."""
+        """Send a command and wait for its acknowledgement."""
         with suppress(BrokenPipeError):
             os.write(self._orders, f"{order}\n".encode())
         ready, _, _ = select.select([self._answers], [], [], _ANSWER_SECONDS)
@@ -147,7 +136,7 @@ class _Perf:
             raise NotImplementedError(f"measuring.profiler: perf cannot record a rank here: {self._said()}")
 
     def end(self) -> None:
-        """Let it write what it has."""
+        """End perf and let it write its data."""
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(_ANSWER_SECONDS)
@@ -162,7 +151,7 @@ class _Perf:
 
 
 def read_counters(csv: str) -> dict[str, Figure]:
-    """Figures from `perf stat -x ;`: value;unit;event;... a line (perf-stat(1), CSV FORMAT). Not counted: None."""
+    """Parse `perf stat -x ;`: value;unit;event;... a line (perf-stat(1), CSV FORMAT). Not counted: None."""
     figures: dict[str, Figure] = dict.fromkeys(_EVENTS.values())
     for line in csv.splitlines():
         fields = line.split(";")
@@ -176,7 +165,7 @@ def read_counters(csv: str) -> dict[str, Figure]:
 
 
 class Function(NamedTuple):
-    """A function and how often it was seen running."""
+    """A function and its number of samples."""
 
     samples: int
     library: str
@@ -184,7 +173,7 @@ class Function(NamedTuple):
 
 
 def hottest_functions(data: Path) -> list[Function]:
-    """Every function seen in a `perf.data`, the hottest first; empty if there are no samples."""
+    """Return every function sampled in a `perf.data`, the hottest first; empty without samples."""
     command = ["perf", "report", "--stdio", "-q", "--no-children", "-g", "none", "-F", "overhead,sample,dso,symbol"]
     try:
         done = subprocess.run(
@@ -192,7 +181,7 @@ def hottest_functions(data: Path) -> list[Function]:
             capture_output=True,
             text=True,
             timeout=_REPORT_SECONDS,
-            # Symbols of system libraries would otherwise be asked for over the network.
+            # Otherwise symbols of system libraries would be requested over the network.
             env=os.environ | {"DEBUGINFOD_URLS": ""},
         )
     except subprocess.TimeoutExpired:
@@ -201,7 +190,7 @@ def hottest_functions(data: Path) -> list[Function]:
 
 
 def read_functions(report: str) -> list[Function]:
-    """Lines `overhead;samples;library;[.] function`. A kernel of ours is called as its source is, without the hash."""
+    """Parse lines `overhead;samples;library;[.] function`. A native kernel is named as its source, without the hash."""
     found = []
     for line in report.splitlines():
         fields = [field.strip() for field in line.split(";", 3)]
@@ -211,11 +200,12 @@ def read_functions(report: str) -> list[Function]:
     return sorted(found, key=lambda each: -each.samples)
 
 
-def perf_text(visit: Visit, context: Context, figures: dict[str, Figure], hottest: list[Function]) -> str:
-    """For people: counters by the names that perf gives them, then the hottest functions."""
+def perf_text(measurement: Measurement, context: Context, figures: dict[str, Figure], hottest: list[Function]) -> str:
+    """Format counters under perf's names, then the hottest functions."""
     seconds = figures["perf_wall_seconds"]
     lines = [
-        f"{visit.cell.label}, rank {context.rank} of {context.world_size}: one pass after warm-up, {seconds:.4f} s",
+        f"{measurement.cell.label}, rank {context.rank} of {context.world_size}: one pass after warm-up, "
+        f"{seconds:.4f} s",
         "",
     ]
     for event, name in _EVENTS.items():

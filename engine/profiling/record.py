@@ -1,53 +1,46 @@
-"""One visit of the profile pass: the workload runs as always, and what it marks is recorded once.
+"""One measurement of the profile pass: the workload runs as usual, and its marked region is recorded once.
 
-    outcome = profiled_visit(visit, context, workload)
+    outcome = profiled_measurement(measurement, context, workload)
 
-The workload marks one pass, after its warm-up, with `with context.profiled():`. Ranks begin the region together;
-starting the profiler, which takes each of them another time, lies before. What comes of it: figures of this rank,
-columns of its collectives (the report compares them over ranks) and a Chrome trace beside its part.
+The workload marks one pass, after its warm-up, with `with context.profiled():`. Ranks begin the region together, after
+the profiler has started on each. Results: figures of this rank, columns of its collectives (the report compares them
+over ranks) and a Chrome trace beside its part.
 """
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from configs.job import Visit
-from configs.record import Figure
-from engine.context import Context, Outcome, Workload
-from engine.decoded import synchroniser
+from configs.plans.job import Measurement
+from configs.plans.record import Figure
+from engine.context import Context, Outcome, WorkloadFunction
 from engine.profiling.collectives import collectives, columns
+from engine.profiling.communicators import Listening
 from engine.profiling.events import REGION, read_events
-from engine.profiling.listening import Listening
 from engine.profiling.native import native_calls
+from engine.profiling.region import run_recorded
 from engine.profiling.split import split
 from engine.profiling.trace import write_trace
+from engine.prompts.decoded import synchroniser
 
 
-def profiled_visit(visit: Visit, context: Context, workload: Workload) -> Outcome:
-    """Run the workload and split the time of the region that it marks.
+def profiled_measurement(measurement: Measurement, context: Context, workload: WorkloadFunction) -> Outcome:
+    """Run the workload and split the time of its marked region.
 
-    Figures are the workload's and the split's; samples are the collectives alone, since times taken under a
-    profiler are none. Raises NotImplementedError where the workload marks no region.
+    Figures are the workload's and the split's; samples are the collectives alone, because times under a profiler are
+    not valid samples. Raises NotImplementedError if the workload marks no region.
     """
-    recorder = _Recorder(context, context.paths.trace(visit.name, context.rank))
-    context.region = recorder.region
-    try:
-        outcome = workload(visit, context)
-    finally:
-        context.region = nullcontext
-    if recorder.outcome is None:
-        raise NotImplementedError(
-            f"measuring.profile: a {visit.cell.workload.kind} workload by engine {visit.cell.engine} marks nothing "
-            "to profile; generate, seq2seq, encode and train by engine rankwise do"
-        )
+    recorder = _Recorder(context, context.paths.trace(measurement.name, context.rank))
+    outcome = run_recorded(measurement, context, workload, recorder.record)
+    assert recorder.outcome is not None
     return Outcome(outcome.figures | recorder.outcome.figures, recorder.outcome.samples)
 
 
 class _Recorder:
-    """Records one region of a visit."""
+    """Profiles one region of a measurement."""
 
     def __init__(self, context: Context, trace: Path) -> None:
         self.outcome: Outcome | None = None
@@ -55,11 +48,8 @@ class _Recorder:
         self._trace = trace
 
     @contextmanager
-    def region(self) -> Iterator[None]:
-        """The first region of a visit is recorded, others are not."""
-        if self.outcome is not None:
-            yield
-            return
+    def record(self) -> Iterator[None]:
+        """Profile the block."""
         context = self._context
         synchronise = synchroniser(context.device)
         activities = [ProfilerActivity.CPU]
@@ -73,7 +63,7 @@ class _Recorder:
             synchronise()
             context.barrier()
             with record_function(REGION):
-                # The profiler's times are of the system's clock, ours and the communicators' of this one.
+                # The profiler uses the system's clock, our code and the communicators this one.
                 epoch = time.time_ns() - time.perf_counter_ns()
                 began = time.perf_counter_ns()
                 yield
@@ -82,7 +72,7 @@ class _Recorder:
         self.outcome = self._read(profiler, listening, began, ended, epoch)
 
     def _read(self, profiler: profile, listening: Listening, began: int, ended: int, epoch: int) -> Outcome:
-        """Figures, columns and the trace. Nanoseconds of perf_counter; with `epoch` added they are Unix time."""
+        """Return figures, columns and the trace. Nanoseconds of perf_counter; with `epoch` added they are Unix time."""
         assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
         seen = profiler.profiler.kineto_results.events()
         wall_seconds = (ended - began) * 1e-9

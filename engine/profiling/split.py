@@ -1,26 +1,26 @@
-"""The wall time of a profiled region, split into compute, communication and idle. Pure arithmetic.
+"""Split the wall time of a profiled region into compute, communication and idle. Pure arithmetic.
 
     found = split(wall_seconds, events, collectives(events, reported))
     found.compute_share + found.exposed_communication_share + found.idle_share      # 1
 
-All times are lengths of merged intervals, never sums: what overlaps counts once. Compute is when an operator (on a
-GPU: a kernel) was running, less what a thread spent inside of a collective, since it then waits. Communication is
-when at least one collective was in flight, waiting for late ranks included; exposed is what of it no compute covers.
-Idle is the rest: the interpreter, launches, and whatever the profiler cannot see.
+All times are lengths of merged intervals, never sums: overlaps count once. Compute: an operator (on a GPU: a kernel)
+was running, minus a thread's time inside a collective, since it then waits. Communication: at least one collective was
+active, including waiting for late ranks; exposed communication is the part without concurrent compute. Idle is the
+rest: the interpreter, launches, and everything invisible to the profiler.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from configs.intervals import Intervals, difference, intersection, intervals, length, union
-from engine.profiling.collectives import Collective
-from engine.profiling.events import Event
+from configs.common.intervals import Intervals, difference, intersection, intervals, length, union
+from engine.profiling.collectives import RecordedCollective
+from engine.profiling.events import ProfilerEvent
 
 
 @dataclass(frozen=True)
-class Split:
-    """Seconds of one region on one rank. `communication_seconds` overlaps with compute, the other three sum up."""
+class RegionSplit:
+    """Seconds of one region on one rank. `communication_seconds` overlaps with compute; the other three add up."""
 
     wall_seconds: float
     compute_seconds: float
@@ -29,32 +29,32 @@ class Split:
 
     @property
     def compute_share(self) -> float:
-        """Share of the wall time in which work was done."""
+        """Share of the wall time with compute."""
         return self.compute_seconds / self.wall_seconds
 
     @property
     def communication_share(self) -> float:
-        """Share in which a collective was in flight, hidden behind compute or not."""
+        """Share with an active collective, hidden behind compute or not."""
         return self.communication_seconds / self.wall_seconds
 
     @property
     def exposed_communication_share(self) -> float:
-        """Share in which a collective was in flight and nothing was computed."""
+        """Share with an active collective and no compute."""
         return self.exposed_communication_seconds / self.wall_seconds
 
     @property
     def idle_share(self) -> float:
-        """Share in which neither was."""
+        """Share with neither."""
         return 1.0 - self.compute_share - self.exposed_communication_share
 
 
-def split(wall_seconds: float, events: Sequence[Event], found: Sequence[Collective]) -> Split:
+def split(wall_seconds: float, events: Sequence[ProfilerEvent], found: Sequence[RecordedCollective]) -> RegionSplit:
     """Split a region of `wall_seconds` that began at 0."""
     assert wall_seconds > 0
     region = intervals([(0.0, wall_seconds)])
     communication = intersection(_communication(events, found), region)
     compute = intersection(_compute(events, found), region)
-    return Split(
+    return RegionSplit(
         wall_seconds=wall_seconds,
         compute_seconds=length(compute),
         communication_seconds=length(communication),
@@ -62,18 +62,18 @@ def split(wall_seconds: float, events: Sequence[Event], found: Sequence[Collecti
     )
 
 
-def _communication(events: Sequence[Event], found: Sequence[Collective]) -> Intervals:
-    """When a collective was in flight, or a thread waited for one; on a GPU what a CPU asks for is neither."""
+def _communication(events: Sequence[ProfilerEvent], found: Sequence[RecordedCollective]) -> Intervals:
+    """Return the intervals in which a collective was active, or a thread waited for one; not CPU requests to a GPU."""
     waits = [] if _on_gpu(events) else [event for event in events if event.is_waiting and event.is_communication]
     return union(_spans(found), _spans(waits))
 
 
-def _compute(events: Sequence[Event], found: Sequence[Collective]) -> Intervals:
-    """When the device worked; without one, when a thread was in an operator and not in a collective."""
+def _compute(events: Sequence[ProfilerEvent], found: Sequence[RecordedCollective]) -> Intervals:
+    """Return the intervals in which the device worked; without one, a thread in an operator outside of a collective."""
     if _on_gpu(events):
         return union(_spans(event for event in events if event.on_device and event.is_compute))
-    operators: dict[int, list[Event]] = defaultdict(list)
-    blocked: dict[int, list[Event | Collective]] = defaultdict(list)
+    operators: dict[int, list[ProfilerEvent]] = defaultdict(list)
+    blocked: dict[int, list[ProfilerEvent | RecordedCollective]] = defaultdict(list)
     for event in events:
         if event.is_communication:
             blocked[event.thread].append(event)
@@ -87,9 +87,9 @@ def _compute(events: Sequence[Event], found: Sequence[Collective]) -> Intervals:
     )
 
 
-def _on_gpu(events: Sequence[Event]) -> bool:
+def _on_gpu(events: Sequence[ProfilerEvent]) -> bool:
     return any(event.on_device for event in events)
 
 
-def _spans(items: Iterable[Event | Collective]) -> Intervals:
+def _spans(items: Iterable[ProfilerEvent | RecordedCollective]) -> Intervals:
     return intervals([(item.began, item.ended) for item in items])

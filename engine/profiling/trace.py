@@ -1,4 +1,4 @@
-"""A Chrome trace of one rank, compressed: what torch's profiler saw, with a track of our own communicators.
+"""Write a compressed Chrome trace of one rank: torch's profiler events, with a track of our communicators.
 
     write_trace(profiler, path, reported, region_began_nanoseconds)     # open it in https://ui.perfetto.dev
 
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from torch.profiler import profile
 
-from engine.profiling.collectives import Collective
+from engine.profiling.collectives import RecordedCollective
 
 _TRACK = 1 << 22
-"""Number of our track among those of threads: pid_max on 64 bits, so no thread has it (proc(5))."""
+"""Thread number of our track: pid_max on 64 bits, so no thread has it (proc(5))."""
 
 _BEGIN = re.compile(r'"traceEvents":\s*\[')
 _BASE = re.compile(r'"baseTimeNanoseconds":\s*(\d+)')
@@ -28,8 +28,10 @@ _HEAD_CHARACTERS = 1 << 20
 _LEVEL = 3  # half the time of level 6 for a tenth more bytes
 
 
-def write_trace(profiler: profile, path: Path, reported: Sequence[Collective], region_began_nanoseconds: int) -> None:
-    """Write `<...>.json.gz`. region_began_nanoseconds: since the epoch, what times of `reported` count from."""
+def write_trace(
+    profiler: profile, path: Path, reported: Sequence[RecordedCollective], region_began_nanoseconds: int
+) -> None:
+    """Write `<...>.json.gz`. region_began_nanoseconds: start of the times in `reported`, since the epoch."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         plain = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(plain))
@@ -44,8 +46,8 @@ def write_trace(profiler: profile, path: Path, reported: Sequence[Collective], r
             shutil.copyfileobj(source, target)
 
 
-def _track(reported: Sequence[Collective], offset_microseconds: float) -> Iterator[dict[str, object]]:
-    """A named track, and a complete event for each collective."""
+def _track(reported: Sequence[RecordedCollective], offset_microseconds: float) -> Iterator[dict[str, object]]:
+    """Yield a named track, and a complete event for each collective."""
     place = {"pid": os.getpid(), "tid": _TRACK}
     if reported:
         yield {"ph": "M", "name": "thread_name", **place, "ts": offset_microseconds, "args": {"name": "communicators"}}

@@ -1,1 +1,1 @@
-"""Training: strategies, tasks, data, steps, checkpoints and what is told while it goes on."""
+"""Training: strategies, tasks, data, steps, checkpoints and live metrics."""

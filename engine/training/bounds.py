@@ -1,32 +1,32 @@
-"""When a run has done enough: after so many steps, at a time, at a loss, or by the measuring rules of the study.
+"""Stopping conditions of a run: steps, time, loss, or the measuring rules of the study.
 
     bounds = Bounds(workload, context)
     while not bounds.reached(done):                 # done: a Done
         ...
 
-Ranks must stop after the same step. What they all know alike (steps, losses of the global batch) needs no agreement.
-Their clocks differ, so the slowest rank's counts; asking for it in each step would cost a collective in each step, so
-the ranks look again when, by the mean step so far, half of what is left will have passed. A run of n steps then asks
-about log2(n) times and makes no step too many unless a step takes twice its mean.
+All ranks must stop after the same step. Shared values (steps, losses of the global batch) need no agreement. Clocks
+differ, so the slowest rank's counts. A check in every step would cost a collective in every step, so ranks check again
+when, by the mean step time, half of the remaining time has passed. A run of n steps checks about log2(n) times and
+makes no extra step unless a step takes twice its mean.
 """
 
 from dataclasses import dataclass
 
-from configs.training import TrainWorkload
-from engine.agreement import largest
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
+from engine.rank.agreement import max_over_ranks_of
 
 MEMORY_STEPS = 2
-"""The second one holds the optimizer's states from its beginning."""
+"""The second step has the optimizer's states from its start."""
 PROFILE_WARMUP_STEPS = 3
-"""DistributedDataParallel arranges its buckets anew in the second step."""
+"""DistributedDataParallel rebuilds its buckets in the second step."""
 RECENT_STEPS = 10
-"""Without validation data, `target_loss` is compared with the mean loss of so many steps, each time they are over."""
+"""Without validation data, `target_loss` is compared with the mean loss of this many steps, after each such period."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a run has behind it. steps: by all attempts; here: by this one.
+    """Progress of a run. steps: by all attempts; here: by this one.
 
     trained_seconds: of all attempts' steps and the waits for their checkpoints, on this rank; measured_seconds: of this
     attempt's steps after its warm-up. loss: what `target_loss` is compared with, the same on all ranks.
@@ -39,8 +39,8 @@ class Done:
     loss: float | None
 
 
-class Bounds:
-    """The end of one visit; remembers when ranks are to look at their clocks again."""
+class StepBudget:
+    """Stopping condition of one measurement; stores when ranks check their clocks again."""
 
     def __init__(self, workload: TrainWorkload, context: Context) -> None:
         self.workload, self.context, self.rules = workload, context, context.job.measuring
@@ -49,11 +49,11 @@ class Bounds:
 
     @property
     def by_time(self) -> bool:
-        """Whether it is the workload that says how long."""
+        """Whether the workload sets a duration."""
         return self.workload.min_period_seconds is not None or self.workload.max_period_seconds is not None
 
     def reached(self, done: Done) -> bool:
-        """Whether the visit has all its steps. All ranks call it after each step, and hear the same."""
+        """Return whether the measurement is complete. All ranks call it after each step, and get the same result."""
         work = self.workload
         if self.context.memory_pass:
             return done.here >= MEMORY_STEPS
@@ -64,35 +64,35 @@ class Bounds:
         if self.by_time:
             return self._period_over(done)
         measured = done.here - self.rules.warmup
-        if measured < self.rules.least_passes:
+        if measured < self.rules.min_passes:
             return False
-        return self._passed(self.rules.least_seconds, done.measured_seconds, measured, done.here)
+        return self._passed(self.rules.min_seconds, done.measured_seconds, measured, done.here)
 
     def _low_enough(self, done: Done) -> bool:
         target = self.workload.target_loss
         return target is not None and done.loss is not None and done.loss <= target
 
     def _period_over(self, done: Done) -> bool:
-        """At the most, at the least where the loss is low enough or neither it nor a most is given."""
+        """End at the maximum period, or at the minimum period if the loss is low enough or no other bound is set."""
         work = self.workload
         if done.steps == 0:
             return False
         low = self._low_enough(done)
         if low and not self._was_low:
-            self._look_at = 0  # the limit has come nearer
+            self._look_at = 0  # the limit is now nearer
         self._was_low = low
         soon = low or (work.target_loss is None and work.max_period_seconds is None)
         limit = (work.min_period_seconds or 0.0) if soon else work.max_period_seconds
-        assert limit is not None, "configs.training lets no target loss be without a longest period"
+        assert limit is not None, "configs.workloads.train lets no target loss be without a longest period"
         return self._passed(limit, done.trained_seconds, done.steps, done.here)
 
     def _passed(self, limit_seconds: float, own_seconds: float, steps: int, here: int) -> bool:
-        """Whether the slowest rank's seconds, of so many steps, have reached the limit."""
+        """Return whether the slowest rank's seconds, over this many steps, have reached the limit."""
         if self.context.world_size == 1:
             return own_seconds >= limit_seconds
         if here < self._look_at:
             return False
-        agreed = largest(own_seconds, self.context)
+        agreed = max_over_ranks_of(own_seconds, self.context)
         if agreed >= limit_seconds:
             return True
         left = (limit_seconds - agreed) * steps / max(agreed, 1e-9)

@@ -1,16 +1,16 @@
-"""What a run leaves: its raw samples by step, and figures that say what a step was.
+"""Results of a run: raw samples by step, and figures of a step.
 
     outcome.samples = samples(run)
     outcome.figures = figures(run, config)          # config: of the model, a Hugging Face config.json
 
 Samples of a rank: `step_seconds` of measured steps, of which `data_seconds`, `forward_seconds`, `backward_seconds`,
-`exposed_communication_seconds` and `optimizer_seconds` are the parts; `checkpoint_seconds` that came on top. `loss` and
+`exposed_communication_seconds` and `optimizer_seconds` are the parts; and in addition `checkpoint_seconds`. `loss` and
 `gradient_norm` are of the whole run, warm-up and earlier attempts included, and the same on all ranks.
 
 FLOPs are of a step over all ranks, by `engine.planner.flops`: **model** FLOPs by PaLM's convention (MFU's numerator),
-**hardware** FLOPs those of the products that are executed, whole score matrices counted as `torch.utils.flop_counter`
-does, the scores that a fused attention makes again in its backward pass and what checkpointing computes again included
-(HFU's). Both are None for a model that the planner does not know.
+**hardware** FLOPs by executed products (HFU's numerator): whole score matrices as in `torch.utils.flop_counter`, scores
+recomputed by fused attention in its backward pass, and recomputation by checkpointing. Both are None for a model
+unknown to the planner.
 """
 
 from collections.abc import Mapping
@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.record import Figure
-from configs.training import ActivationCheckpointing
-from engine.agreement import total
+from configs.plans.record import Figure
+from configs.workloads.train import ActivationCheckpointing
 from engine.context import Samples
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
 from engine.planner.flops import forward_flops, model_flops, training_flops
+from engine.rank.agreement import total
 from engine.training.data.validation import means
 from engine.training.schedule import learning_rate, scaling_factor
-from engine.training.steps import Run
+from engine.training.steps import TrainingRun
 
 
-def samples(run: Run) -> Samples:
+def samples(run: TrainingRun) -> Samples:
     """Columns of this rank; the history must be settled."""
     warmup, columns = run.warmup, run.columns
     found = {
@@ -48,7 +48,7 @@ def samples(run: Run) -> Samples:
     return {name: np.array(values, dtype=np.float64) for name, values in found.items()}
 
 
-def figures(run: Run, config: Mapping[str, Any]) -> dict[str, Figure]:
+def figures(run: TrainingRun, config: Mapping[str, Any]) -> dict[str, Figure]:
     """What a step of the run was. All ranks call it.
 
     `tokens_per_step` is of all ranks, `sequences` of this one; `train_tokens` is the size of the data.
@@ -77,7 +77,7 @@ def figures(run: Run, config: Mapping[str, Any]) -> dict[str, Figure]:
     return found
 
 
-def _tokens_per_step(run: Run, measured: int) -> int | float:
+def _tokens_per_step(run: TrainingRun, measured: int) -> int | float:
     """Mean over measured steps, summed over replicas; of the latest one where none was measured."""
     if measured == 0:
         return run.step_tokens
@@ -85,17 +85,17 @@ def _tokens_per_step(run: Run, measured: int) -> int | float:
     return int(tokens) if tokens == int(tokens) else tokens
 
 
-def _flops(run: Run, config: Mapping[str, Any], tokens: int | float) -> dict[str, Figure]:
+def _flops(run: TrainingRun, config: Mapping[str, Any], tokens: int | float) -> dict[str, Figure]:
     found: dict[str, Figure] = {"model_flops_per_step": None, "hardware_flops_per_step": None}
     sequences = run.workload.global_batch_size
     try:
         architecture = read_architecture(config)
-    except ValueError:  # of a family that the planner does not know
+    except ValueError:  # of a family unknown to the planner
         return found
     length = round(tokens / sequences)
     if architecture.kind == "encoder_decoder":
         length = run.workload.sequence_length
-    if length == 0:  # a resumed run that had nothing left to do
+    if length == 0:  # a resumed run without remaining steps
         return found
     found["model_flops_per_step"] = model_flops(architecture, sequences * length, length)
     found["hardware_flops_per_step"] = hardware_flops(
@@ -107,10 +107,10 @@ def _flops(run: Run, config: Mapping[str, Any], tokens: int | float) -> dict[str
 def hardware_flops(
     architecture: Architecture, sequences: int, length: int, checkpointing: ActivationCheckpointing
 ) -> float:
-    """Executed in a step. What checkpointing computes again is that of `engine.training.strategies.recompute`.
+    """Return the FLOPs executed in a step. Recomputation follows `engine.training.strategies.recompute`.
 
-    Selective: every second product of a block, from the second. Full: all but the last one, whose output nobody needs
-    (torch stops where everything that was saved is there again), and attention.
+    Selective: every second product of a block, from the second. Full: all but the last one (torch stops when all saved
+    tensors are restored), and attention.
     """
     once = training_flops(architecture, sequences, length, fused=True).total
     products = [
@@ -127,7 +127,7 @@ def hardware_flops(
     return once + forward.blocks * sum(again) / sum(products) + attention
 
 
-def _traffic(run: Run, measured: int) -> dict[str, Figure]:
+def _traffic(run: TrainingRun, measured: int) -> dict[str, Figure]:
     """Payload of this rank's collectives, a step; bytes of the node's network over all measured steps, by its first
     rank."""
     before, after = run.before, run.after
@@ -143,7 +143,7 @@ def _traffic(run: Run, measured: int) -> dict[str, Figure]:
     return found
 
 
-def _evaluation(run: Run) -> dict[str, Figure]:
+def _evaluation(run: TrainingRun) -> dict[str, Figure]:
     """Of the last evaluation; what is held out of the training data keeps its own names as well."""
     if not run.history.evaluations:
         return {}

@@ -1,13 +1,13 @@
-"""Bytes that this machine has sent and received, by the kernel's counters of its network interfaces.
+"""Bytes sent and received by this machine, from the kernel's counters of its network interfaces.
 
-    before = network_bytes()                        # None where the kernel does not say
+    before = network_bytes()                        # None if unavailable
     ...
     after = network_bytes()
     after.sent - before.sent
 
-/proc/self/net/dev (proc_pid_net(5)) counts all processes of the network namespace, protocol headers and what was sent
-twice included: what really went over the wires. What two ranks of one machine tell each other goes through the
-loopback and is counted apart. Memory shared between ranks, NVLink and InfiniBand verbs are not seen here.
+/proc/self/net/dev (proc_pid_net(5)) counts all processes of the network namespace, protocol headers and retransmissions
+included: the real traffic. Traffic between ranks of one machine uses the loopback and is counted separately. Shared
+memory, NVLink and InfiniBand verbs are not counted.
 """
 
 from pathlib import Path
@@ -26,12 +26,12 @@ class NetworkBytes(NamedTuple):
     loopback: int
 
     def since(self, before: "NetworkBytes") -> "NetworkBytes":
-        """What came to it after `before`."""
+        """Return the difference since `before`."""
         return NetworkBytes(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 def network_bytes(counters: Path = _COUNTERS) -> NetworkBytes | None:
-    """The counters now; None where there are none."""
+    """Return the current counters; None if there are none."""
     try:
         lines = counters.read_text().splitlines()[_HEADER_LINES:]
     except OSError:

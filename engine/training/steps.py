@@ -1,14 +1,14 @@
-"""The steps of one visit: data, forward, backward, optimizer, each timed; evaluation, checkpoints and live streams.
+"""The steps of one measurement: data, forward, backward, optimizer, each timed; evaluation, checkpoints, live streams.
 
     run = Run(workload, options, context, task, trainer, feed, validation, checkpoints, live)
     train(run)                                      # run.history, run.columns
 
-Nothing in a step is there for the measuring's sake but readings of a clock: losses stay on their rank until a
-checkpoint, a decision or the end asks for them, and are then summed over ranks in one collective. A step is over when
-its loss and gradient norm are numbers on this rank. What a checkpoint holds up, evaluation and live streams lie outside
-of `step_seconds`; only checkpoints count as training time.
+The only measurement overhead in a step are clock readings: losses stay on their rank until a checkpoint, a decision or
+the end needs them, and are then summed over ranks in one collective. A step ends when its loss and gradient norm are
+available on this rank. Checkpoint blocking, evaluation and live streams are outside of `step_seconds`; only checkpoints
+count as training time.
 
-On a GPU the phases of a step are those of the device, by CUDA events that are read when the step is over.
+On a GPU phases are measured by CUDA events, read at the end of the step.
 """
 
 import math
@@ -20,18 +20,26 @@ from typing import Any
 
 import torch
 
-from configs.training import TrainWorkload
-from engine.agreement import total
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.decoded import synchroniser
-from engine.training.bounds import PROFILE_WARMUP_STEPS, RECENT_STEPS, Bounds, Done
-from engine.training.checkpoints.visit import Checkpoints
+from engine.prompts.decoded import synchroniser
+from engine.training.bounds import PROFILE_WARMUP_STEPS, RECENT_STEPS, Done, StepBudget
+from engine.training.checkpoints.measurement import Checkpoints
 from engine.training.data.feed import Feed
 from engine.training.data.validation import evaluate
 from engine.training.live import Live
 from engine.training.network import NetworkBytes, network_bytes
 from engine.training.schedule import learning_rate
-from engine.training.trainer import Batch, Exposed, History, Options, StepEnd, Task, Trainer
+from engine.training.trainer import (
+    Exposed,
+    StepEnd,
+    Task,
+    Trainer,
+    TrainerOptions,
+    TrainingBatch,
+    TrainingHistory,
+    reduce_losses,
+)
 
 LOG_SECONDS = 20.0
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -39,8 +47,8 @@ Mark = float | torch.cuda.Event
 
 
 @dataclass
-class Columns:
-    """Seconds of each step of this attempt, warm-up included; phases are without what waited for communication."""
+class StepColumns:
+    """Seconds of each step of this attempt, warm-up included; phases exclude waiting for communication."""
 
     step: list[float] = field(default_factory=list)
     checkpoint: list[float] = field(default_factory=list)
@@ -50,32 +58,32 @@ class Columns:
 
 @dataclass
 class Counters:
-    """What had been sent when measuring began, or ended: payload of this rank, and the whole node's network."""
+    """Bytes sent at the start or end of measuring: payload of this rank, and the whole node's network."""
 
     payload_bytes: int
     network: NetworkBytes | None
 
 
 @dataclass
-class Run:
-    """One visit's training. `history` is settled for so many steps as it has losses; `unsettled` are those since.
+class TrainingRun:
+    """One measurement's training. `history` is settled for so many steps as it has losses; `unsettled` are those since.
 
-    tokens: computed by this rank in measured steps. step_tokens: by all replicas in the latest step, where all have as
-    many.
+    tokens: computed by this rank in measured steps. step_tokens: by all replicas in the latest step, if all have the
+    same number.
     """
 
     workload: TrainWorkload
-    options: Options
+    options: TrainerOptions
     context: Context
     task: Task
     trainer: Trainer
     feed: Feed
-    validation: list[Batch]
+    validation: list[TrainingBatch]
     checkpoints: Checkpoints
     live: Live
-    history: History = field(default_factory=History)
-    columns: Columns = field(default_factory=Columns)
-    unsettled: list[float] = field(default_factory=list)
+    history: TrainingHistory = field(default_factory=TrainingHistory)
+    columns: StepColumns = field(default_factory=StepColumns)
+    unreduced: list[float] = field(default_factory=list)
     tokens: int = 0
     step_tokens: int = 0
     loss_scale: float | None = None
@@ -86,8 +94,8 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps behind the model, those of earlier attempts included."""
-        return self.history.steps + len(self.unsettled)
+        """Optimizer steps of the model, including earlier attempts."""
+        return self.history.steps + len(self.unreduced)
 
     @property
     def here(self) -> int:
@@ -96,12 +104,12 @@ class Run:
 
     @property
     def warmup(self) -> int:
-        """Steps of this attempt that are not measured."""
+        """Steps of this attempt before measuring."""
         return min(self.context.job.measuring.warmup, self.here)
 
 
 class Stopwatch:
-    """Seconds of the phases of a step, and what of them was spent waiting for other ranks."""
+    """Seconds of a step's phases, and the time spent waiting for other ranks."""
 
     def __init__(self, exposed: Exposed, device: torch.device) -> None:
         self.exposed = exposed
@@ -109,15 +117,15 @@ class Stopwatch:
         self._laps: list[tuple[str, Mark, float]] = []
 
     def begin(self) -> None:
-        """A step begins now."""
+        """Start a step."""
         self._laps = [("", self._mark(), self.exposed.seconds)]
 
     def lap(self, phase: str) -> None:
-        """What was done since the last call belongs to this phase."""
+        """Assign the time since the last call to this phase."""
         self._laps.append((phase, self._mark(), self.exposed.seconds))
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Seconds by phase without waiting, and those that were waited in all; the device must be done."""
+        """Return seconds by phase without waiting, and total waiting seconds; the device must be synchronised."""
         seconds = dict.fromkeys(PHASES, 0.0)
         _, last, waited = self._laps[0]
         for phase, mark, waiting in self._laps[1:]:
@@ -140,10 +148,10 @@ def _between(first: Mark, second: Mark) -> float:
     return float(first.elapsed_time(second)) / 1000  # milliseconds
 
 
-def train(run: Run) -> None:
-    """All steps of the visit. Raises FloatingPointError for a loss or a norm that is no number."""
+def train(run: TrainingRun) -> None:
+    """All steps of the measurement. Raises FloatingPointError for a loss or a norm that is no number."""
     context, columns, history = run.context, run.columns, run.history
-    bounds, watch = Bounds(run.workload, context), Stopwatch(run.trainer.exposed, context.device)
+    bounds, watch = StepBudget(run.workload, context), Stopwatch(run.trainer.exposed, context.device)
     synchronise = synchroniser(context.device)
     run.resumed_from = history.steps
     measured_seconds, loss = 0.0, _last_loss(run)
@@ -173,10 +181,10 @@ def train(run: Run) -> None:
             print(f"step {run.steps}: loss {_own_mean(run):.4f}, {pace:.0f} tokens/s over all ranks", flush=True)
             said, said_step = now, run.steps
     run.after = _counters(run)
-    settle(run)
+    reduce_latest_losses(run)
 
 
-def one_step(run: Run, number: int, rate: float, watch: Stopwatch) -> tuple[float, StepEnd]:
+def one_step(run: TrainingRun, number: int, rate: float, watch: Stopwatch) -> tuple[float, StepEnd]:
     """One optimizer step: this rank's share of the global batch's mean loss, and how the step ended."""
     trainer, losses = run.trainer, []
     watch.begin()
@@ -199,14 +207,14 @@ def one_step(run: Run, number: int, rate: float, watch: Stopwatch) -> tuple[floa
     return sum(value * batch.share for value, batch in zip(own, batches, strict=True)), end
 
 
-def _keep(run: Run, number: int, own_loss: float, end: StepEnd, seconds: float, watch: Stopwatch) -> None:
+def _keep(run: TrainingRun, number: int, own_loss: float, end: StepEnd, seconds: float, watch: Stopwatch) -> None:
     """Note a step that is over."""
     if not math.isfinite(own_loss) or (end.applied and not math.isfinite(end.norm)):
         raise FloatingPointError(
             f"step {number}: loss {own_loss}, gradient norm {end.norm}; lower workload.learning_rate or use "
             "dtype float32"
         )
-    run.unsettled.append(own_loss)
+    run.unreduced.append(own_loss)
     run.history.norms.append(end.norm)
     run.history.skipped += not end.applied
     run.loss_scale = end.loss_scale
@@ -217,25 +225,22 @@ def _keep(run: Run, number: int, own_loss: float, end: StepEnd, seconds: float, 
     run.columns.step.append(seconds)
 
 
-def settle(run: Run) -> None:
+def reduce_latest_losses(run: TrainingRun) -> None:
     """Make the latest steps' losses those of the global batch, on all ranks; ranks of one replica hold the same."""
-    if run.unsettled:
-        summed = total(torch.tensor(run.unsettled, dtype=torch.float64), run.context) / run.options.tp
-        run.history.losses += summed.tolist()
-        run.unsettled.clear()
+    reduce_losses(run.history, run.unreduced, run.context, copies=run.options.tp)
 
 
-def _checkpoint(run: Run) -> float:
+def _checkpoint(run: TrainingRun) -> float:
     """Seconds that a checkpoint held this rank up, if one is due after this step."""
     if not run.checkpoints.due(run.steps):
         return 0.0
     began = time.perf_counter()
-    settle(run)
+    reduce_latest_losses(run)
     run.checkpoints.after_step(run.history)
     return time.perf_counter() - began
 
 
-def _judged(run: Run, loss: float | None) -> float | None:
+def _judged(run: TrainingRun, loss: float | None) -> float | None:
     """What `target_loss` is compared with after this step: what was, unless there is something newer."""
     work, context = run.workload, run.context
     if context.measuring_pass != "timed":
@@ -245,12 +250,12 @@ def _judged(run: Run, loss: float | None) -> float | None:
             evaluate_now(run)
             return _last_loss(run)
     elif work.target_loss is not None and run.steps % RECENT_STEPS == 0:
-        settle(run)
+        reduce_latest_losses(run)
         return sum(run.history.losses[-RECENT_STEPS:]) / RECENT_STEPS
     return loss
 
 
-def evaluate_now(run: Run) -> None:
+def evaluate_now(run: TrainingRun) -> None:
     """Evaluate after the steps so far, unless that was done."""
     if not run.validation or (run.history.evaluations and run.history.evaluations[-1][0] == run.steps):
         return
@@ -262,14 +267,14 @@ def evaluate_now(run: Run) -> None:
         run.live.tell(step=run.steps, validation_loss=sums["loss"] / sums["targets"])
 
 
-def _last_loss(run: Run) -> float | None:
+def _last_loss(run: TrainingRun) -> float | None:
     if not run.history.evaluations:
         return None
     sums = run.history.evaluations[-1][1]
     return sums["loss"] / sums["targets"]
 
 
-def _tell(run: Run, number: int, rate: float) -> None:
+def _tell(run: TrainingRun, number: int, rate: float) -> None:
     known: dict[str, Any] = {"exposed_seconds": run.columns.exposed[-1]} if run.trainer.exposed.known else {}
     run.live.tell(
         step=number + 1,
@@ -282,11 +287,11 @@ def _tell(run: Run, number: int, rate: float) -> None:
     )
 
 
-def _own_mean(run: Run) -> float:
+def _own_mean(run: TrainingRun) -> float:
     """The latest loss as this rank sees it: the mean of its own sequences where all have as many targets."""
-    return run.unsettled[-1] * run.options.dp if run.unsettled else run.history.losses[-1]
+    return run.unreduced[-1] * run.options.dp if run.unreduced else run.history.losses[-1]
 
 
-def _counters(run: Run) -> Counters:
+def _counters(run: TrainingRun) -> Counters:
     first = run.context.local_rank == 0
     return Counters(run.trainer.exposed.bytes, network_bytes() if first else None)

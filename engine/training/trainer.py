@@ -1,12 +1,12 @@
-"""What the parts of training agree on: a task, its batches, and a trainer that a strategy makes of them.
+"""Interfaces of training: tasks, batches, and trainers created by strategies.
 
     task = make_task(workload, context)                     # engine.training.task_types: model, loss, data
-    trainer = STRATEGIES[strategy](task, options, context)  # engine.training.strategies.table
+    trainer = STRATEGIES[strategy](task, options, context)  # engine.training.trainers
     loss = trainer.forward(batch); trainer.backward(loss, batch, last=True)
     end = trainer.step(rate)
 
-The order of a step is the loop's (`engine.training.steps`); how ranks keep replicas equal is the strategy's; what is
-computed is the task's. None of the three knows the other two beyond what stands here.
+The loop (`engine.training.steps`) defines the order of a step, the strategy synchronises replicas, and the task defines
+the computation. The three depend only on the interfaces in this module.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,24 +15,27 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from configs.cell import Cell, Dtype, Strategy
-from configs.training import ActivationCheckpointing, Offload, Sharding, TrainWorkload
+from configs.common.execution import Dtype, Strategy
+from configs.spec.cell import Cell
+from configs.workloads.train import ActivationCheckpointing, Offload, Sharding, TrainWorkload
 from engine.context import Context
+from engine.rank.agreement import total
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """One micro-batch of one rank, on its device: `inputs` by name, as the task's loss reads them.
 
-    share: what its mean loss counts in the mean of the whole step (over micro-batches and replicas, where the shares
-    sum up to 1): 1 / (dp x accumulation) where all hold as many targets. sequences, tokens: of this micro-batch; tokens
-    counts positions that are computed.
+    share: weight of its mean loss in the mean of the whole step (shares of all micro-batches and replicas sum to 1): 1
+    / (dp x accumulation) if all have equally many targets. sequences, tokens: of this micro-batch; tokens counts
+    computed positions.
     """
 
     inputs: dict[str, Tensor]
@@ -43,31 +46,31 @@ class Batch:
 
 @dataclass
 class Task:
-    """What is trained: a model in float32 with gradients on, on its device, and how a batch becomes a loss.
+    """A training task: a model in float32 with gradients, on its device, and its loss.
 
     `blocks` are the modules that strategies shard and checkpoint one by one, in order. `loss(module, batch)` calls the
     module (which a strategy may have wrapped) and returns the mean loss over the batch's targets, in float32.
     `metrics(module, batch)`: for evaluation, sums by name (`loss`, `targets`, and `correct` where a class is
     predicted). `config`: of the exported Hugging Face folder; `export(state, folder)` writes it from a whole state.
-    `make_optimizer`: of the wrapped model, where the options' is not wanted; torch's strategies alone take it.
+    `make_optimizer`: for the wrapped model, instead of the options'; supported by torch's strategies only.
     """
 
     model: nn.Module
     blocks: list[nn.Module]
-    loss: Callable[[nn.Module, Batch], Tensor]
-    metrics: Callable[[nn.Module, Batch], dict[str, Tensor]]
+    loss: Callable[[nn.Module, TrainingBatch], Tensor]
+    metrics: Callable[[nn.Module, TrainingBatch], dict[str, Tensor]]
     config: dict[str, Any]
     export: Callable[[dict[str, Tensor], Any], None]
     make_optimizer: Callable[[nn.Module], Optimizer] | None = None
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a strategy is asked to do; of a cell, with the accumulation worked out.
+class TrainerOptions:
+    """TrainerOptions of a strategy, derived from a cell, with the accumulation computed.
 
     dtype: float32; bfloat16 and float16: of products (`torch.autocast`, float32 weights) for none and ddp, of gathered
-    weights (MixedPrecisionPolicy, DeepSpeed) for the sharded ones, whose master weights stay float32. float16 scales
-    its losses. gradient_clipping: the largest norm of the step's gradients over all parameters; None: never clipped.
+    weights (MixedPrecisionPolicy, DeepSpeed) for the sharded ones, whose master weights stay float32. float16 uses loss
+    scaling. gradient_clipping: the largest norm of the step's gradients over all parameters; None: never clipped.
     """
 
     strategy: Strategy
@@ -86,8 +89,8 @@ class Options:
     compiled: bool = False
 
     @classmethod
-    def of(cls, cell: Cell) -> "Options":
-        """Of a `train` cell."""
+    def of(cls, cell: Cell) -> "TrainerOptions":
+        """Return the options of a `train` cell."""
         work, layout = cell.workload, cell.layout
         assert isinstance(work, TrainWorkload)
         accumulation = work.accumulation(layout.dp)
@@ -111,9 +114,9 @@ class Options:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """How a step ended. norm: of the mean gradients over all parameters, before clipping, without any loss scale.
+    """Outcome of a step. norm: of the mean gradients over all parameters, before clipping, without any loss scale.
 
-    applied: False where float16's gradients overflowed, so that weights stayed and the loss scale was lowered.
+    applied: False if float16's gradients overflowed; weights are then unchanged and the loss scale is lowered.
     """
 
     norm: float
@@ -123,11 +126,11 @@ class StepEnd:
 
 @dataclass
 class Exposed:
-    """Seconds in which this rank's step stood still for communication, and what it sent for it.
+    """Exposed communication of this rank's step in seconds, and the bytes sent.
 
-    Only what is waited for in the thread that computes counts: communication behind computing costs nothing here.
-    bytes: payload that this rank handed to collectives (of an all-gather and a reduce-scatter the whole tensor).
-    known: False where waiting cannot be seen from here (CUDA: the profile pass tells).
+    Only waiting in the compute thread counts; overlapped communication does not. bytes: payload of this rank's
+    collectives (for all-gather and reduce-scatter the whole tensor). known: False if waiting is not observable (CUDA:
+    use the profile pass).
     """
 
     seconds: float = 0.0
@@ -137,7 +140,7 @@ class Exposed:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around what only waits for other ranks."""
+        """Time a block that only waits for other ranks."""
         began = perf_counter()
         try:
             yield
@@ -146,7 +149,7 @@ class Exposed:
 
 
 class Trainer(Protocol):
-    """A task in the hands of a strategy. All ranks make the same calls in the same order.
+    """A task trained with a strategy. All ranks make the same calls in the same order.
 
     `module` is what evaluation calls (through `Task.metrics`, on every rank alike: a sharded one gathers weights).
     """
@@ -154,39 +157,44 @@ class Trainer(Protocol):
     module: nn.Module
     exposed: Exposed
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of a micro-batch, in float32, unscaled."""
+    def forward(self, batch: TrainingBatch) -> Tensor:
+        """Return the mean loss of a micro-batch, in float32, unscaled."""
 
-    def backward(self, loss: Tensor, batch: Batch, last: bool) -> None:
-        """Add the micro-batch's gradients, weighed by its share. Ranks exchange in the `last` one of the step only,
-        but for strategies that have no place to keep whole gradients (their docstrings say so)."""
+    def backward(self, loss: Tensor, batch: TrainingBatch, last: bool) -> None:
+        """Add the micro-batch's gradients, weighted by its share. Ranks reduce in the `last` one of the step only,
+        except strategies that cannot keep whole gradients (see their docstrings).
+        """
 
     def step(self, rate: float) -> StepEnd:
-        """Clip, update with this learning rate, forget the gradients."""
+        """Clip, update with this learning rate, clear the gradients."""
 
     def evaluating(self) -> Any:
-        """A context in which `module` is called without gradients, in the precision of training."""
+        """Return a context for calling `module` without gradients, in the precision of training."""
 
     def state(self) -> dict[str, Any]:
         """For torch.distributed.checkpoint: {"model": ..., "optimizer": ...} with the names of the plain model, whole
-        tensors or DTensors, so that any strategy of torch's can load what another has saved."""
+        tensors or DTensors, so that torch's strategies can load each other's states.
+        """
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up a state of the form that `state` gives."""
+        """Restore a state from `state`."""
 
     def whole_model(self) -> dict[str, Tensor]:
-        """Float32 weights by the plain model's names, whole, on the CPU of rank 0; {} elsewhere. All ranks call."""
+        """Return float32 weights by the plain model's names, unsharded, on the CPU of rank 0; {} elsewhere.
+
+        All ranks call it.
+        """
 
     def close(self) -> None:
-        """Give up hooks, files and memory; the task's model may be prepared anew afterwards."""
+        """Release hooks, files and memory; the task's model may be prepared again afterwards."""
 
 
-MakeTrainer = Callable[[Task, Options, Context], Trainer]
+MakeTrainer = Callable[[Task, TrainerOptions, Context], Trainer]
 
 
 @dataclass
-class History:
-    """What a run has done so far: part of every checkpoint, so that a resumed run tells one story.
+class TrainingHistory:
+    """TrainingHistory of a run, including earlier attempts; part of every checkpoint.
 
     losses: of each step, the mean over the global batch (all ranks hold the same). norms: `StepEnd.norm`.
     evaluations: (steps done, sums of metrics). Seconds are of steps that this and earlier attempts measured.
@@ -200,5 +208,15 @@ class History:
 
     @property
     def steps(self) -> int:
-        """Steps done."""
+        """Completed steps."""
         return len(self.losses)
+
+
+def reduce_losses(history: TrainingHistory, unreduced: list[float], context: Context, copies: int = 1) -> None:
+    """Append the latest steps' losses, summed over all ranks, to the history and forget them; ranks call it together.
+
+    copies: ranks that hold the same loss, as those of a tensor-parallel group do.
+    """
+    if unreduced:
+        history.losses += (total(torch.tensor(unreduced, dtype=torch.float64), context) / copies).tolist()
+        unreduced.clear()

@@ -1,4 +1,4 @@
-"""`rankwise catalog`: what is known of accelerators, instances and prices, from which layer, and refreshing prices.
+"""`rankwise catalog`: list accelerators, instances, links, CPUs and prices with their sources, and refresh prices.
 
 rankwise catalog list accelerators
 rankwise catalog list instances --provider aws --kind cuda --json
@@ -16,9 +16,9 @@ import typer
 from flows.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from configs.hardware_catalog import HardwareCatalog
+    from configs.hardware.catalog import HardwareCatalog
 
-Kind = Literal["accelerators", "instances", "prices", "links", "cpus"]
+CatalogKind = Literal["accelerators", "instances", "prices", "links", "cpus"]
 Provider = Literal["azure", "aws"]
 DONE, OTHER_ERROR = 0, 1
 _NARROWED_BY = {
@@ -29,27 +29,29 @@ _NARROWED_BY = {
     "cpus": (),
 }
 
-app = typer.Typer(help="Hardware and prices: what is known, from where, and fresh prices.", no_args_is_help=True)
+app = typer.Typer(help="List known hardware and prices with their sources, and refresh prices.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_command(
     context: typer.Context,
-    kind: Annotated[Kind, typer.Argument(help="what to list")] = "accelerators",
-    provider: Annotated[str | None, typer.Option(metavar="NAME", help="only of aws, gcp, azure ...")] = None,
+    kind: Annotated[CatalogKind, typer.Argument(help="table to list")] = "accelerators",
+    provider: Annotated[
+        str | None, typer.Option(metavar="NAME", help="only this provider: aws, gcp, azure ...")
+    ] = None,
     device: Annotated[
-        Literal["cuda", "rocm", "cpu"] | None, typer.Option("--kind", help="only with such accelerators")
+        Literal["cuda", "rocm", "cpu"] | None, typer.Option("--kind", help="only this kind of accelerator")
     ] = None,
     region: Annotated[
-        str | None, typer.Option(metavar="REGION", help="of prices  [default: the provider's home region]")
+        str | None, typer.Option(metavar="REGION", help="region of prices  [default: the provider's home region]")
     ] = None,
     own: Annotated[
-        Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="your own hardware and prices")
+        Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="user catalog of hardware and prices")
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME.COLUMN=VALUE", help="override a single figure")
+        list[str] | None, typer.Option("--set", metavar="NAME.COLUMN=VALUE", help="override one figure")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with sources")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with sources")] = False,
 ) -> None:
     """List accelerators, instances, prices, links or CPUs."""
     from flows.cli.errors import plainly
@@ -65,13 +67,13 @@ def list_command(
 @app.command("refresh")
 def refresh_command(
     context: typer.Context,
-    provider: Annotated[Provider, typer.Option(help="whose price list to ask")],
+    provider: Annotated[Provider, typer.Option(help="provider of the price list")],
     region: Annotated[
         list[str] | None, typer.Option(metavar="REGION", help="may be repeated  [default: the provider's home region]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
-    """Fetch today's prices of the listed instances into the cache, where they win over the shipped ones."""
+    """Fetch current prices of the listed instances into the cache; they override the shipped ones."""
     from flows.cli.errors import plainly
     from flows.cli.run import guarded
 
@@ -80,7 +82,7 @@ def refresh_command(
 
 
 def catalog_list(
-    kind: Kind,
+    kind: CatalogKind,
     provider: str | None = None,
     device: Literal["cuda", "rocm", "cpu"] | None = None,
     region: str | None = None,
@@ -88,15 +90,15 @@ def catalog_list(
     assignments: Sequence[str] = (),
     as_json: bool = False,
 ) -> int:
-    """Print a table (or JSON) of all layers; returns the exit code. Raises ValueError: a file or figure is wrong."""
-    from configs.hardware_catalog import catalog
+    """Print a table (or JSON) of all layers and return the exit code. Raises ValueError for a wrong file or figure."""
+    from configs.hardware.catalog import catalog
     from flows.folders import cache_folder
 
     given = {"--provider": provider, "--kind": device, "--region": region}
     asked = {name: value for name, value in given.items() if value is not None}
     for name in asked:
         if name not in _NARROWED_BY[kind]:
-            raise ValueError(f"{name} does not narrow {kind}; leave it out")
+            raise ValueError(f"{name}: cannot filter {kind}. Leave it out")
     found = catalog(cache_folder(), own, assignments)
     if kind == "prices":
         rows = price_rows(found, provider, region)
@@ -107,7 +109,7 @@ def catalog_list(
     else:
         rows = figure_rows(found, kind)
     if not rows:
-        raise ValueError(f"no {kind} with {', '.join(f'{name} {value}' for name, value in asked.items())}")
+        raise ValueError(f"{kind}: no entry with {', '.join(f'{name} {value}' for name, value in asked.items())}")
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
@@ -123,7 +125,7 @@ def catalog_refresh(provider: Provider, regions: Sequence[str] = (), as_json: bo
     """Refresh the cached prices of a provider; returns the exit code. Raises ValueError, OSError."""
     import sys
 
-    from configs.hardware_catalog import HOME_REGIONS, catalog
+    from configs.hardware.catalog import HOME_REGIONS, catalog
     from flows.folders import cache_folder
     from tasks.providers.price_lists import TransientPriceError, refresh_prices
 
@@ -132,19 +134,19 @@ def catalog_refresh(provider: Provider, regions: Sequence[str] = (), as_json: bo
     try:
         done = refresh_prices(provider, path, places, catalog().names("instances"))
     except TransientPriceError as error:
-        print(f"{error}\nthe prices in {path} are as they were; try again later", file=sys.stderr)
+        print(f"{error}\n{path}: prices unchanged. Try again later", file=sys.stderr)
         return OTHER_ERROR
     if as_json:
         print(json.dumps({"path": str(path), "written": done.written, "kept": done.kept, "skipped": done.skipped}))
         return DONE
-    print(f"{done.written} prices of {provider} in {', '.join(places)} written to {path}; {done.kept} others kept")
+    print(f"{done.written} prices of {provider} in {', '.join(places)} written to {path}, {done.kept} others kept")
     for reason, count in sorted(done.skipped.items()):
-        print(f"  {count} rows left out: {reason}")
+        print(f"  {count} rows skipped: {reason}")
     return DONE
 
 
 def accelerator_rows(found: "HardwareCatalog", device: str | None = None) -> list[dict[str, Any]]:
-    """Figures of each accelerator, with the layers that said them."""
+    """Return the figures of each accelerator with their layers."""
     return [
         {**item.model_dump(mode="json", exclude={"operators", "framework_bytes"}), "layers": _layers(found, name)}
         for name, item in found.accelerators().items()
@@ -155,7 +157,7 @@ def accelerator_rows(found: "HardwareCatalog", device: str | None = None) -> lis
 def instance_rows(
     found: "HardwareCatalog", provider: str | None = None, device: str | None = None, region: str | None = None
 ) -> list[dict[str, Any]]:
-    """Figures of each instance; the price is None where it is not known in that region."""
+    """Return the figures of each instance; the price is None if unknown in that region."""
     rows = []
     for name in found.instances(provider):
         machine, row, price = found.instance(name, region), found.instance_row(name), found.price(name, region)
@@ -186,7 +188,7 @@ def instance_rows(
 def price_rows(
     found: "HardwareCatalog", provider: str | None = None, region: str | None = None
 ) -> list[dict[str, Any]]:
-    """Every price with its layer, those that win first."""
+    """Return all prices with their layers, in order of precedence."""
     return [
         {"name": offer.machine or f"target {offer.target}", "layer": layer, **offer.price.model_dump(mode="json")}
         for layer, offer in found.offers()
@@ -196,9 +198,9 @@ def price_rows(
 
 
 def figure_rows(found: "HardwareCatalog", table: Literal["links", "cpus"]) -> list[dict[str, Any]]:
-    """Figures of each link or processor, with the layers that said them; what is not known is None."""
-    from configs.catalog_layers import as_row
-    from configs.catalog_rows import TABLES
+    """Return the figures of each link or processor with their layers; unknown figures are None."""
+    from configs.hardware.catalog_layers import as_row
+    from configs.hardware.catalog_rows import TABLES
 
     rows = []
     for name in found.names(table):
@@ -208,12 +210,12 @@ def figure_rows(found: "HardwareCatalog", table: Literal["links", "cpus"]) -> li
 
 
 def _layers(found: "HardwareCatalog", name: str, table: str = "accelerators") -> list[str]:
-    """The layers that have a say in an entry, the lowest first."""
+    """Return the layers that contribute to an entry, lowest first."""
     return list(dict.fromkeys(figure.layer for figure in found.figures(table, name).values()))
 
 
 def _regions(found: "HardwareCatalog", name: str) -> set[str]:
-    """Where an instance's on-demand price is known."""
+    """Return the regions with a known on-demand price of an instance."""
     return {
         offer.price.region
         for _, offer in found.offers()
@@ -231,7 +233,7 @@ def _teraflops(row: dict[str, Any], form: str) -> str:
 
 
 def _price(row: dict[str, Any]) -> str:
-    """Dollars, or where they are known instead."""
+    """Return the price in dollars, or the regions where it is known."""
     if row["price"] is not None:
         return f"{row['price']['usd_per_hour']:.4g}"
     return f"unknown here ({', '.join(row['priced_in'])})" if row["priced_in"] else "unknown"
@@ -293,12 +295,12 @@ _CPU: _Columns = {
     "int8": lambda row: _scaled(row["int8"], 1),
     "layers": lambda row: ", ".join(row["layers"]),
 }
-_COLUMNS: dict[Kind, _Columns] = {
+_COLUMNS: dict[CatalogKind, _Columns] = {
     "accelerators": _ACCELERATOR, "instances": _INSTANCE, "prices": _PRICE, "links": _LINK, "cpus": _CPU,
 }  # fmt: skip
 _TEXT = ("name", "accelerators", "can have", "network", "link", "layers", "layer", "region", "market", "in", "source")
-_NOTES: dict[Kind, str] = {
+_NOTES: dict[CatalogKind, str] = {
     "accelerators": "float32 to int8: dense peak TFLOP/s (int8: TOP/s); link: one direction; sources with --json",
-    "links": "a network has no rate of its own: the instance says it; sources with --json",
-    "cpus": "float32 to int8: FLOP a cycle and core; sources with --json",
+    "links": "a network's rate is a figure of the instance; sources with --json",
+    "cpus": "float32 to int8: FLOP per cycle and core; sources with --json",
 }

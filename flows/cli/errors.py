@@ -1,13 +1,13 @@
-"""Errors of the machine in words that suit a command which runs nothing.
+"""File errors of commands that measure nothing.
 
-guarded(lambda: plainly(work), ...)       # "plan/plan.json: Permission denied", not "what was measured is kept"
+guarded(lambda: plainly(work), ...)       # "plan/plan.json: Permission denied", not "completed measurements are kept"
 """
 
 from collections.abc import Callable
 
 
 def plainly(work: Callable[[], int]) -> int:
-    """Do it. Raises ValueError for a file that cannot be read or written; a reader that went away stays what it is."""
+    """Run `work`. Raises ValueError for a file that cannot be read or written; BrokenPipeError passes unchanged."""
     try:
         return work()
     except BrokenPipeError:

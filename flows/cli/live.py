@@ -1,4 +1,4 @@
-"""What `rankwise run` shows while it works: a live table on a terminal, plain lines elsewhere."""
+"""Progress display of `rankwise run`: a live table on a terminal, plain lines elsewhere."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tasks.board import Board, Row, current_board
+from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
 
 _COLOURS = {"completed": "green", "running": "cyan", "starting": "cyan", "queued": "blue", "waiting": "dim"}
 _UNDER_WAY = ("running", "starting", "queued")
@@ -19,9 +19,9 @@ _FAILED_SHOWN = 5
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[None]:
-    """Show the current board until the block ends."""
+    """Show the progress of the run until the block ends."""
     if console.is_terminal:
-        with Live(get_renderable=lambda: table_of(current_board()), console=console, refresh_per_second=2):
+        with Live(get_renderable=lambda: table_of(current_progress()), console=console, refresh_per_second=2):
             yield
         return
     stop = threading.Event()
@@ -35,7 +35,7 @@ def show_progress(console: Console) -> Iterator[None]:
 
 
 def duration(seconds: float | None) -> str:
-    """`1:05` for 65 seconds; `?` for what is not known."""
+    """Format seconds: `1:05` for 65, `?` for None."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -43,37 +43,37 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def summary_line(board: Board) -> str:
-    """`29 of 42 visits, 0 failed, 1:12 elapsed, about 0:34 to go`."""
-    if not board.rows:
-        return board.stage or "starting"
-    running = sum(1 for row in board.rows if row.state in ("running", "starting"))
-    done = board.done + sum(row.done for row in board.rows if row.state == "running")
-    queued = sum(1 for row in board.rows if row.state == "queued")
-    line = f"{done} of {board.total} visits, {board.failed} failed, {running} running"
+def summary_line(run_progress: RunProgress) -> str:
+    """Return `29 of 42 measurements, 0 failed, 1:12 elapsed, about 0:34 remaining`."""
+    if not run_progress.rows:
+        return run_progress.stage or "starting"
+    running = sum(1 for row in run_progress.rows if row.state in ("running", "starting"))
+    done = run_progress.done + sum(row.done for row in run_progress.rows if row.state == "running")
+    queued = sum(1 for row in run_progress.rows if row.state == "queued")
+    line = f"{done} of {run_progress.total} measurements, {run_progress.failed} failed, {running} running"
     line += f", {queued} queued" if queued else ""
-    line += f", {duration(board.elapsed_seconds)} elapsed"
-    return line if board.ended else f"{line}, about {duration(board.remaining_seconds)} to go"
+    line += f", {duration(run_progress.elapsed_seconds)} elapsed"
+    return line if run_progress.ended else f"{line}, about {duration(run_progress.remaining_seconds)} remaining"
 
 
-def table_of(board: Board) -> Group:
-    """The launches, one a line, and a summary below."""
+def table_of(run_progress: RunProgress) -> Group:
+    """Return a table with one launch per row and a summary line."""
     table = Table(box=None, pad_edge=False)
-    for name, justify in (("launch", "left"), ("cells", "right"), ("visit", "left"), ("state", "left")):
+    for name, justify in (("launch", "left"), ("cells", "right"), ("measurement", "left"), ("state", "left")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for row in _interesting(board.rows):
+    for row in _interesting(run_progress.rows):
         colour = _COLOURS.get(row.state, "red")
         state = Text(row.state, style=colour) + Text(f"  {row.note}" if row.note else "", style="dim")
-        table.add_row(row.label, f"{row.done}/{row.visits}", _block(row), state)
-    return Group(table, Text("-" * 72, style="dim"), Text(summary_line(board)))
+        table.add_row(row.label, f"{row.done}/{row.measurements}", _block(row), state)
+    return Group(table, Text("-" * 72, style="dim"), Text(summary_line(run_progress)))
 
 
-def _interesting(rows: list[Row]) -> list[Row]:
-    """All rows, or, of a long list, what failed, what is under way, and what lies around that."""
+def _interesting(rows: list[ProgressRow]) -> list[ProgressRow]:
+    """Return all rows, or of a long list the failed and active ones and their neighbours."""
     if len(rows) <= _ROWS_SHOWN:
         return rows
     going = [i for i, row in enumerate(rows) if row.state in _UNDER_WAY]
-    # Those that run come before those that wait in a queue, which may be many.
+    # Running launches come before queued ones, of which there may be many.
     going.sort(key=lambda i: _UNDER_WAY.index(rows[i].state))
     now = next((i for i, row in enumerate(rows) if row.state in (*_UNDER_WAY, "waiting")), len(rows))
     start = max(0, min(now - _ROWS_SHOWN // 2, len(rows) - _ROWS_SHOWN))
@@ -82,24 +82,24 @@ def _interesting(rows: list[Row]) -> list[Row]:
     return [rows[i] for i in sorted(shown)]
 
 
-def _block(row: Row) -> str:
+def _block(row: ProgressRow) -> str:
     return f"{row.block} of {row.blocks}" if row.measuring_pass == "timed" else row.measuring_pass
 
 
 def _print_lines(console: Console, stop: threading.Event) -> None:
-    """A line whenever a launch begins or ends."""
+    """Print a line whenever a launch starts or ends."""
     seen: dict[int, str] = {}
     last = False
     while not last:
         last = stop.wait(0.3)
-        board = current_board()
-        for row in list(board.rows):
+        run_progress = current_progress()
+        for row in list(run_progress.rows):
             state = "starting" if row.state == "running" else row.state
-            if state == "waiting" or seen.get(id(row)) == state:
+            if (state == "waiting" and not row.note) or seen.get(id(row)) == state:
                 continue
             seen[id(row)] = state
-            cells = f"{row.done}/{row.visits} cells" if state != "starting" else f"{row.visits} cells"
+            cells = f"{row.done}/{row.measurements} cells" if state != "starting" else f"{row.measurements} cells"
             note = f"  {row.note}" if row.note else ""
             console.print(f"  {row.label:<44} {_block(row):<8} {cells:<12} {state}{note}", soft_wrap=True, markup=False)
-    if current_board().rows:
-        console.print(f"  {summary_line(current_board())}")
+    if current_progress().rows:
+        console.print(f"  {summary_line(current_progress())}")

@@ -1,8 +1,8 @@
-"""The `rankwise` command line: one line of help for each thing that a user can want.
+"""The `rankwise` command-line interface: all commands with their options and help texts.
 
-Commands import what they need when they are called, so that `rankwise --help` answers at once.
-Exit codes: 0 all cells completed, 3 a report was written but some repeats have no measurement, 2 the
-study file (or another argument) is wrong, 4 `compare` found a regression or `verify` a defect, 1 anything else.
+Commands import their dependencies when called, which keeps `rankwise --help` fast.
+Exit codes: 0 all cells completed, 3 a report was written but some repeats have no measurement, 2 invalid
+study file (or other argument), 4 `compare` found a regression or `verify` a defect, 1 any other error.
 `plan`: 3 nothing fits.
 """
 
@@ -12,17 +12,17 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.catalog import app as catalog_commands
+from flows.cli.cluster.bundle import app as bundle_commands
+from flows.cli.cluster.lab import app as lab
 from flows.cli.export import export as export_command
-from flows.cli.history import HistoryFile
-from flows.cli.history import app as history_commands
-from flows.cli.lab import app as lab
-from flows.cli.manifest import app as manifest
-from flows.cli.plan_command import plan as plan_command
-from flows.cli.team import app as team
-from flows.cli.verify import verify as verify_command
+from flows.cli.plan.command import plan as plan_command
+from flows.cli.results.history import HistoryFile
+from flows.cli.results.history import app as history_commands
+from flows.cli.server.team import app as team
+from flows.cli.verify.command import verify as verify_command
 
 app = typer.Typer(
-    help="Run scaling studies: which layout, on which machines, shown with numbers.",
+    help="Measure how ML inference and training scale over layouts, ranks and machines.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,28 +30,28 @@ app = typer.Typer(
 
 app.add_typer(team, name="team")
 app.add_typer(lab, name="lab")
-app.add_typer(manifest, name="manifest")
+app.add_typer(bundle_commands, name="bundle")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
 app.command("plan")(plan_command)
 app.command("verify")(verify_command)
 app.command("export")(export_command)
 
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="the study file")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")]
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="folder that holds the run folders")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="parent folder of the run folders")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a field: measuring.repeats=3")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @app.callback()
 def main(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="show a traceback with every error")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="print a traceback with every error")] = False,
 ) -> None:
-    """Options that come before the command."""
+    """Store the global options."""
     context.obj = {"debug": debug}
 
 
@@ -61,16 +61,20 @@ def run(
     study: StudyFile,
     runs: Runs = Path("runs"),
     assignments: Assignments = None,
-    only_failed: Annotated[bool, typer.Option("--only-failed", help="measure only what failed before")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print every cell and launch, start nothing")] = False,
+    only_failed: Annotated[
+        bool, typer.Option("--only-failed", help="measure only the repeats that failed before")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print all cells and launches without starting them")
+    ] = False,
     accept_environment: Annotated[
-        bool, typer.Option("--accept-environment", help="go on in an environment unlike the one before")
+        bool, typer.Option("--accept-environment", help="resume although the environment has changed")
     ] = False,
     no_calibrate: Annotated[
-        bool, typer.Option("--no-calibrate", help="do not measure this machine first, where that was never done")
+        bool, typer.Option("--no-calibrate", help="skip the one-time calibration of this machine")
     ] = False,
 ) -> None:
-    """Measure a study, or what is missing of it, and write its report."""
+    """Measure a study, or resume it, and write its report."""
     from flows.cli.run import dry_run_study, guarded, run_study
 
     if dry_run:
@@ -83,8 +87,22 @@ def run(
 
 
 @app.command()
+def examples(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="the study to copy, such as quickstart")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="where to copy it")] = Path(),
+) -> None:
+    """List the shipped studies, or copy one with the files that it names."""
+    from flows.cli.examples import copy_example, print_examples
+    from flows.cli.run import guarded
+
+    work = print_examples if name is None else lambda: copy_example(name, out)
+    raise typer.Exit(guarded(work, out, context.obj["debug"]))
+
+
+@app.command()
 def validate(context: typer.Context, study: StudyFile, assignments: Assignments = None) -> None:
-    """Check a study file and what it names, and say how much it would measure."""
+    """Validate a study file and everything it refers to, and print the number of measurements."""
     from flows.cli.run import guarded, validate_study
 
     raise typer.Exit(guarded(lambda: validate_study(study, assignments or []), study, context.obj["debug"]))
@@ -93,7 +111,7 @@ def validate(context: typer.Context, study: StudyFile, assignments: Assignments 
 @app.command()
 def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -> None:
     """Show every cell and repeat of a run."""
-    from flows.cli.inspect import print_status
+    from flows.cli.results.inspect import print_status
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: print_status(folder, as_json), folder, context.obj["debug"]))
@@ -103,12 +121,12 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
 def logs(
     context: typer.Context,
     folder: RunFolder,
-    follow: Annotated[bool, typer.Option("--follow", help="go on as the logs grow, until the run ends")] = False,
-    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="only of this rank")] = None,
-    job: Annotated[str, typer.Option(metavar="NAME", help="only of jobs whose name begins so: 0007")] = "",
+    follow: Annotated[bool, typer.Option("--follow", help="print new lines until the run ends")] = False,
+    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="only this rank")] = None,
+    job: Annotated[str, typer.Option(metavar="NAME", help="only jobs whose name starts with this: 0007")] = "",
 ) -> None:
-    """Print what every rank and launcher wrote, and what the scheduler kept of it."""
-    from flows.cli.logs import print_logs
+    """Print the logs of all ranks, launchers and scheduler jobs."""
+    from flows.cli.results.logs import print_logs
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: print_logs(folder, follow, rank, job), folder, context.obj["debug"]))
@@ -117,12 +135,12 @@ def logs(
 @app.command()
 def push(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="name of a Slurm target of the study")],
-    study: Annotated[Path, typer.Option("--study", metavar="STUDY.yaml", help="the study file")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="a Slurm target of the study")],
+    study: Annotated[Path, typer.Option("--study", metavar="STUDY.yaml", help="study file")],
     assignments: Assignments = None,
 ) -> None:
-    """Bring code, libraries and models to a cluster's shared folder before a run needs them."""
-    from flows.cli.push import push as push_to
+    """Stage code, libraries and models in a cluster's shared folder before a run."""
+    from flows.cli.cluster.push import push as push_to
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: push_to(target, study, assignments or []), study, context.obj["debug"]))
@@ -131,10 +149,12 @@ def push(
 @app.command()
 def collect(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of `rankwise manifest sbatch`, come home")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder written by `rankwise bundle sbatch`, after its job")
+    ],
 ) -> None:
-    """Make records and the report of what the job of a manifest left in its folder."""
-    from flows.cli.manifest import collect as collect_folder
+    """Write the records and the report of a bundle after its job has run."""
+    from flows.cli.cluster.bundle import collect as collect_folder
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: collect_folder(folder), folder, context.obj["debug"]))
@@ -143,20 +163,24 @@ def collect(
 @app.command()
 def report(
     context: typer.Context,
-    folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="a run folder, such as runs/quickstart")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
+    ] = None,
     results: Annotated[
         str | None,
-        typer.Option(metavar="GLOB", help="join these runs into one comparison; quote it"),
+        typer.Option(metavar="GLOB", help="compare all runs that match this quoted pattern"),
     ] = None,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="of the joined comparison")] = Path("joined.md"),
+    output: Annotated[Path, typer.Option(metavar="FILE", help="file for the comparison of --results")] = Path(
+        "joined.md"
+    ),
 ) -> None:
-    """Render a run's report again from its records, or join several runs into one comparison."""
-    from flows.cli.compare import join_runs
-    from flows.cli.inspect import render_again
+    """Re-render the report of a run, or compare several runs in one report."""
+    from flows.cli.results.compare import join_runs
+    from flows.cli.results.inspect import render_again
     from flows.cli.run import guarded
 
     if (folder is None) == (results is None):
-        typer.echo("give one run folder, or --results GLOB", err=True)
+        typer.echo("RUN: expected either one run folder or --results GLOB", err=True)
         raise typer.Exit(2)
     if results is not None:
         pattern = results
@@ -171,17 +195,17 @@ def compare(
     context: typer.Context,
     first: RunFolder,
     second: Annotated[Path | None, typer.Argument(metavar="RUN_B", help="the newer run")] = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="compare with this run of the history instead")
-    ] = None,
-    threshold: Annotated[float, typer.Option(metavar="PERCENT", help="a regression is worse by more than this")] = 5.0,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write a comment here")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test case for each cell here")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="compare with this run of the history")] = None,
+    threshold: Annotated[
+        float, typer.Option(metavar="PERCENT", help="minimum slow-down reported as a regression")
+    ] = 5.0,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="also write the comparison as Markdown")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="also write one JUnit test case per cell")] = None,
     as_json: AsJson = False,
     history: HistoryFile = None,
 ) -> None:
-    """Hold a run against another, or against a baseline; exit code 4 on a regression."""
-    from flows.cli.compare import compare_runs
+    """Compare two runs, or a run with a baseline; exit code 4 on a regression."""
+    from flows.cli.results.compare import compare_runs
     from flows.cli.run import guarded
 
     work = lambda: compare_runs(first, second, baseline, threshold, markdown, junit, as_json, history)  # noqa: E731
@@ -195,13 +219,13 @@ def fit(
         Path, typer.Argument(metavar="FILE.csv", help="columns ranks, throughput; optionally repeat, kind")
     ],
     as_json: AsJson = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="where to draw; also .svg")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="file for the plot; also .svg")] = None,
     residuals: Annotated[
-        Literal["relative", "absolute"], typer.Option(help="what is made small; other tools use absolute")
+        Literal["relative", "absolute"], typer.Option(help="residuals to minimise; most tools use absolute")
     ] = "relative",
 ) -> None:
-    """Fit scaling laws to throughput over ranks, and say which of them the numbers support."""
-    from flows.cli.fit import fit_file
+    """Fit scaling laws to throughput over ranks and rank them by their support in the data."""
+    from flows.cli.results.fit import fit_file
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: fit_file(file, as_json, plot, residuals), file, context.obj["debug"]))
@@ -211,13 +235,13 @@ def fit(
 def forecast(
     context: typer.Context,
     folder: RunFolder,
-    to: Annotated[int | None, typer.Option(metavar="N", help="most ranks, up to 4096")] = None,
+    to: Annotated[int | None, typer.Option(metavar="N", help="maximum number of ranks, up to 4096")] = None,
     machine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="over whose interconnect: aws/p5.48xlarge")
+        str | None, typer.Option(metavar="NAME", help="machine with the interconnect: aws/p5.48xlarge")
     ] = None,
 ) -> None:
-    """Forecast a run's scaling beyond what was measured, over a stated interconnect."""
-    from flows.cli.forecast import print_forecast
+    """Forecast a run's scaling beyond the measured ranks, for a given interconnect."""
+    from flows.cli.plan.forecast import print_forecast
     from flows.cli.run import WRONG_STUDY, guarded
 
     work = lambda: print_forecast(folder, to, machine)  # noqa: E731
@@ -228,11 +252,11 @@ def forecast(
 def plan_check(
     context: typer.Context,
     predict: Annotated[Path, typer.Option(metavar="B.csv", help="rows to predict")],
-    fit: Annotated[Path | None, typer.Option(metavar="A.csv", help="measured rows to learn from")] = None,
+    fit: Annotated[Path | None, typer.Option(metavar="A.csv", help="measured rows to calibrate with")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the rows of a file of measurements, and print the errors."""
-    from flows.cli.plan_check import plan_check as check
+    """Predict the rows of a file of measurements and print the prediction errors."""
+    from flows.cli.plan.check import plan_check as check
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: check(predict, fit, as_json), predict, context.obj["debug"]))
@@ -240,8 +264,8 @@ def plan_check(
 
 @app.command()
 def convert(context: typer.Context, source: Path, destination: Path) -> None:
-    """Turn a pickled checkpoint into safetensors, in a process of its own that loads weights only."""
-    from flows.cli.inspect import convert_checkpoint
+    """Convert a pickled checkpoint to safetensors, in a separate process that loads weights only."""
+    from flows.cli.results.inspect import convert_checkpoint
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: convert_checkpoint(source, destination), source, context.obj["debug"]))
@@ -250,14 +274,16 @@ def convert(context: typer.Context, source: Path, destination: Path) -> None:
 @app.command()
 def doctor(
     as_json: AsJson = False,
-    master: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="also try to reach this address")] = None,
+    master: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="also test a connection to this address")
+    ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="measure this machine instead, for the planner's predictions")
+        bool, typer.Option("--calibrate", help="calibrate the planner on this machine instead")
     ] = False,
 ) -> None:
-    """Say what of this machine is usable, with the remedy for what is not."""
-    from flows.cli.calibrate import calibrate_command
-    from flows.cli.doctor import doctor as examine
+    """Check this machine and print a remedy for each problem."""
+    from flows.cli.doctor.calibrate import calibrate_command
+    from flows.cli.doctor.command import doctor as examine
 
     if calibrate:
         raise typer.Exit(calibrate_command(as_json))
@@ -266,8 +292,8 @@ def doctor(
 
 @app.command()
 def ui() -> None:
-    """Bring up Prefect's UI to look at past runs, until Ctrl-C."""
-    from flows.local_server import serve_ui
+    """Serve Prefect's UI with past runs until Ctrl-C."""
+    from flows.server.local import serve_ui
 
     serve_ui()
 
@@ -275,13 +301,15 @@ def ui() -> None:
 @app.command("deploy-flows")
 def deploy_flows(
     context: typer.Context,
-    folder: Annotated[Path, typer.Option(help="where flow runs will work; runs end up in its folder `runs`")] = Path(),
-    resume: Annotated[list[str] | None, typer.Option(metavar="SLUG", help="switch a schedule on")] = None,
-    pause: Annotated[list[str] | None, typer.Option(metavar="SLUG", help="switch a schedule off")] = None,
+    folder: Annotated[
+        Path, typer.Option(help="working folder of flow runs; results go to its subfolder `runs`")
+    ] = Path(),
+    resume: Annotated[list[str] | None, typer.Option(metavar="SLUG", help="resume a schedule")] = None,
+    pause: Annotated[list[str] | None, typer.Option(metavar="SLUG", help="pause a schedule")] = None,
 ) -> None:
-    """Register deployments, schedules, limit and automation with the Prefect API; say it again at any time."""
-    from flows.cli.deploy import deploy
+    """Register deployments, schedules and automation with the Prefect API; idempotent."""
     from flows.cli.run import guarded
+    from flows.cli.server.deploy import deploy
 
     switch = dict.fromkeys(resume or [], True) | dict.fromkeys(pause or [], False)
     raise typer.Exit(guarded(lambda: deploy(folder, switch), folder, context.obj["debug"]))

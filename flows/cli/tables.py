@@ -1,4 +1,4 @@
-"""A table on standard output: rich on a terminal, plain columns elsewhere.
+"""Tables on standard output: rich on a terminal, plain columns elsewhere.
 
 print_table(("name", "GB"), [("opt-1.3b", "2.6")], words=1)
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int | Collection[str] = 1) -> None:
-    """The first `words` columns, or those of these names, are text and stand to the left; figures to the right."""
+    """Print a table. The first `words` columns, or the named ones, are left-aligned text; others right-aligned."""
     left = [number < words if isinstance(words, int) else name in words for number, name in enumerate(header)]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     if sys.stdout.isatty():
@@ -22,7 +22,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int
             table.add_column(name, justify="left" if left[number] else "right", no_wrap=True)
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
-        # A table that is wider than the terminal is folded by it; rich would cut figures off.
+        # A table wider than the terminal is wrapped by it; rich would truncate figures.
         needed = sum(widths) + 2 * len(widths)
         Console(width=max(needed, shutil.get_terminal_size().columns)).print(table)
         return

@@ -1,1 +1,1 @@
-"""`rankwise team`: Prefect server, Prefect worker and schedules that stay, for a team on one machine."""
+"""`rankwise team`: a permanent Prefect server, worker and schedules for a team on one machine."""

@@ -1,4 +1,4 @@
-"""A few questions to a Prefect API with the standard library alone: importing Prefect takes a second or two.
+"""Queries to a Prefect API with the standard library only, because importing Prefect takes a second or two.
 
 api = Api("http://127.0.0.1:4200/api", own=True, environment=dict(os.environ))
 api.answers(), api.online("host"), api.deployments()
@@ -39,10 +39,10 @@ class Api:
             workers = self._filter(f"/work_pools/{POOL}/workers/filter")
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
-                return "the API wants PREFECT_API_AUTH_STRING or PREFECT_API_KEY in the environment"
+                return "the API requires PREFECT_API_AUTH_STRING or PREFECT_API_KEY"
             return False
         except _FAILURES as error:
-            return f"the API cannot be asked: {error}"
+            return f"the API cannot be queried: {error}"
         return any(each["name"] == worker and each["status"] == "ONLINE" for each in workers)
 
     def deployments(self) -> list[str]:

@@ -1,15 +1,12 @@
-"""The processes of a team's set-up: how they are found, asked, and ended.
+"""Find, query and end the processes of a team's set-up.
 
-All carry the set-up's folder in their environment, so that they are found even when what started them was
-killed. supervisord itself is asked through its socket: http://supervisord.org/api.html
+All have the set-up's folder in their environment, so they are found even if their parent was killed.
+supervisord is queried through its socket: http://supervisord.org/api.html
 """
 
-import ctypes
 import http.client
 import os
-import signal
 import socket
-import sys
 import time
 import xmlrpc.client
 from contextlib import suppress
@@ -22,20 +19,10 @@ import psutil
 
 from flows.team.setup import FOLDER_VARIABLE
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-
-def say(text: str) -> None:
+def log_program_line(text: str) -> None:
     """One line in the log of a program."""
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}", flush=True)
-
-
-def die_politely_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent ends; end now if it just did."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the parent is gone")
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -93,7 +80,7 @@ def end_all(folder: Path, seconds: float) -> int:
 
 
 @dataclass(frozen=True)
-class Program:
+class SupervisedProgram:
     """What supervisord says of a program: its state (http://supervisord.org/subprocess.html) and more in words."""
 
     name: str
@@ -107,7 +94,7 @@ class Program:
         return self.state in ("BACKOFF", "FATAL", "EXITED")
 
 
-def programs(control: Path) -> dict[str, Program] | None:
+def programs(control: Path) -> dict[str, SupervisedProgram] | None:
     """Programs by name, asked through supervisord's socket; None where nobody answers."""
     proxy = xmlrpc.client.ServerProxy("http://localhost", transport=_UnixTransport(control))
     try:
@@ -117,7 +104,8 @@ def programs(control: Path) -> dict[str, Program] | None:
     finally:
         proxy("close")()
     return {
-        entry["name"]: Program(entry["name"], entry["statename"], entry["description"], entry["pid"]) for entry in told
+        entry["name"]: SupervisedProgram(entry["name"], entry["statename"], entry["description"], entry["pid"])
+        for entry in told
     }
 
 

@@ -19,9 +19,10 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from flows.local_server_guard import run_api_server
+from configs.common.proc import end_with_parent
+from flows.server.guard import run_api_server
 from flows.team.api import Api
-from flows.team.processes import die_politely_with_parent, end_flow_runs_left, flow_processes, say
+from flows.team.processes import end_flow_runs_left, flow_processes, log_program_line
 from flows.team.setup import POOL, WORKER_STOP_SECONDS
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _worker(limit: int) -> "ProcessWorker":
     def _told_unless_passing(error: httpx.HTTPError) -> None:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
             raise error
-        say(f"the API does not answer, trying again: {error or type(error).__name__}")
+        log_program_line(f"the API does not respond, retrying: {error or type(error).__name__}")
 
     return TeamWorker(name=socket.gethostname(), work_pool_name=POOL, limit=limit, heartbeat_interval_seconds=30)
 
@@ -90,7 +91,7 @@ async def _until_told(worker: "ProcessWorker") -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _ending.set)
-    polling = asyncio.create_task(worker.start(printer=say))
+    polling = asyncio.create_task(worker.start(printer=log_program_line))
     told = asyncio.create_task(_ending.wait())
     await asyncio.wait((polling, told), return_when=asyncio.FIRST_COMPLETED)
     if told.done():
@@ -112,18 +113,18 @@ async def _end_flow_runs(worker: "ProcessWorker") -> None:
     while (living := flow_processes()) or worker.limiter.borrowed_tokens:
         for process in living:
             if process.pid not in asked:
-                say(f"ending the flow run with pid {process.pid}")
+                log_program_line(f"ending the flow run with pid {process.pid}")
                 asked.add(process.pid)
                 process.terminate()
         if time.monotonic() > deadline:
-            say(f"{len(living)} flow runs did not end; they are killed")
+            log_program_line(f"{len(living)} flow runs did not end; killing them")
             break
         await asyncio.sleep(0.2)
     end_flow_runs_left()
 
 
 if __name__ == "__main__":
-    die_politely_with_parent()
+    end_with_parent(signal.SIGTERM)
     if sys.argv[1] == "server":
         serve(sys.argv[2], int(sys.argv[3]))
     work(None if sys.argv[2] == "-" else sys.argv[2], int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""What a team's set-up on this machine consists of: folders, environment, and supervisord's configuration.
+"""A team's set-up on this machine: folders, environment, and supervisord's configuration.
 
 Nothing secret is written to a file or put on a command line: supervisord inherits the database's URL and the
 API's credentials through its environment, which only the same user (and root) can read.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.prefect_settings import (
+from flows.server.settings import (
     LOCAL_API_VARIABLE,
     LOOPBACK,
     data_folder,
@@ -90,7 +90,7 @@ class TeamSetup:
     def prepare(self) -> None:
         """Make the folders. Raises ValueError for a path that is too long, OSError where it cannot be written."""
         if len(os.fsencode(self.socket)) > _LONGEST_SOCKET:
-            raise ValueError(f"{self.folder}: too long a path for a socket; choose another with --folder")
+            raise ValueError(f"--folder: {self.folder} is too long for a socket path. Use a shorter path")
         self.work.mkdir(parents=True, exist_ok=True)
         for private in (self.home, self.logs):
             private.mkdir(mode=0o700, exist_ok=True)
@@ -173,18 +173,18 @@ class TeamSetup:
             parts = urlsplit(url)
             parts.port  # noqa: B018  # raises ValueError for what is no number
         except ValueError as error:
-            raise ValueError(f"the database's URL is no URL: {error}") from error
+            raise ValueError(f"database: not a valid URL: {error}") from error
         if self.database and parts.password:
             raise ValueError(
-                "a password on the command line can be read by every user of this machine; "
-                f"set {DATABASE_VARIABLE} in the environment, or keep the password in ~/.pgpass"
+                "--database: a password on the command line is visible to all users of this machine. "
+                f"Set {DATABASE_VARIABLE} in the environment, or store the password in ~/.pgpass"
             )
         kind = parts.scheme.partition("+")[0]
         if kind in ("postgresql", "postgres"):
             return f"postgresql+asyncpg:{url.partition(':')[2]}"
         if kind == "sqlite":
             return f"sqlite+aiosqlite:{url.partition(':')[2]}"
-        raise ValueError(f"{kind or 'the database'}: Prefect's server needs postgresql://USER@HOST/NAME or SQLite")
+        raise ValueError(f"database: got {kind or 'no scheme'}, expected postgresql://USER@HOST/NAME or SQLite")
 
     def _configuration(self) -> str:
         """See http://supervisord.org/configuration.html"""

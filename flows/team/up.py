@@ -1,4 +1,4 @@
-"""Prefect server, Prefect worker and schedules that stay, for a team on one machine: `rankwise team`.
+"""Start, inspect and stop a team's permanent Prefect server, worker and schedules: `rankwise team`.
 
 supervisord keeps server and worker running; any init system can run `rankwise team up`, which stays in the
 foreground and takes all along when it ends. With the API of a server elsewhere only the worker runs here.
@@ -10,6 +10,7 @@ What is started and with which settings: `flows.team.setup`, `flows.team.program
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -21,13 +22,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flows.local_server import LocalServerError
-from flows.local_server_guard import locked
-from flows.prefect_settings import LOOPBACK, ui_url
+from configs.common.proc import end_with_parent
+from flows.server.guard import locked
+from flows.server.local import LocalServerError
+from flows.server.settings import LOOPBACK, ui_url
 from flows.team.api import Api
 from flows.team.processes import (
-    Program,
-    die_politely_with_parent,
+    SupervisedProgram,
     end_all,
     processes_of,
     programs,
@@ -101,17 +102,17 @@ def _until_ended(setup: TeamSetup, environment: dict[str, str], supervisord: "su
     if code:
         raise TeamError(f"supervisord ended with status {code}.\n{_end_of(setup.logs / 'supervisord.log')}")
     _forget(setup.folder)
-    print("ended: server, worker and all that they ran", flush=True)
+    print("stopped: server, worker and their flow runs", flush=True)
 
 
 def down(folder: Path) -> int:
     """End everything, within half a minute. Returns the exit code."""
     _refuse_other_machine(folder)
     if not processes_of(folder):
-        print(f"{folder}: nothing runs")
+        print(f"{folder}: not running")
     else:
         killed = end_all(folder, STOP_SECONDS)
-        print(f"{folder}: ended" + (f"; {killed} processes had to be killed" if killed else ""))
+        print(f"{folder}: stopped" + (f", {killed} processes killed" if killed else ""))
     _forget(folder)
     return 0
 
@@ -121,13 +122,13 @@ def status(folder: Path) -> int:
     _refuse_other_machine(folder)
     running, known = programs(folder / "supervisor.sock"), _known(folder)
     if running is None or known is None:
-        print(f"{folder}: not up; start it with `{_command('up', folder)}`")
+        print(f"{folder}: not running. Start it with `{_command('up', folder)}`")
         return 1
     api = Api(known["url"], known["own"], dict(os.environ))
     fine = []
     if known["own"]:
         answering = api.answers()
-        fine.append(_say(running["server"], answering, "answers" if answering else "does not answer"))
+        fine.append(_say(running["server"], answering, "responding" if answering else "not responding"))
     online = api.online(socket.gethostname())
     words = online if isinstance(online, str) else ("online" if online else "not online in the API")
     fine.append(_say(running["worker"], online is True, words))
@@ -150,7 +151,7 @@ def _start(setup: TeamSetup, environment: dict[str, str], background: bool) -> "
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=die_politely_with_parent,
+                preexec_fn=functools.partial(end_with_parent, signal.SIGTERM, os.getpid()),
                 **options,
             )
         started = subprocess.run(command, stdout=output, stderr=output, start_new_session=True, **options)
@@ -170,11 +171,11 @@ def _wait_until_up(setup: TeamSetup) -> None:
             raise TeamError(f"supervisord has ended.\n{_end_of(setup.logs / 'supervisord.start.log')}")
         if running and running[name].failing:
             database = f"; its database: {setup.database_shown()}" if not setup.api else ""
-            raise TeamError(f"the {name} does not start{database}.\n{_end_of(setup.logs / f'{name}.log')}")
+            raise TeamError(f"the {name} failed to start{database}.\n{_end_of(setup.logs / f'{name}.log')}")
         if running and (setup.api or api.answers()):
             return
         time.sleep(0.3)
-    raise TeamError(f"the server did not answer within {START_SECONDS:.0f} s.\n{_end_of(setup.logs / 'server.log')}")
+    raise TeamError(f"the server did not respond within {START_SECONDS:.0f} s.\n{_end_of(setup.logs / 'server.log')}")
 
 
 def register(setup: TeamSetup, environment: dict[str, str]) -> bool:
@@ -197,7 +198,7 @@ def register(setup: TeamSetup, environment: dict[str, str]) -> bool:
         print("".join(f"  {line}\n" for line in log.read_text().splitlines()), end="", flush=True)
         return True
     print(
-        f"THE FLOWS WERE NOT REGISTERED; server and worker run.\n{_end_of(log)}\nMend that, then say "
+        f"FLOWS NOT REGISTERED; server and worker are running.\n{_end_of(log)}\nCorrect this, then run "
         f"`PREFECT_API_URL={setup.url} rankwise deploy-flows --folder {setup.work}`",
         file=sys.stderr,
         flush=True,
@@ -226,7 +227,7 @@ def _print_where(setup: TeamSetup, background: bool) -> None:
     lines = [
         f"UI         {ui_url(setup.url)}",
         f"API        {setup.url}",
-        f"work pool  {POOL}, {setup.workers} flow run{'s' if setup.workers != 1 else ''} at a time on this machine",
+        f"work pool  {POOL}, {setup.workers} flow run{'s' if setup.workers != 1 else ''} concurrently on this machine",
         f"database   {setup.database_shown()}" if not setup.api else "database   elsewhere",
         f"runs       {setup.work / 'runs'}",
         f"logs       {setup.logs}",
@@ -235,8 +236,8 @@ def _print_where(setup: TeamSetup, background: bool) -> None:
     print("\n".join(lines), flush=True)
     if setup.open_to_others and "PREFECT_SERVER_API_AUTH_STRING" not in os.environ:
         print(
-            f"Everybody who can reach {setup.host}:{setup.port} can start and change runs; "
-            "set PREFECT_SERVER_API_AUTH_STRING=user:password to ask for a password",
+            f"Warning: anyone who can reach {setup.host}:{setup.port} can start and change runs. "
+            "Set PREFECT_SERVER_API_AUTH_STRING=user:password to require a password",
             file=sys.stderr,
             flush=True,
         )
@@ -244,16 +245,18 @@ def _print_where(setup: TeamSetup, background: bool) -> None:
 
 def _already_up(setup: TeamSetup) -> int:
     known = _known(setup.folder) or {"url": setup.url}
-    print(f"already up: {ui_url(known['url'])}, logs in {setup.logs}; nothing was changed")
+    print(f"already up: {ui_url(known['url'])}, logs in {setup.logs}; nothing changed")
     if known["url"] != setup.url:
-        print(f"to move it to {setup.url}: `{_command('down', setup.folder)}` first")
+        print(f"to move it to {setup.url}, first run `{_command('down', setup.folder)}`")
     return 0
 
 
 def _refuse_what_is_in_the_way(setup: TeamSetup) -> None:
     """Raises TeamError for remains of an earlier set-up, and where somebody else has the port."""
     if processes_of(setup.folder):
-        raise TeamError(f"{setup.folder}: an earlier set-up still ends; `{_command('down', setup.folder)}` ends it")
+        raise TeamError(
+            f"{setup.folder}: an earlier set-up is still stopping. Stop it with `{_command('down', setup.folder)}`"
+        )
     if setup.api:
         return
     host = LOOPBACK if setup.host == "localhost" else setup.host
@@ -264,8 +267,8 @@ def _refuse_what_is_in_the_way(setup: TeamSetup) -> None:
             probe.bind((host, setup.port))
     except OSError as error:
         raise TeamError(
-            f"{setup.host}:{setup.port} cannot be listened on ({error.strerror or error}); "
-            "end what uses it, or choose another with --port or --host"
+            f"{setup.host}:{setup.port}: cannot listen ({error.strerror or error}). "
+            "Stop the program that uses it, or change --port or --host"
         ) from error
 
 
@@ -274,8 +277,8 @@ def _refuse_other_machine(folder: Path) -> None:
     known, here = _known(folder), socket.gethostname()
     if known and known["host"] != here:
         raise TeamError(
-            f"{folder}: the set-up in this folder runs on {known['host']}; use another with --folder here, "
-            f"or, if it is gone for good, delete {folder / 'team.json'}"
+            f"{folder}: in use by the set-up on {known['host']}. Use another --folder, "
+            f"or delete {folder / 'team.json'} if that machine no longer exists"
         )
 
 
@@ -297,7 +300,7 @@ def _forget(folder: Path) -> None:
     (folder / "team.json").unlink(missing_ok=True)
 
 
-def _say(program: Program, good: bool, words: str) -> bool:
+def _say(program: SupervisedProgram, good: bool, words: str) -> bool:
     """One line; whether the program runs and does what it is for."""
     print(f"{program.name:<10} {program.state.lower()}, {words}; {program.description}")
     return good and program.state in ("RUNNING", "STARTING")
@@ -312,7 +315,7 @@ def _end_of(log: Path, lines: int = 8) -> str:
     try:
         text = log.read_text(errors="replace")[-20_000:]
     except OSError as error:
-        return f"Its log cannot be read: {error}"
+        return f"The log cannot be read: {error}"
     told = [line for line in text.splitlines() if line.strip() and line[0] != " " and "Traceback (" not in line]
     return "\n".join([f"The end of {log}, without its tracebacks:", *(f"    {line}" for line in told[-lines:])])
 

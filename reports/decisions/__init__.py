@@ -1,1 +1,1 @@
-"""What the report says to decide by: cost, objectives, trade-offs, recommendations, savings, nodes."""
+"""Decision sections of the report: cost, objectives, trade-offs, recommendations, savings, nodes."""

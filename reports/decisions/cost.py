@@ -1,4 +1,4 @@
-"""What work costs: dollars per million tokens or embeddings, per thousand steps or prompts, and for the whole study.
+"""Cost of work: dollars per million tokens or embeddings, per thousand steps or prompts, and for the whole study.
 
     costs = cell_costs(study)                        # by cell, with the throughput's interval carried over
     table = unit_cost_table(study, costs)            # and the other tables and sentences of this section
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from configs.cell import Cell
-from configs.prices import STALE_DAYS, Price
+from configs.hardware.prices import STALE_DAYS, Price
+from configs.spec.cell import Cell
 from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult
@@ -100,14 +100,17 @@ def cell_cost(result: CellResult, price: Price | None) -> CellCost:
 
 
 def _joules_per_token(result: CellResult) -> Estimate | None:
-    """Mean power of a visit (figures named `*_joules`, of all ranks) over its throughput; None where unmeasured."""
+    """Mean power of a measurement (figures named `*_joules`, of all ranks) over its throughput; None where
+    unmeasured."""
     values = []
-    for visit in result.completed.values():
-        rates = visit.rates
-        names = {name for name in (*visit.record.figures, *visit.record.rank_figures) if name.endswith("_joules")}
-        seconds = visit.figure("visit_seconds")
+    for measurement in result.completed.values():
+        rates = measurement.rates
+        names = {
+            name for name in (*measurement.record.figures, *measurement.record.rank_figures) if name.endswith("_joules")
+        }
+        seconds = measurement.figure("measurement_seconds")
         if names and seconds and rates is not None and rates.tokens_per_second:
-            joules = sum(sum(visit.numbers_by_rank(name)) for name in sorted(names))
+            joules = sum(sum(measurement.numbers_by_rank(name)) for name in sorted(names))
             values.append(joules / seconds / rates.tokens_per_second)
     return estimate(values)
 
@@ -191,7 +194,9 @@ def cost_sentences(study: StudyResult, costs: Sequence[CellCost], targets: Seque
     unknown = sum(target.without_times for target in targets)
     if unknown:
         launches = f"{unknown:,} launch{'' if unknown == 1 else 'es'}"
-        lines.append(f"The start-up of {launches} is unknown: the launcher left no time, or no visit was reached.")
+        lines.append(
+            f"The start-up of {launches} is unknown: the launcher left no time, or no measurement was reached."
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Nodes side by side: latency, throughput and memory by node and batch size, and how well each node did.
+"""Comparison of nodes: latency, throughput and memory by node and batch size, and a summary of each node.
 
     tables = latency_table([NodeCell("gpu-a", result), ...])
     table = node_table(cells)
@@ -11,9 +11,10 @@ without a figure shows how it ended.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from configs.base import canonical_json
-from configs.cell import Cell, NoopWorkload, PromptedWorkload
-from configs.training import TrainWorkload
+from configs.common.base import canonical_json
+from configs.spec.cell import Cell
+from configs.workloads import STUDIED, descriptor_of
+from configs.workloads.descriptor import Descriptor
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.tables import cpu_use
 from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent, shortened
@@ -44,18 +45,14 @@ def node_cells(study: StudyResult) -> list[NodeCell]:
 
 
 def batch_of(cell: Cell) -> int:
-    """Sequences of a rank's batch (generate, seq2seq, encode), of a step over all ranks (train), or items (noop)."""
-    work = cell.workload
-    if isinstance(work, PromptedWorkload):
-        return work.batch_size
-    if isinstance(work, TrainWorkload):
-        return work.global_batch_size
-    assert isinstance(work, NoopWorkload), "communication is not compared"
-    return work.items
+    """The size of its batch, in what its kind counts (`Descriptor.batch`): of a rank, or of a step over all ranks."""
+    field = descriptor_of(cell.workload).batch
+    assert field is not None, f"{cell.workload.kind} is not compared"
+    return int(getattr(cell.workload, field))
 
 
-BATCH_FIELDS = {"batch_size", "global_batch_size", "items", "num_prompts"}
-"""What may differ between cells of one series over batch sizes: random prompts are as many as the batch holds."""
+BATCH_FIELDS = {field for known in STUDIED.values() for field in known.batch_fields}
+"""What may differ between cells of one series over batch sizes."""
 
 
 def without_batch(cell: Cell, *others: str) -> str:
@@ -78,7 +75,7 @@ def work_title(cell: Cell) -> str:
     )
 
 
-def latency_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
+def node_latency_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
     """Milliseconds a token, a step, a request or a pass: a table for each model, workload, precision and layout."""
     return _tables(cells, _latency, "latency")
 
@@ -88,7 +85,7 @@ def throughput_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
     return _tables(cells, lambda result: estimate_cell(result.estimate("throughput")), "throughput")
 
 
-def memory_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
+def node_memory_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
     """MiB at the peak, over all ranks, the same way."""
     return _tables(
         cells, lambda result: number(None if result.peak_bytes is None else result.peak_bytes / MIB), "peak memory"
@@ -96,19 +93,15 @@ def memory_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
 
 
 def _latency(result: CellResult) -> str:
-    per_token = result.cell.workload.kind in ("generate", "seq2seq")
-    return estimate_cell(result.estimate("time_per_output_token_seconds" if per_token else "latency_seconds"), 1000)
+    latency = result.kind.latency
+    return UNKNOWN if latency is None else estimate_cell(result.estimate(latency.figure), 1000)
 
 
-_UNITS = {
-    ("latency", "generate"): "ms a token, median (interval)",
-    ("latency", "seq2seq"): "ms a token, median (interval)",
-    ("latency", "encode"): "ms a request, median (interval)",
-    ("latency", "train"): "ms a step, median (interval)",
-    ("latency", "noop"): "ms a pass, median (interval)",
-    ("throughput", "noop"): "items/s, median (interval)",
-    ("throughput", "encode"): "embeddings/s, median (interval)",
-}
+def _unit(figure: str, kind: Descriptor) -> str:
+    """The unit of a table's figure, for cells of one kind."""
+    if figure == "latency":
+        return f"{kind.latency.unit if kind.latency else 'ms'}, median (interval)"
+    return f"{kind.unit}s/s, median (interval)" if figure == "throughput" else "MiB, all ranks"
 
 
 def _tables(cells: Sequence[NodeCell], written: Callable[[CellResult], str], figure: str) -> list[NodeTable]:
@@ -117,7 +110,7 @@ def _tables(cells: Sequence[NodeCell], written: Callable[[CellResult], str], fig
     for item in cells:
         groups.setdefault(_group(item.result), []).append(item)
     tables = []
-    for (model, kind, *rest), members in groups.items():
+    for (model, _, *rest), members in groups.items():
         grid: dict[tuple[str, int], str] = {}
         for item in members:
             grid.setdefault((item.node, batch_of(item.result.cell)), _or_state(item.result, written))
@@ -127,16 +120,9 @@ def _tables(cells: Sequence[NodeCell], written: Callable[[CellResult], str], fig
         batches = sorted({batch for _, batch in grid})
         rows = tuple((escaped(node), *(grid.get((node, batch), UNKNOWN) for batch in batches)) for node in nodes)
         columns = ("node", *(f"batch {batch:,}" for batch in batches))
-        unit = _UNITS.get((figure, kind), _OTHER_UNITS[figure])
+        unit = _unit(figure, members[0].result.kind)
         tables.append(NodeTable(f"{', '.join([model, *rest])}: {unit}", Table(columns, rows)))
     return tables[:MOST_TABLES]
-
-
-_OTHER_UNITS = {
-    "latency": "ms, median (interval)",
-    "throughput": "tokens/s, median (interval)",
-    "peak memory": "MiB, all ranks",
-}
 
 
 def _or_state(result: CellResult, written: Callable[[CellResult], str]) -> str:
@@ -197,11 +183,11 @@ def _failures(results: Sequence[CellResult]) -> str:
     """`out of memory 3, timeout 1`; repeats without a record are `missing`."""
     counts: dict[str, int] = {}
     for result in results:
-        for visit in result.visits.values():
-            if not visit.completed:
-                name = visit.record.status.value.replace("_", " ")
+        for measurement in result.measurements.values():
+            if not measurement.completed:
+                name = measurement.record.status.value.replace("_", " ")
                 counts[name] = counts.get(name, 0) + 1
-        missing = result.planned - len(result.visits)
+        missing = result.planned - len(result.measurements)
         if missing > 0:
             counts[MISSING] = counts.get(MISSING, 0) + missing
     return ", ".join(f"{name} {found:,}" for name, found in counts.items()) or "none"

@@ -1,4 +1,4 @@
-"""Which cells hold the study's objectives: met, missed or undecided, each with its interval.
+"""Evaluation of the study's objectives for each cell: met, missed or undecided, with intervals.
 
     judgements = judge_objectives(study)
     table = objectives_table(judgements)
@@ -13,17 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from configs.cell import PROMPTED
-from configs.plan import PlannedExperiment
+from configs.plans.plan import PlannedExperiment
+from configs.workloads import STUDIED, kinds_with
+from configs.workloads.descriptor import RateFigure
 from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
-from reports.experiments.profiled import profiled
-from reports.experiments.training import exposed_shares
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
+from reports.profiles.profiled import profiled
 from reports.reading.load import CellResult, StudyResult
 from reports.text import UNKNOWN, Table, escaped, joined, number, plural
+from reports.training.cells import exposed_shares
 
-Word = Literal["met", "missed", "undecided"]
+ObjectiveWord = Literal["met", "missed", "undecided"]
 
 MOST_ROWS = 60
 
@@ -40,27 +41,39 @@ class Objective:
     kinds: tuple[str, ...]
 
 
-DECODED = ("generate", "seq2seq")
-"""Kinds of workloads that give one token after another."""
+_P99 = {"p99_ttft_seconds": "ttft", "p99_token_seconds": "token"}
+"""Objective -> the latency whose P99 it bounds; `p99_latency_seconds` is of what the kind's users wait for."""
+
+
+def _with_latency(name: str) -> tuple[str, ...]:
+    return tuple(kind for kind, known in STUDIED.items() if name in known.latencies)
+
+
+def _counting(figure: RateFigure) -> tuple[str, ...]:
+    """Kinds that are judged by this rate."""
+    return tuple(kind for kind, known in STUDIED.items() if known.compared and known.throughput == figure)
+
 
 OBJECTIVES = {
     objective.field: objective
     for objective in (
-        Objective("p99_latency_seconds", "P99 latency", "ms", 1000, True, (*PROMPTED, "train", "noop")),
-        Objective("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True, DECODED),
-        Objective("p99_token_seconds", "P99 time between tokens", "ms", 1000, True, DECODED),
-        Objective("tokens_per_second", "throughput", "tokens/s", 1, False, (*DECODED, "train")),
-        Objective("embeddings_per_second", "throughput", "embeddings/s", 1, False, ("encode",)),
+        Objective("p99_latency_seconds", "P99 latency", "ms", 1000, True, kinds_with("latency")),
+        Objective("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True, _with_latency("ttft")),
+        Objective("p99_token_seconds", "P99 time between tokens", "ms", 1000, True, _with_latency("token")),
+        Objective("tokens_per_second", "throughput", "tokens/s", 1, False, _counting("tokens_per_second")),
+        Objective("embeddings_per_second", "throughput", "embeddings/s", 1, False, _counting("embeddings_per_second")),
         Objective("speedup", "speed-up", "times", 1, False, ()),
-        Objective("exposed_communication_share", "exposed communication", "%", 100, True, (*PROMPTED, "train")),
-        Objective("usd_per_million_tokens", "cost per million tokens", "USD", 1, True, (*DECODED, "train")),
-        Objective("usd_per_million_embeddings", "cost per million embeddings", "USD", 1, True, ("encode",)),
+        Objective("exposed_communication_share", "exposed communication", "%", 100, True, kinds_with("marks_work")),
+        Objective("usd_per_million_tokens", "cost per million tokens", "USD", 1, True, _counting("tokens_per_second")),
+        Objective(
+            "usd_per_million_embeddings",
+            "cost per million embeddings",
+            "USD",
+            1,
+            True,
+            _counting("embeddings_per_second"),
+        ),
     )
-}
-_PERCENTILES: dict[str, dict[str, str]] = {
-    "p99_latency_seconds": {**dict.fromkeys(PROMPTED, "request"), "train": "step", "noop": "pass"},
-    "p99_ttft_seconds": dict.fromkeys(DECODED, "ttft"),
-    "p99_token_seconds": dict.fromkeys(DECODED, "token"),
 }
 
 
@@ -70,7 +83,7 @@ class Judgement:
 
     objective: Objective
     bound: float
-    word: Word
+    word: ObjectiveWord
     reason: str
     model: str | None
     subject: str
@@ -119,8 +132,10 @@ def _figure(study: StudyResult, result: CellResult, field: str) -> _Known:
     """The figure that an objective bounds."""
     if not result.completed:
         return _Known(None, None, f"not measured: {result.status.replace('_', ' ')}")
-    if field in _PERCENTILES:
-        return _percentile(result, _PERCENTILES[field][result.cell.workload.kind])
+    if field.startswith("p99_"):
+        latency = result.kind.latency
+        assert latency is not None, "objectives name the kinds that they bound"
+        return _percentile(result, _P99.get(field, latency.waited_for))
     if field.startswith("usd_per_million"):
         price = price_of(study, result)
         return _Known(None, None, "price unknown") if price is None else _of(getattr(cell_cost(result, price), field))
@@ -182,7 +197,7 @@ def _exposed(study: StudyResult, objective: Objective, bound: float) -> list[Jud
     return found
 
 
-def _over_ranks(objective: Objective, bound: float, shares: Bounds) -> tuple[Word, str]:
+def _over_ranks(objective: Objective, bound: float, shares: Bounds) -> tuple[ObjectiveWord, str]:
     """The verdict where the interval is the range over the ranks of one pass."""
     word, _ = _side(objective, bound, _Known(shares[0], shares, ""))
     where = {"met": "every rank is within the bound", "missed": "every rank is beyond the bound"}
@@ -212,13 +227,13 @@ def _speedup(study: StudyResult, experiment: PlannedExperiment) -> tuple[_Known,
     return _Known(None, None, why), subject
 
 
-def _verdict(objective: Objective, bound: float, known: _Known) -> tuple[Word, str]:
+def _verdict(objective: Objective, bound: float, known: _Known) -> tuple[ObjectiveWord, str]:
     """Only a whole interval on one side decides."""
     word, reason = _side(objective, bound, known)
     return word, f"{reason}; {known.note}" if known.note else reason
 
 
-def _side(objective: Objective, bound: float, known: _Known) -> tuple[Word, str]:
+def _side(objective: Objective, bound: float, known: _Known) -> tuple[ObjectiveWord, str]:
     if known.value is None:
         return "undecided", known.why
     if known.interval is None:

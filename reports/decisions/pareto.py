@@ -1,4 +1,4 @@
-"""Pareto fronts: the cells that no other cell beats in both of two figures at once.
+"""Pareto fronts: the cells that no other cell dominates in two figures.
 
     fronts = user_fronts(study)            # tokens/s of a user against tokens/s of a rank
     fronts = cost_fronts(cell_costs(study))    # throughput against dollars per million tokens

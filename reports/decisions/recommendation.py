@@ -1,4 +1,4 @@
-"""What to run: the best node and batch size for latency, throughput and cost, and by how much they win.
+"""Recommendations: the best node and batch size for latency, throughput and cost, with their margins.
 
     found = recommend(study, costs, judgements)
     recommendation_table(found); recommendation_sentences(study, found)
@@ -11,14 +11,16 @@ interval reaches 1 the two cannot be told apart, and that is said.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from configs.cell import Cell
+from configs.spec.cell import Cell
 from reports.decisions.cost import CellCost
 from reports.decisions.nodes import batch_of, work_key, work_title
 from reports.decisions.objectives import Judgement
 from reports.decisions.spending import HOUR_SECONDS
-from reports.numbers.statistics import Estimate, Ratio, least_repeats, paired_ratio
+from reports.numbers.statistics import Estimate, Ratio, min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, plural, ratio_cell, ratio_text
+
+PRICED_PER = {1_000: "thousand", 1_000_000: "million"}
 
 MOST_WORKS = 8
 """So many kinds of work the report recommends for; in plain studies there are one or two."""
@@ -82,15 +84,10 @@ def _of_group(
     members: Sequence[CellResult], priced: Mapping[str, CellCost], holds: set[str] | None
 ) -> list[Recommendation]:
     """Latency, throughput, cost, and the cheapest (without prices the fastest) of those that hold every objective."""
-    kind = members[0].cell.workload.kind
-    latency_field, latency_unit = {
-        "generate": ("time_per_output_token_seconds", "ms a token"),
-        "seq2seq": ("time_per_output_token_seconds", "ms a token"),
-        "encode": ("latency_seconds", "ms a request"),
-        "train": ("step_seconds", "ms a step"),
-    }.get(kind, ("latency_seconds", "ms a pass"))
-    item = f"{members[0].work_unit}s"
-    usd_unit, usd_scale = (f"USD per thousand {item}", 1e3) if kind == "noop" else (f"USD per million {item}", 1e6)
+    known = members[0].kind
+    assert known.latency is not None, f"{known.kind} is not compared"
+    item, usd_scale = f"{known.unit}s", float(known.usd_per_units)
+    usd_unit = f"USD per {PRICED_PER[known.usd_per_units]} {item}"
 
     def usd(result: CellResult) -> Mapping[int, float]:
         cost = priced.get(result.key)
@@ -104,7 +101,7 @@ def _of_group(
         return None if cost is None else cost.usd_per_million or cost.usd_per_thousand_items
 
     goals: list[tuple[Goal, Sequence[CellResult], Values, Callable[[CellResult], Estimate | None]]] = [
-        (Goal("latency", latency_unit, 1000, True), members, *_field(latency_field)),
+        (Goal("latency", known.latency.unit, 1000, True), members, *_field(known.latency.figure)),
         (Goal("throughput", f"{item}/s", 1, False), members, *_field("throughput")),
     ]
     cheapest = (Goal("cost", usd_unit, 1, True), members, usd, usd_estimate)
@@ -172,7 +169,7 @@ def recommendation_table(found: Sequence[Recommendation]) -> Table | None:
             ratio_cell(item.ratio),
             item.verdict,
         )
-        for item in shown(found)
+        for item in shown_figure(found)
     )
     columns = (
         "model",
@@ -189,7 +186,7 @@ def recommendation_table(found: Sequence[Recommendation]) -> Table | None:
     return Table(columns, rows, text_columns=len(columns))
 
 
-def shown(found: Sequence[Recommendation]) -> list[Recommendation]:
+def shown_figure(found: Sequence[Recommendation]) -> list[Recommendation]:
     """Those of the works with the most candidates, in the plan's order."""
     candidates: dict[tuple[str, str], int] = {}
     for item in found:
@@ -215,7 +212,7 @@ def recommendation_sentences(
     study: StudyResult, found: Sequence[Recommendation], judgements: Sequence[Judgement] = ()
 ) -> list[str]:
     """For each goal what to run and by how much it wins; then what could not be recommended, and why."""
-    lines = [_sentence(item) for item in shown(found)]
+    lines = [_sentence(item) for item in shown_figure(found)]
     left_out = len({(item.model, item.work) for item in found}) - MOST_WORKS
     if left_out > 0:
         lines.append(f"{left_out:,} more kinds of work, of fewer cells each, are left out.")
@@ -256,6 +253,6 @@ def _sentence(item: Recommendation) -> str:
     else:
         text += f", {ratio} that of {second}"
     if item.ratio.differs is None:
-        needed = least_repeats(item.ratio.comparisons)
+        needed = min_repeats(item.ratio.comparisons)
         return f"{text}. That is no interval ({needed} repeats would give one), so the order of the two is not sure."
     return f"{text}." if item.ratio.differs else f"{text}: the interval reaches 1, so the two cannot be told apart."

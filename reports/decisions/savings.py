@@ -1,4 +1,4 @@
-"""What each usual saving would bring here, with a number where prices or measurements give one.
+"""Estimates of common savings, quantified where prices or measurements are available.
 
     found = savings(study, costs, targets)
     savings_table(found)
@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from configs.cell import PromptedWorkload
-from configs.objectives import Purpose
-from configs.paths import RunPaths
-from configs.prices import Market, Price, TargetPrices
-from configs.prompts import read_prompts
-from configs.target import Resources
+from configs.hardware.prices import Market, Price, TargetPrices
+from configs.plans.paths import RunPaths
+from configs.spec.objectives import Purpose
+from configs.spec.prompts import read_prompts
+from configs.spec.target import Resources
+from reports.correctness.section import JudgedCell
 from reports.decisions.cost import CellCost, market_name, one_unit
 from reports.decisions.nodes import batch_of, without_batch, work_key
 from reports.decisions.spending import TargetCost
-from reports.experiments.correctness import Judged
 from reports.numbers.statistics import Ratio, estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import cpu_use
@@ -50,7 +49,7 @@ def savings(
     study: StudyResult,
     costs: Sequence[CellCost],
     targets: Sequence[TargetCost],
-    judged: Sequence[tuple[str, Judged]] = (),
+    judged: Sequence[tuple[str, JudgedCell]] = (),
 ) -> list[Saving]:
     """Every saving for the study's purpose, or for all three where it names none."""
     results = [cost.result for cost in costs if cost.result.completed]
@@ -168,7 +167,7 @@ def _auto_scaling(targets: Sequence[TargetCost]) -> Saving:
     basis = "the saving is the idle share of your load over a day, which a study does not see"
     if startup is not None:
         basis += (
-            f"; a launch took {number(startup.median)} s until its first visit (median of {startup.count:,}), "
+            f"; a launch took {number(startup.median)} s until its first measurement (median of {startup.count:,}), "
             "so a new node answers no sooner than that after it has booted"
         )
     return Saving("auto-scaling", EVERY, UNKNOWN_EFFECT, basis)
@@ -178,7 +177,7 @@ def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
     """The batch of highest throughput against the smallest: on one machine less time a token is less money a token."""
     series: dict[str, list[CellCost]] = {}
     for cost in costs:
-        if cost.result.completed and cost.result.cell.workload.kind != "noop":
+        if cost.result.completed and cost.result.kind.needs_model:
             series.setdefault(without_batch(cost.result.cell), []).append(cost)
     gains: dict[str, tuple[Ratio, CellCost, CellCost]] = {}
     for members in series.values():
@@ -237,7 +236,7 @@ def _less(ratio: Ratio, of: CellResult) -> str:
     return f"{text} {brackets.format(low, high)}"
 
 
-def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, Judged]]) -> Iterator[Saving]:
+def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, JudgedCell]]) -> Iterator[Saving]:
     """Each model against the next larger one on the same work and target, with what is known of its answers."""
     name = "a smaller or distilled model"
     best: dict[tuple[str, str], dict[str, CellResult]] = {}
@@ -267,10 +266,12 @@ def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, Ju
 
 
 def _parameters(result: CellResult) -> float | None:
-    return next((size for visit in result.completed.values() if (size := visit.figure("model_parameters"))), None)
+    return next(
+        (size for measurement in result.completed.values() if (size := measurement.figure("model_parameters"))), None
+    )
 
 
-def _quality(small: CellResult, large: CellResult, judged: Sequence[tuple[str, Judged]]) -> str:
+def _quality(small: CellResult, large: CellResult, judged: Sequence[tuple[str, JudgedCell]]) -> str:
     """What is known of how the answers of two models compare."""
     random = [result.model for result in (small, large) if (result.cell.model or "").startswith("synthetic:")]
     if random:
@@ -287,9 +288,9 @@ def _caching(study: StudyResult) -> Iterator[Saving]:
     name = "caching of frequent requests"
     files: dict[tuple[str, str | None, int | None], None] = {}
     for result in study.cells.values():
-        work = result.cell.workload
-        if result.compared and isinstance(work, PromptedWorkload) and work.prompts is not None:
-            files[work.prompts, work.variant, work.limit] = None
+        source = result.cell.workload.prompt_source
+        if result.compared and source is not None:
+            files[source] = None
     whole = [key for key in files if (key[0], None, None) not in files or key[1:] == (None, None)]
     count = 0
     for digest, variant, limit in whole:
@@ -332,18 +333,18 @@ def _several_models(results: Sequence[CellResult]) -> Iterator[Saving]:
 
 
 def _preprocessing(results: Sequence[CellResult]) -> Iterator[Saving]:
-    """Time spent on preparing inputs, over the time of the visit: all that moving it elsewhere could free."""
+    """Time spent on preparing inputs, over the time of the measurement: all that moving it elsewhere could free."""
     name = "preprocessing elsewhere"
     shares = []
     for result in results:
-        for visit in result.completed.values():
-            spent, whole = visit.numbers_by_rank("preprocess_seconds"), visit.figure("visit_seconds")
+        for measurement in result.completed.values():
+            spent, whole = measurement.numbers_by_rank("preprocess_seconds"), measurement.figure("measurement_seconds")
             if spent and whole:
                 shares.append(max(spent) / (whole + max(spent)))
     if not shares:
         yield Saving(name, HYBRID, UNKNOWN_EFFECT, "no record says how long the inputs took to prepare")
         return
-    basis = f"preparing inputs against measuring, median of {plural(len(shares), 'visit')}"
+    basis = f"preparing inputs against measuring, median of {plural(len(shares), 'measurement')}"
     yield Saving(name, HYBRID, f"at most {percent(median(shares))} of the time", basis)
 
 

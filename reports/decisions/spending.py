@@ -1,4 +1,4 @@
-"""Where a study's time went, launch by launch, and what it cost: start-up, measuring, failures, idle time.
+"""Time and cost of a study by launch: start-up, measuring, failures, idle time.
 
     targets = study_costs(study)       # by target, in the plan's order
 
@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from configs.base import Frozen
-from configs.job import Job, JobEnd, Launcher, Submission
-from configs.paths import JobPaths, RunPaths
-from configs.prices import Price
-from configs.record import PROFILING_PASSES, Accounting, Record, Status
+from configs.common.base import Frozen
+from configs.hardware.prices import Price
+from configs.plans.job import Job, JobEnd, Launcher, Submission
+from configs.plans.paths import JobPaths, RunPaths
+from configs.plans.record import PROFILING_PASSES, Accounting, Record, Status
 from reports.reading.load import StudyResult
 
 _Model = TypeVar("_Model", bound=Frozen)
@@ -33,7 +33,7 @@ PHASES = (
     "memory pass",
     *PROFILING,
     "failed attempts",
-    "between and after visits",
+    "between and after measurements",
     "idle",
 )
 """What a launch's time is spent on. `idle` is between launches, while the machine is kept."""
@@ -140,25 +140,25 @@ def launch_times(study: StudyResult) -> list[LaunchTimes]:
 
 
 def _times(paths: JobPaths, records: list[Record]) -> LaunchTimes | None:
-    """None for a launch that never ran: its visits were given up before it began."""
+    """None for a launch that never ran: its measurements were given up before it began."""
     began, ended = _had_its_machine(paths)
-    visits = sorted(
+    measurements = sorted(
         (_seconds(record.started_at), _seconds(record.finished_at), _phase(record))
         for record in records
         if record.started_at is not None and record.finished_at is not None
     )
-    if not visits:
-        return None if began is None or ended is None else _without_visits(paths, records, began, ended)
-    first = visits[0][0] if began is None else began
+    if not measurements:
+        return None if began is None or ended is None else _without_measurements(paths, records, began, ended)
+    first = measurements[0][0] if began is None else began
     phases = dict.fromkeys(PHASES, 0.0)
     cursor = first
-    for position, (started, finished, phase) in enumerate(visits):
-        phases["start-up" if position == 0 else "between and after visits"] += max(0.0, started - cursor)
+    for position, (started, finished, phase) in enumerate(measurements):
+        phases["start-up" if position == 0 else "between and after measurements"] += max(0.0, started - cursor)
         phases[phase] += max(0.0, finished - max(started, cursor))
         cursor = max(cursor, finished)
     last = cursor if ended is None else max(cursor, ended)
-    phases["between and after visits"] += last - cursor
-    startup = None if began is None else max(0.0, visits[0][0] - began)
+    phases["between and after measurements"] += last - cursor
+    startup = None if began is None else max(0.0, measurements[0][0] - began)
     cell = records[0].cell
     return LaunchTimes(cell.target, first, last, phases, startup, cell.nodes)
 
@@ -169,7 +169,7 @@ def _had_its_machine(paths: JobPaths) -> tuple[float | None, float | None]:
     ended = _seconds(end.finished_at) if end else None
     launcher = _read(paths.launcher, Launcher)
     if launcher is not None:
-        return _seconds(launcher.turn_at or launcher.started_at), ended
+        return _seconds(launcher.lock_acquired_at or launcher.started_at), ended
     submission, accounts = _read(paths.submission, Submission), _read(paths.accounting, Accounting)
     if submission is not None and accounts is not None and accounts.queued_seconds is not None:
         began = _seconds(submission.submitted_at) + accounts.queued_seconds
@@ -179,8 +179,8 @@ def _had_its_machine(paths: JobPaths) -> tuple[float | None, float | None]:
     return min(started, default=None), ended
 
 
-def _without_visits(paths: JobPaths, records: list[Record], began: float, ended: float) -> LaunchTimes | None:
-    """A launch that ended before its first visit: all of it is lost."""
+def _without_measurements(paths: JobPaths, records: list[Record], began: float, ended: float) -> LaunchTimes | None:
+    """A launch that ended before its first measurement: all of it is lost."""
     job = None if records else _read(paths.job, Job)
     cell = records[0].cell if records else (job.cell if job else None)
     if cell is None:

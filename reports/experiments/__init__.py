@@ -1,1 +1,1 @@
-"""What each kind of experiment answers: a figure, a sentence, a table."""
+"""Report sections of each kind of experiment: a figure, a sentence, a table."""

@@ -1,4 +1,4 @@
-"""What collectives cost: time, algorithm and bus bandwidth over sizes, and the line of latency and bandwidth.
+"""Collectives: time, algorithm and bus bandwidth over sizes, and the latency-bandwidth fit.
 
     result = communication(study, experiment)            # None where nothing was measured
     communication_table(result), links_table(result), communication_sentence(result)
@@ -19,9 +19,9 @@ from typing import get_args
 
 import numpy as np
 
-from configs.cell import Collective
-from configs.plan import PlannedExperiment
-from configs.rates import Column, by_rank
+from configs.plans.plan import PlannedExperiment
+from configs.plans.rates import Column, by_rank
+from configs.workloads.communication import Collective
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
@@ -37,7 +37,7 @@ Times = Mapping[tuple[Collective, int], float]
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """seconds = latency_seconds + bytes / bytes_per_second. `error` is the median share by which it misses."""
 
     latency_seconds: float
@@ -66,7 +66,7 @@ class FittedLink:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCell:
     """One cell: a number of ranks and what connected them."""
 
     result: CellResult
@@ -84,7 +84,7 @@ def bus_factor(operation: Collective, ranks: int) -> float:
 
 
 def slowest_seconds(samples: Mapping[str, Column]) -> Times:
-    """Median over samples of the slowest rank's time, of one visit. Ranks without a part have no number there."""
+    """Median over samples of the slowest rank's time, of one measurement. Ranks without a part have no number there."""
     ranks = by_rank(samples, "call_seconds")
     seconds = np.fmax.reduce(np.stack([np.asarray(rank, dtype=np.float64) for rank in ranks]))
     codes, sizes = by_rank(samples, "operation")[0], by_rank(samples, "size_bytes")[0]
@@ -94,7 +94,7 @@ def slowest_seconds(samples: Mapping[str, Column]) -> Times:
     return found
 
 
-def fit_line(points: Mapping[int, float]) -> Line | None:
+def fit_line(points: Mapping[int, float]) -> FittedLine | None:
     """Through seconds by bytes; None for fewer than three sizes, or where time does not grow with them.
 
     A latency below 0, which noise may give, becomes 0 and the line is fitted again.
@@ -109,10 +109,10 @@ def fit_line(points: Mapping[int, float]) -> Line | None:
     if inverse <= 0:
         return None
     errors = np.abs(latency + sizes * inverse - seconds) / seconds
-    return Line(float(latency), float(1 / inverse), float(np.median(errors)))
+    return FittedLine(float(latency), float(1 / inverse), float(np.median(errors)))
 
 
-def communication(study: StudyResult, experiment: PlannedExperiment) -> list[Measured] | None:
+def communication(study: StudyResult, experiment: PlannedExperiment) -> list[MeasuredCell] | None:
     """The points of the experiment that were measured, in its order; None where none was."""
     found = []
     for point in experiment.points:
@@ -122,8 +122,8 @@ def communication(study: StudyResult, experiment: PlannedExperiment) -> list[Mea
     return found or None
 
 
-def _measured(study: StudyResult, result: CellResult) -> Measured:
-    repeats = [slowest_seconds(study.samples(visit, COLUMNS)) for visit in result.completed.values()]
+def _measured(study: StudyResult, result: CellResult) -> MeasuredCell:
+    repeats = [slowest_seconds(study.samples(measurement, COLUMNS)) for measurement in result.completed.values()]
     keys = sorted({key for times in repeats for key in times}, key=lambda key: (OPERATIONS.index(key[0]), key[1]))
     timed = []
     for operation, size in keys:
@@ -133,7 +133,7 @@ def _measured(study: StudyResult, result: CellResult) -> Measured:
     operations = list(dict.fromkeys(operation for operation, _ in keys))
     links = [link for operation in operations if (link := _link(operation, repeats, result)) is not None]
     transport = _transport(list(result.completed.values()))
-    return Measured(result, result.cell.layout.ranks, transport, tuple(timed), tuple(links))
+    return MeasuredCell(result, result.cell.layout.ranks, transport, tuple(timed), tuple(links))
 
 
 def _link(operation: Collective, repeats: Sequence[Times], result: CellResult) -> FittedLink | None:
@@ -147,13 +147,15 @@ def _link(operation: Collective, repeats: Sequence[Times], result: CellResult) -
     return FittedLink(operation, (min(sizes), max(sizes)), latency, bandwidth, median(line.error for line in lines))
 
 
-def _transport(visits: list[Reading]) -> str:
+def _transport(measurements: list[Reading]) -> str:
     """What connected the ranks; several where repeats differ."""
-    found = {str(value) for visit in visits for value in visit.by_rank("transport") if value is not None}
+    found = {
+        str(value) for measurement in measurements for value in measurement.by_rank("transport") if value is not None
+    }
     return " or ".join(sorted(found)) or "unknown"
 
 
-def communication_table(result: Sequence[Measured]) -> Table:
+def communication_table(result: Sequence[MeasuredCell]) -> Table:
     """One row for each operation and size."""
     columns = ("operation", "transport", "ranks", "size", "time, us", "algorithm, GB/s", "bus, GB/s", "repeats")
     rows = []
@@ -175,7 +177,7 @@ def communication_table(result: Sequence[Measured]) -> Table:
     return first_rows(Table(columns, tuple(rows), text_columns=2), where="records.parquet")
 
 
-def links_table(result: Sequence[Measured]) -> Table | None:
+def links_table(result: Sequence[MeasuredCell]) -> Table | None:
     """The fitted lines, one row for each operation; None where no operation has enough sizes."""
     columns = (
         "operation",
@@ -206,7 +208,7 @@ def links_table(result: Sequence[Measured]) -> Table | None:
     return first_rows(Table(columns, tuple(rows), text_columns=2)) if rows else None
 
 
-def communication_sentence(result: Sequence[Measured]) -> str:
+def communication_sentence(result: Sequence[MeasuredCell]) -> str:
     """The quickest sum over each transport, and where the bus is used best."""
     sentences = []
     for point in result:

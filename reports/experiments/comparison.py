@@ -1,9 +1,9 @@
-"""Sweeps and optimizations: cells that differ in named fields, set side by side.
+"""Sweeps and optimizations: comparison of cells that differ in named fields.
 
     swept = sweep(study, experiment)            # throughput, latency and memory over the swept fields
     gains = optimization(study, experiment)     # each variant against the baseline of the same block
 
-A launch visits its cells once in random order, so repeat i of a variant and repeat i of the baseline
+A launch measures its cells once in random order, so repeat i of a variant and repeat i of the baseline
 were measured close in time: the gain is the ratio over such pairs. Intervals of one table hold together,
 they are corrected for the number of variants.
 """
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.plan import PlannedExperiment
+from configs.plans.plan import PlannedExperiment
 from reports.numbers.statistics import Ratio, estimate, pair_ratios, paired_ratio
-from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult
+from reports.reading.load import CellResult, StudyResult, shown_times
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import (
     UNKNOWN,
@@ -58,7 +58,7 @@ def sweep(study: StudyResult, experiment: PlannedExperiment) -> list[SweepPoint]
 
 def sweep_table(points: list[SweepPoint]) -> Table:
     """One row for each combination."""
-    rows = []
+    rows, times = [], shown_times(point.result for point in points)
     for point in points[:MOST_ROWS]:
         result = point.result
         rows.append(
@@ -66,10 +66,7 @@ def sweep_table(points: list[SweepPoint]) -> Table:
                 escaped(point.label),
                 f"{len(result.completed)} of {result.planned}",
                 estimate_cell(result.estimate("throughput")),
-                estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
-                estimate_cell(result.estimate("ttft_seconds"), 1000),
-                estimate_cell(result.estimate("step_seconds"), 1000),
-                estimate_cell(result.request_seconds, 1000),
+                *(estimate_cell(result.time(shown), 1000) for shown in times),
                 mebibytes(result.peak_bytes),
                 result.status.replace("_", " "),
             )
@@ -78,10 +75,7 @@ def sweep_table(points: list[SweepPoint]) -> Table:
         "point",
         "repeats",
         f"{points[0].result.unit}, median (interval)",
-        "ms a token, median (interval)",
-        "ms to first token, median (interval)",
-        "ms a step, median (interval)",
-        "ms a request, median (interval)",
+        *(f"{shown.unit}, median (interval)" for shown in times),
         "peak memory, MiB, all ranks",
         "state",
     )
@@ -138,10 +132,8 @@ def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[Cel
 
 
 def _seconds(result: CellResult) -> dict[int, float]:
-    """Latency by repeat: time per output token, or of a step or a request where that is what there is."""
-    if result.cell.workload.kind == "encode":
-        return result.values("latency_seconds")
-    return result.values("time_per_output_token_seconds") or result.values("step_seconds")
+    """Latency by repeat; empty where nobody waits for the work."""
+    return {} if result.latency is None else result.values(result.latency.figure)
 
 
 def _memory_ratio(result: CellResult, base: CellResult) -> float | None:
@@ -150,7 +142,7 @@ def _memory_ratio(result: CellResult, base: CellResult) -> float | None:
 
 def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
     """The baseline's row, then one for each variant."""
-    latency = LATENCY_UNITS.get(base.cell.workload.kind, "ms a token")
+    latency = "ms" if base.latency is None else base.latency.unit
     columns = (
         "variant",
         "pairs",

@@ -1,8 +1,8 @@
-"""What each way to compress the weights does to size, speed, memory and answers, against the uncompressed model.
+"""Effect of each compression pass on size, speed, memory and answers, relative to the uncompressed model.
 
     result = compression(study, experiment)
     compression_sentence(result), compression_table(result), compression_lines(result)
-    draw_compression(figure, result)                    # reports.plots.compression
+    draw_compression(figure, result)                    # reports.plots.experiments.compression
 
 Speed is the ratio over pairs of the same block. Answers are compared by the ladder of the correctness experiment, with
 the uncompressed model in place of the reference: perplexity on the prompts, divergence of the next word, the first
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from configs.plan import PlannedExperiment, Refused
+from configs.plans.plan import PlannedExperiment, RefusedPoint
 from reports.decisions.pareto import on_front
 from reports.experiments.compression_answers import Quality, quality_of
 from reports.numbers.statistics import Ratio, estimate, paired_ratio
-from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult
+from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
-from reports.tables import largest_over_ranks
+from reports.tables import max_over_ranks
 from reports.text import (
     UNKNOWN,
     Table,
@@ -59,10 +59,10 @@ class Compressed:
     answers: CellResult | None
 
     @property
-    def visits(self) -> list[Reading]:
+    def measurements(self) -> list[Reading]:
         """Of both its cells: the first of a launch is the one that says what loading took."""
         cells = [self.result, *([self.answers] if self.answers else [])]
-        return [visit for cell in cells for visit in cell.completed.values()]
+        return [measurement for cell in cells for measurement in cell.completed.values()]
 
     @property
     def loss(self) -> float | None:
@@ -76,11 +76,11 @@ class Compressed:
 
 
 @dataclass(frozen=True)
-class Compression:
+class CompressionResult:
     """One experiment of one model: the base first. `refused`: what this version has not."""
 
     rows: tuple[Compressed, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedPoint, ...]
 
     @property
     def base(self) -> Compressed:
@@ -88,7 +88,7 @@ class Compression:
 
     @property
     def encodes(self) -> bool:
-        return self.base.result.cell.workload.kind == "encode"
+        return self.base.result.kind.answers == "vectors"
 
     @property
     def perplexity(self) -> float | None:
@@ -108,7 +108,7 @@ class Compression:
         return [row for row, best in zip(placed, kept, strict=True) if best]
 
 
-def compression(study: StudyResult, experiment: PlannedExperiment) -> Compression:
+def compression(study: StudyResult, experiment: PlannedExperiment) -> CompressionResult:
     """The rows in the order of the study file; what was not measured is among them."""
     assert experiment.points, f"experiment {experiment.name} has no points"
     groups: dict[tuple[str, str], dict[bool, CellResult]] = {}
@@ -122,7 +122,7 @@ def compression(study: StudyResult, experiment: PlannedExperiment) -> Compressio
     first = groups[named.values["compression"], named.values["dtype"]]
     ordered = sorted(groups, key=lambda group: groups[group] is not first)
     rows = [_row(study, labels[group], groups[group], first, len(groups) - 1) for group in ordered]
-    return Compression(tuple(rows), experiment.refused)
+    return CompressionResult(tuple(rows), experiment.refused)
 
 
 def _row(
@@ -155,27 +155,29 @@ def _row(
 
 def size_bytes(result: CellResult) -> float | None:
     """What the weights take over all ranks, tables included, median over repeats."""
-    sums = [sum(values) for visit in result.completed.values() if (values := visit.numbers_by_rank("weights_bytes"))]
+    sums = [
+        sum(values)
+        for measurement in result.completed.values()
+        if (values := measurement.numbers_by_rank("weights_bytes"))
+    ]
     return median(sums) if sums else None
 
 
 def _token_seconds(result: CellResult) -> dict[int, float]:
-    if result.cell.workload.kind == "encode":
-        return result.values("latency_seconds")
-    return result.values("time_per_output_token_seconds")
+    return {} if result.latency is None else result.values(result.latency.figure)
 
 
 def _text(result: CellResult, figure: str) -> str | None:
-    for visit in result.completed.values():
-        value = visit.record.figures.get(figure)
+    for measurement in result.completed.values():
+        value = measurement.record.figures.get(figure)
         if isinstance(value, str):
             return value
     return None
 
 
-def compression_table(result: Compression) -> Table:
+def compression_table(result: CompressionResult) -> Table:
     """One row for each pass and precision."""
-    latency = LATENCY_UNITS.get(result.base.result.cell.workload.kind, "ms a token")
+    latency = "ms" if result.base.result.latency is None else result.base.result.latency.unit
     columns = (
         "weights",
         "passes that were run",
@@ -208,7 +210,7 @@ def compression_table(result: Compression) -> Table:
 
 
 def _line(row: Compressed, perplexity: float | None) -> tuple[str, ...]:
-    result, visits = row.result, row.visits
+    result, measurements = row.result, row.measurements
     quality = row.quality.cells() if row.quality else (UNKNOWN,) * 8
     if row.base:
         quality = (number(perplexity, 4), *quality[1:])
@@ -224,20 +226,22 @@ def _line(row: Compressed, perplexity: float | None) -> tuple[str, ...]:
         "1" if row.base and result.completed else ratio_cell(row.latency),
         mebibytes(result.peak_bytes),
         UNKNOWN if row.base or row.peak is None else percent(row.peak - 1),
-        number(largest_over_ranks(visits, "load_seconds")),
-        number(largest_over_ranks(visits, "compression_seconds")),
-        percent(_nonzero_share(visits)),
+        number(max_over_ranks(measurements, "load_seconds")),
+        number(max_over_ranks(measurements, "compression_seconds")),
+        percent(_nonzero_share(measurements)),
         *quality,
         result.status.replace("_", " "),
     )
 
 
-def _nonzero_share(visits: list[Reading]) -> float | None:
+def _nonzero_share(measurements: list[Reading]) -> float | None:
     """The least share of weights that are not zero, over ranks; None where nothing was pruned."""
-    return min((share for visit in visits for share in visit.numbers_by_rank("nonzero_share")), default=None)
+    return min(
+        (share for measurement in measurements for share in measurement.numbers_by_rank("nonzero_share")), default=None
+    )
 
 
-def compression_sentence(result: Compression) -> str:
+def compression_sentence(result: CompressionResult) -> str:
     """Which pass to use: the fastest of those that lose little, and the smallest."""
     base = result.base
     if not base.result.completed:
@@ -267,12 +271,12 @@ def compression_sentence(result: Compression) -> str:
     return text
 
 
-def _limit(result: Compression) -> str:
+def _limit(result: CompressionResult) -> str:
     what = "a cosine distance of" if result.encodes else "a rise in perplexity of"
     return f"at most {what} {number(MOST_LOSS) if result.encodes else percent(MOST_LOSS)}"
 
 
-def compression_lines(result: Compression) -> list[str]:
+def compression_lines(result: CompressionResult) -> list[str]:
     """What loses more, what has no answers, and what this machine or version cannot do."""
     beyond = [row for row in result.rows if row.loss is not None and row.loss > MOST_LOSS and row.quality]
     lines = []
@@ -296,5 +300,5 @@ def compression_lines(result: Compression) -> list[str]:
 def why_lost(result: CellResult) -> str:
     """The state of a cell without a figure, with the message of its last record."""
     state = result.status.replace("_", " ")
-    failure = result.visits[max(result.visits)].record.failure if result.visits else None
+    failure = result.measurements[max(result.measurements)].record.failure if result.measurements else None
     return f"{state} ({failure.message.rstrip('.')})" if failure else state

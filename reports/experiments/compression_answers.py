@@ -1,4 +1,4 @@
-"""What compressed weights answer, against the uncompressed model's answers: words by the ladder, vectors by angle.
+"""Answers of compressed models relative to the uncompressed model: text by the ladder, embeddings by angle.
 
 quality = quality_of(study, uncompressed, compressed)      # None where either has no answers
 quality.loss, quality.text()                               # 0.0012, "+0.12 % perplexity (± 0.03 %)"
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.differences import vector_differences
-from configs.rates import Floats
-from reports.experiments.correctness_data import ANSWER_COLUMNS, Answers, answers_of
-from reports.experiments.correctness_ladder import Ladder, ladder_of
-from reports.experiments.correctness_statistics import candidate_errors
+from configs.common.differences import vector_differences
+from configs.plans.rates import Floats
+from reports.correctness.data import ANSWER_COLUMNS, Answers, answers_of
+from reports.correctness.ladder import Ladder, ladder_of
+from reports.correctness.statistics import candidate_errors
 from reports.reading.load import CellResult, StudyResult
 from reports.text import UNKNOWN, number, percent
 
@@ -77,7 +77,7 @@ def quality_of(study: StudyResult, base: CellResult | None, own: CellResult | No
     """The answers of one cell against another's; None where one has none, or none of the same prompts."""
     if base is None or own is None or not base.completed or not own.completed:
         return None
-    if base.cell.workload.kind == "encode":
+    if base.kind.answers == "vectors":
         known, found = _vectors(study, base), _vectors(study, own)
         shared = sorted(known.keys() & found.keys())
         if not shared:
@@ -95,22 +95,22 @@ def quality_of(study: StudyResult, base: CellResult | None, own: CellResult | No
 
 def _answers(study: StudyResult, result: CellResult) -> Answers | None:
     """Of the first completed repeat: answers are deterministic."""
-    visit = result.completed[min(result.completed)]
-    samples, vocabulary = study.samples(visit, ANSWER_COLUMNS), visit.figure("answer_vocabulary")
+    measurement = result.completed[min(result.completed)]
+    samples, vocabulary = study.samples(measurement, ANSWER_COLUMNS), measurement.figure("answer_vocabulary")
     return answers_of(samples, None if vocabulary is None else int(vocabulary)) if samples else None
 
 
 def _vectors(study: StudyResult, result: CellResult) -> dict[int, Floats]:
     """Embedding by prompt, [size]. Raises ValueError naming the file where columns do not fit each other."""
-    visit = result.completed[min(result.completed)]
-    samples, found = study.samples(visit, VECTOR_COLUMNS), {}
+    measurement = result.completed[min(result.completed)]
+    samples, found = study.samples(measurement, VECTOR_COLUMNS), {}
     for key, flat in samples.items():
         rank, _, name = key.partition("/")
         if name == "answer_vectors":
             prompts = samples.get(f"{rank}/answer_prompts", np.empty(0)).tolist()
             if not prompts or len(flat) % len(prompts):
                 raise ValueError(
-                    f"{visit.path}: {key} has {len(flat)} values, no multiple of its {len(prompts)} prompts"
+                    f"{measurement.path}: {key} has {len(flat)} values, no multiple of its {len(prompts)} prompts"
                 )
             rows = np.asarray(flat, dtype=np.float64).reshape(len(prompts), -1)
             found.update({int(prompt): row for prompt, row in zip(prompts, rows, strict=True)})

@@ -1,4 +1,4 @@
-"""Which engine to use for the model at hand: the engines of a sweep or an optimization side by side, and their answers.
+"""Comparison of the engines of a sweep or an optimization, and of their answers.
 
     result = engines(study, experiment, judged)       # None where it has one engine only
     engines_sentence(result), engines_table(result), engines_lines(result)
@@ -11,13 +11,14 @@ answers are a defect is not recommended, however fast.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from configs.cell import Cell
-from configs.plan import PlannedExperiment
+from configs.plans.plan import PlannedExperiment
+from configs.spec.cell import Cell
+from configs.workloads.descriptor import ShownTime
+from reports.correctness.section import JudgedCell
 from reports.experiments.compression import why_lost
-from reports.experiments.correctness import Judged
 from reports.numbers.statistics import Ratio, paired_ratio
-from reports.reading.load import CellResult, StudyResult
-from reports.tables import largest_over_ranks
+from reports.reading.load import CellResult, StudyResult, shown_times
+from reports.tables import max_over_ranks
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, mebibytes, number, plural, ratio_cell
 
 ENGINE_FIELDS = ("engine", "engine_mode")
@@ -47,7 +48,7 @@ class EngineRow:
 
 
 @dataclass(frozen=True)
-class Place:
+class EngineComparison:
     """One combination of the other values: engines by rate, the fastest first, those without a figure last."""
 
     label: str
@@ -64,7 +65,7 @@ class Engines:
     """The engines of one experiment of one model."""
 
     unit: str
-    places: tuple[Place, ...]
+    places: tuple[EngineComparison, ...]
 
 
 def engine_of(cell: Cell) -> str:
@@ -73,7 +74,7 @@ def engine_of(cell: Cell) -> str:
 
 
 def engines(
-    study: StudyResult, experiment: PlannedExperiment, judged: Sequence[tuple[str, Judged]] = ()
+    study: StudyResult, experiment: PlannedExperiment, judged: Sequence[tuple[str, JudgedCell]] = ()
 ) -> Engines | None:
     """None where the points have one engine only. `judged`: (model, verdict) of every correctness experiment."""
     found: dict[str, list[EngineRow]] = {}
@@ -89,7 +90,7 @@ def engines(
     if len({row.engine for rows in found.values() for row in rows if row.result is not None}) < 2:
         return None
     unit = study.cells[experiment.points[0].cell].unit
-    return Engines(unit, tuple(Place(label, _ranked(rows)) for label, rows in found.items()))
+    return Engines(unit, tuple(EngineComparison(label, _ranked(rows)) for label, rows in found.items()))
 
 
 def _place(values: dict[str, object]) -> str:
@@ -115,7 +116,7 @@ def _ratio(best: EngineRow, other: EngineRow, comparisons: int) -> Ratio | None:
     return paired_ratio(*values, comparisons=comparisons, confidence=best.result.confidence)
 
 
-def _verdict(result: CellResult, judged: Sequence[tuple[str, Judged]]) -> tuple[str, str]:
+def _verdict(result: CellResult, judged: Sequence[tuple[str, JudgedCell]]) -> tuple[str, str]:
     """The worst word on this engine's answers of this model, in its own layout and precision where that was judged."""
     cell = result.cell
     own = [
@@ -138,7 +139,9 @@ def _verdict(result: CellResult, judged: Sequence[tuple[str, Judged]]) -> tuple[
 
 
 def engines_table(result: Engines) -> Table:
-    """One row for each engine in each place, the fastest first."""
+    """One row for each engine in each place, the fastest first; of its times the first to pass comes first."""
+    results = [row.result for place in result.places for row in place.rows if row.result is not None]
+    times = shown_times(results)[::-1]
     columns = (
         "at",
         "engine",
@@ -146,23 +149,27 @@ def engines_table(result: Engines) -> Table:
         "repeats",
         f"{result.unit}, median (interval)",
         "the fastest is so many times as fast (interval)",
-        "ms to first token",
-        "ms a token",
-        "ms a request",
+        *(shown.unit for shown in times),
         "peak memory, MiB, all ranks",
         "loading, s",
         "state",
     )
-    rows = tuple(_row(place, row) for place in result.places for row in place.rows)
+    rows = tuple(_row(place, row, times) for place in result.places for row in place.rows)
     return Table(columns, rows, text_columns=3).without_empty_columns()
 
 
-def _row(place: Place, row: EngineRow) -> tuple[str, ...]:
+def _row(place: EngineComparison, row: EngineRow, times: Sequence[ShownTime]) -> tuple[str, ...]:
     where, word = escaped(place.label) or UNKNOWN, f"**{row.word}**" if row.word == "defect" else row.word
     answers = f"{word}: {escaped(row.why)}" if row.why else word
     result = row.result
     if result is None:
-        return (where, escaped(row.engine), UNKNOWN, *(UNKNOWN,) * 8, f"unsupported: {escaped(row.reason or '')}")
+        return (
+            where,
+            escaped(row.engine),
+            UNKNOWN,
+            *(UNKNOWN,) * (5 + len(times)),
+            f"unsupported: {escaped(row.reason or '')}",
+        )
     fastest = row is place.rows[0] and row.rate is not None
     return (
         where,
@@ -171,16 +178,14 @@ def _row(place: Place, row: EngineRow) -> tuple[str, ...]:
         f"{len(result.completed)} of {result.planned}",
         estimate_cell(result.estimate("throughput")),
         "fastest" if fastest else ratio_cell(row.ratio),
-        estimate_cell(result.estimate("ttft_seconds"), 1000),
-        estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
-        estimate_cell(result.request_seconds, 1000),
+        *(estimate_cell(result.time(shown), 1000) for shown in times),
         mebibytes(result.peak_bytes),
-        number(largest_over_ranks(list(result.completed.values()), "load_seconds")),
+        number(max_over_ranks(list(result.completed.values()), "load_seconds")),
         result.status.replace("_", " ") if row.reason is None else escaped(row.reason),
     )
 
 
-def choice(place: Place) -> tuple[str, ...]:
+def choice(place: EngineComparison) -> tuple[str, ...]:
     """The engine to use there; two or more where the fastest cannot be told from the next; none without a figure."""
     usable = place.usable
     if not usable:

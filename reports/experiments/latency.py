@@ -1,10 +1,10 @@
-"""How latency is distributed over the cells of an experiment: percentiles in a table, whole curves in a figure.
+"""Latency distributions of the cells of an experiment: percentiles in a table, full curves in a figure.
 
     result = latency(study, experiment)          # None where nothing in it has a latency
     latency_table(result), latency_sentence(result)
-    draw_latency(figure, latency_curves(study, result))      # reports.plots.latency
+    draw_latency(figure, latency_curves(study, result))      # reports.plots.experiments.latency
 
-What is waited for is a request where the workload generates or encodes, a step where it trains, a pass of noop. The
+What is waited for is a request where the workload answers prompts, a step where it trains (`Descriptor.latency`). The
 percentiles are over all samples of the steady part of every completed repeat; a P99 of fewer than 1,000
 samples is marked, not hidden.
 """
@@ -14,15 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.plan import PlannedExperiment
-from configs.rates import LATENCY_COLUMNS, RATE_COLUMNS, Floats, VisitSamples
+from configs.plans.plan import PlannedExperiment
+from configs.plans.rates import LATENCY_COLUMNS, Floats, MeasurementSamples
 from reports.numbers.percentiles import Percentiles
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
 from reports.text import UNKNOWN, Table, escaped, number, plural
-
-WAITED_FOR = {"generate": "request", "seq2seq": "request", "encode": "request", "train": "step", "noop": "pass"}
-"""Workload kind -> the latency that a user sees."""
 
 MOST_CURVES = 6
 CURVE_POINTS = 400
@@ -42,9 +39,10 @@ class LatencyPoint:
 
 @dataclass(frozen=True)
 class Latency:
-    """The latencies of an experiment. `kind` is what is waited for."""
+    """The latencies of an experiment. `kind` is what is waited for; `awaited`: by somebody."""
 
     kind: str
+    awaited: bool
     points: tuple[LatencyPoint, ...]
 
     @property
@@ -53,7 +51,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LatencyCurve:
     """One cell's distribution: `seconds` at rising `shares` (0 to 1) of the samples."""
 
     label: str
@@ -67,7 +65,7 @@ class Curves:
     """What the figure shows."""
 
     kind: str
-    curves: tuple[Curve, ...]
+    curves: tuple[LatencyCurve, ...]
 
 
 def latency(study: StudyResult, experiment: PlannedExperiment) -> Latency | None:
@@ -79,8 +77,9 @@ def latency(study: StudyResult, experiment: PlannedExperiment) -> Latency | None
         points.append(LatencyPoint(point.label, result, known))
     if not any(point.percentiles for point in points):
         return None
-    kind = next(WAITED_FOR[point.result.cell.workload.kind] for point in points if point.percentiles)
-    return Latency(kind, tuple(points))
+    times = [point.result.kind.latency for point in points if point.percentiles]
+    first = next((time for time in times if time is not None), None)
+    return None if first is None else Latency(first.waited_for, first.awaited, tuple(points))
 
 
 def latency_table(result: Latency) -> Table:
@@ -148,16 +147,18 @@ def latency_curves(study: StudyResult, result: Latency) -> Curves:
     return Curves(result.kind, tuple(_curve(study, result.kind, point) for point in chosen))
 
 
-def _curve(study: StudyResult, kind: str, point: LatencyPoint) -> Curve:
+def _curve(study: StudyResult, kind: str, point: LatencyPoint) -> LatencyCurve:
     cell, parts = point.result.cell, []
-    for visit in point.result.completed.values():
-        if kind in visit.p99_seconds:
-            samples = study.samples(visit, RATE_COLUMNS[cell.workload.kind])
-            kept = VisitSamples(cell, samples).without_first(visit.steady.first if visit.steady else 0)
+    for measurement in point.result.completed.values():
+        if kind in measurement.p99_seconds:
+            samples = study.samples(measurement, point.result.kind.columns)
+            kept = MeasurementSamples(cell, samples).without_first(
+                measurement.steady.first if measurement.steady else 0
+            )
             parts.append(kept.latencies()[kind])
     ordered = np.sort(np.concatenate(parts))
     count = len(ordered)
     # Evenly over the ranks, and every one of the slowest, which the tail is made of.
     body = np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int)
     places = np.union1d(body, np.arange(max(0, count - CURVE_POINTS // 4), count))
-    return Curve(point.label, ordered[places], (places + 1) / count, point.percentiles[kind])
+    return LatencyCurve(point.label, ordered[places], (places + 1) / count, point.percentiles[kind])

@@ -1,4 +1,4 @@
-"""Strong and weak scaling: throughput at each number of ranks against the named baseline, and the laws it follows.
+"""Strong and weak scaling: throughput at each number of ranks relative to the named baseline, with fitted scaling laws.
 
     result = scaling(study, experiment)
     speed-up S(n) = throughput(n) / throughput(baseline), of the same block
@@ -9,21 +9,20 @@ scaling; where the work of a rank is fixed, throughput(n) / (n x throughput(1)) 
 Intervals of one table hold together: they are corrected for the number of points compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from configs.cell import PROMPTED, Cell, PromptedWorkload
-from configs.plan import PlannedExperiment
+from configs.plans.plan import PlannedExperiment
+from configs.spec.cell import Cell
+from configs.workloads import descriptor_of
+from configs.workloads.descriptor import ShownTime
 from reports.laws.laws import MeasuredPoint, ScalingLaws, fit_laws, scaled
 from reports.laws.text import changed_text, law_lines, more_than_linear
 from reports.numbers.statistics import Estimate, Ratio, paired_ratio
 from reports.provenance import facts_set_by
-from reports.reading.load import CellResult, StudyResult, flat_environment
+from reports.reading.load import CellResult, StudyResult, flat_environment, shown_times
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, number, percent, plural, ratio_cell, ratio_text
-
-GROWS = {**dict.fromkeys(PROMPTED, "num_prompts"), "train": "global_batch_size", "noop": "items"}
-"""Kind of workload -> the field that weak scaling grows with the ranks."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def _above_zero(result: CellResult) -> dict[int, float]:
 def _changed(cell: Cell, base: Cell, kind: str) -> list[str]:
     """Fields that the number of ranks does not explain, with both values."""
     ours, theirs = _fields(cell), _fields(base)
-    grows = f"workload.{GROWS[base.workload.kind]}"
+    grows = f"workload.{descriptor_of(base.workload).grows}"
     if kind == "weak" and theirs.get(grows) is not None:
         theirs[grows] = theirs[grows] * cell.layout.ranks // base.layout.ranks
     if cell.nodes * base.layout.ranks == base.nodes * cell.layout.ranks:
@@ -101,12 +100,8 @@ def _fields(cell: Cell) -> dict[str, Any]:
     """What should stay the same, flat. Batches that cannot be filled count as what fills them."""
     data = cell.model_dump(mode="json", exclude={"workload", "layout", "env"})
     fields = {**data, **{f"env.{name}": value for name, value in cell.env.items()}}
-    fields |= {f"workload.{name}": value for name, value in cell.workload.model_dump(mode="json").items()}
-    fields.pop("workload.label", None)
-    if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is not None:
-        share = cell.workload.num_prompts // cell.layout.dp
-        fields["workload.batch_size"] = min(cell.workload.batch_size, max(1, share))
-    return fields
+    work = cell.workload.compared_fields(cell.layout.dp)
+    return fields | {f"workload.{name}": value for name, value in work.items()}
 
 
 def _moved(study: StudyResult, result: CellResult, base: CellResult) -> list[str]:
@@ -118,7 +113,7 @@ def _moved(study: StudyResult, result: CellResult, base: CellResult) -> list[str
 
 
 def _environment(study: StudyResult, result: CellResult) -> Mapping[str, set[str]]:
-    digests = {visit.record.environment for visit in result.completed.values()} - {None}
+    digests = {measurement.record.environment for measurement in result.completed.values()} - {None}
     facts: dict[str, set[str]] = {}
     for digest in digests:
         for name, value in flat_environment(study.environments.get(str(digest)) or {}).items():
@@ -128,6 +123,7 @@ def _environment(study: StudyResult, result: CellResult) -> Mapping[str, set[str
 
 def scaling_table(result: Scaling) -> Table:
     """One row for each number of ranks."""
+    times = shown_times(point.result for point in result.points)
     return Table(
         (
             "ranks",
@@ -135,19 +131,16 @@ def scaling_table(result: Scaling) -> Table:
             f"{result.unit}, median (interval)",
             "speed-up (interval)",
             "efficiency (interval)",
-            "ms a token, median (interval)",
-            "ms to first token",
-            "ms a step, median (interval)",
-            "ms a request, median (interval)",
+            *(shown.unit if shown.extra else f"{shown.unit}, median (interval)" for shown in times),
             "also changed",
             "state",
         ),
-        tuple(_row(point) for point in result.points),
+        tuple(_row(point, times) for point in result.points),
         text_columns=0,
     ).without_empty_columns()
 
 
-def _row(point: ScalingPoint) -> tuple[str, ...]:
+def _row(point: ScalingPoint, times: Sequence[ShownTime]) -> tuple[str, ...]:
     result = point.result
     own = point.baseline and point.speedup is not None
     return (
@@ -156,10 +149,7 @@ def _row(point: ScalingPoint) -> tuple[str, ...]:
         estimate_cell(point.throughput),
         "1" if own else ratio_cell(point.speedup),
         "100 %" if own else share_cell(point.efficiency),
-        estimate_cell(result.estimate("time_per_output_token_seconds"), 1000),
-        estimate_cell(result.estimate("ttft_seconds"), 1000),
-        estimate_cell(result.estimate("step_seconds"), 1000),
-        estimate_cell(result.request_seconds, 1000),
+        *(estimate_cell(result.time(shown), 1000) for shown in times),
         escaped(", ".join(point.changed)) or UNKNOWN,
         result.status.replace("_", " "),
     )

@@ -1,4 +1,4 @@
-"""Targets side by side: the same experiment on several targets, such as links of several speeds.
+"""Comparison of targets: the same experiment on several targets, such as links of several speeds.
 
     for found in side_by_side(study):            # one for each experiment and model that several targets measured
         targets_sentence(found), targets_table(found)
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from configs.paths import RunPaths
-from configs.plan import PlannedExperiment, Point
+from configs.plans.paths import RunPaths
+from configs.plans.plan import PlannedExperiment, Point
 from reports.experiments.communication import bus_factor, communication
 from reports.numbers.statistics import Estimate, Ratio, paired_ratio
 from reports.preflight import read_preflight
-from reports.reading.load import LATENCY_UNITS, CellResult, StudyResult
+from reports.reading.load import CellResult, StudyResult
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, joined, number, ratio_cell, ratio_text
 
 COMPARED_KINDS = ("strong", "sweep", "optimization", "layouts")
@@ -25,7 +25,7 @@ COMPARED_KINDS = ("strong", "sweep", "optimization", "layouts")
 
 
 @dataclass(frozen=True)
-class Link:
+class TargetLink:
     """Between two nodes of a target."""
 
     bytes_per_second: float
@@ -62,7 +62,7 @@ class Side:
     """One target with its points, in the plan's order."""
 
     target: str
-    link: Link | None
+    link: TargetLink | None
     points: tuple[TargetPoint, ...]
 
     @property
@@ -115,7 +115,7 @@ def side_by_side(study: StudyResult) -> list[SideBySide]:
     return found
 
 
-def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, Link]) -> Side:
+def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, TargetLink]) -> Side:
     results = study.points(experiment)
     named = next((index for index, point in enumerate(experiment.points) if point.baseline), 0)
     base, compared = results[named], max(1, len(results) - 1)
@@ -134,14 +134,14 @@ def _name(point: Point, result: CellResult, results: Sequence[CellResult]) -> st
     return result.cell.place if len(places) == len(results) else point.label
 
 
-def _links(study: StudyResult) -> dict[str, Link]:
+def _links(study: StudyResult) -> dict[str, TargetLink]:
     """By target: of the communication experiments that cross nodes, else of the nodes' test."""
-    links: dict[str, Link] = {}
+    links: dict[str, TargetLink] = {}
     preflight = read_preflight(RunPaths(study.folder))
     for tested in preflight.targets if preflight is not None else ():
         if tested.pairs:
             rate = median(pair.bytes_per_second for pair in tested.pairs)
-            links[tested.target] = Link(rate, median(pair.latency_seconds for pair in tested.pairs))
+            links[tested.target] = TargetLink(rate, median(pair.latency_seconds for pair in tested.pairs))
     for experiment in study.plan.experiments:
         if experiment.kind != "communication" or not experiment.points:
             continue
@@ -151,22 +151,20 @@ def _links(study: StudyResult) -> dict[str, Link]:
             link = fitted.get("all_reduce") or fitted.get("point_to_point")
             if link is not None and measured.result.cell.nodes > 1:
                 rate = link.bytes_per_second.median * bus_factor(link.operation, measured.ranks)
-                links[measured.result.cell.target] = Link(rate, link.latency_seconds.median)
+                links[measured.result.cell.target] = TargetLink(rate, link.latency_seconds.median)
     return links
 
 
 def targets_table(found: SideBySide) -> Table:
     """One row for each target and point."""
-    kind = found.sides[0].points[0].result.cell.workload.kind
-    latency = "latency_seconds" if kind in ("encode", "noop") else "time_per_output_token_seconds"
-    latency = "step_seconds" if kind == "train" else latency
+    latency = found.sides[0].points[0].result.kind.latency
     columns = (
         "target",
         "link between nodes",
         "point",
         f"{found.unit}, median (interval)",
         "times the baseline (interval)",
-        f"{LATENCY_UNITS.get(kind, 'ms a token')}, median (interval)",
+        f"{latency.unit if latency else 'ms'}, median (interval)",
         "state",
     )
     rows = []
@@ -179,7 +177,7 @@ def targets_table(found: SideBySide) -> Table:
                     escaped(point.label),
                     estimate_cell(point.throughput),
                     "1" if point.baseline else ratio_cell(point.ratio),
-                    estimate_cell(point.result.estimate(latency), 1000),
+                    estimate_cell(point.result.estimate(latency.figure) if latency else None, 1000),
                     point.result.status.replace("_", " "),
                 )
             )

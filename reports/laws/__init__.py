@@ -1,1 +1,1 @@
-"""Scaling laws: fitted, chosen, refused, put into words."""
+"""Scaling laws: fitting, model selection and text."""

@@ -1,6 +1,6 @@
-"""Which scaling law the data support, and when they cannot tell.
+"""Selection of the scaling law supported by the data, if any.
 
-    found = support(fits, most_units)       # found.law, or None and the laws in found.among
+    found = support(fits, max_units)       # found.law, or None and the laws in found.among
 
 A larger law is taken over a smaller one that it contains where the interval of what it adds leaves out 0,
 which is the F test of the two at 5 %. The smaller one is taken only where what the larger adds is shown to
@@ -34,14 +34,14 @@ class Support:
     reason: str
 
 
-def support(fits: Mapping[str, Fit], most_units: float) -> Support:
-    """Choose among the laws fitted to points of up to `most_units` units."""
+def support(fits: Mapping[str, Fit], max_units: float) -> Support:
+    """Choose among the laws fitted to points of up to `max_units` units."""
     if ("amdahl" in fits or "gustafson" in fits) and _faster_than_linear(fits["linear"]):
         return Support(None, (), "throughput grows faster than the ranks, which none of them can follow")
     if "amdahl" in fits:
-        return _strong(fits, most_units)
+        return _strong(fits, max_units)
     if "gustafson" in fits:
-        return _weak(fits, most_units)
+        return _weak(fits, max_units)
     return Support(None, (), "too few numbers of ranks for any law")
 
 

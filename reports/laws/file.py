@@ -1,4 +1,4 @@
-"""Scaling laws of anybody's numbers: a CSV file in, JSON or text out.
+"""Scaling laws of a CSV file, as JSON or text.
 
     data = read_points(path)                        # ValueError naming line and column of every problem
     laws = fit_laws(data.points, data.kind, data.paired)
@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.laws.laws import TITLES, Kind, MeasuredPoint, ScalingLaws
+from reports.laws.laws import TITLES, LawKind, MeasuredPoint, ScalingLaws
 from reports.laws.text import changed_text, law_lines, more_than_linear, residuals_text
-from reports.numbers.statistics import Ratio, least_repeats
-from reports.runs.compare_text import aligned
-from reports.text import UNKNOWN, Table, estimate_cell, joined, number, plural, ratio_cell
+from reports.numbers.statistics import Ratio, min_repeats
+from reports.text import UNKNOWN, Table, aligned, estimate_cell, joined, number, plural, ratio_cell
 
 NEEDED = ("ranks", "throughput")
 OPTIONAL = ("repeat", "kind")
@@ -34,7 +33,7 @@ class PointFile:
     """The points of a file. `paired`: rows say which repeat they are, so that repeats pair over the ranks."""
 
     points: tuple[MeasuredPoint, ...]
-    kind: Kind
+    kind: LawKind
     paired: bool
     conditions: tuple[str, ...]
 
@@ -79,7 +78,7 @@ def read_points(path: Path) -> PointFile:
     if problems:
         more = [f"and {len(problems) - MOST_PROBLEMS} more problems"] if len(problems) > MOST_PROBLEMS else []
         raise ValueError("\n".join([*problems[:MOST_PROBLEMS], *more]))
-    kind: Kind = "weak" if "weak" in kinds else "strong"
+    kind: LawKind = "weak" if "weak" in kinds else "strong"
     conditions = tuple(name for name in header if name not in (*NEEDED, *OPTIONAL))
     return PointFile(_points(rows, conditions), kind, "repeat" in header, conditions)
 
@@ -256,7 +255,7 @@ def _fraction_cell(value: float, interval: tuple[float, float] | None) -> str:
 def _notes(laws: ScalingLaws, data: PointFile) -> list[str]:
     """How the intervals of the table and of the laws came to be."""
     counts = [point.throughput.count for point in laws.points]
-    needed = least_repeats(max(1, len(laws.points) - 1))
+    needed = min_repeats(max(1, len(laws.points) - 1))
     notes = []
     if max(counts) == 1:
         notes.append("One value for each number of ranks: the noise is known from the residuals of the laws only.")

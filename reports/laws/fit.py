@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reports.numbers.statistics import CONFIDENCE
 
 Floats = NDArray[np.float64]
-Interval = tuple[float | None, float | None]
+OpenInterval = tuple[float | None, float | None]
 """Lower and upper end; None where the data set no bound on that side."""
 
 Residuals = Literal["relative", "absolute"]
@@ -55,7 +55,7 @@ class Fit:
     law: str
     unit_ranks: int
     parameters: Mapping[str, float]
-    intervals: Mapping[str, Interval]
+    intervals: Mapping[str, OpenInterval]
     at_bound: tuple[str, ...]
     residuals: Mapping[int, float]
     squares: float
@@ -147,7 +147,7 @@ def fit_law(
     covariance = problem.covariance(best, squares / freedom)
     names = ("lambda", *shape.parameters)
     values = {name: float(value) for name, value in zip(names, (exp(best[0]), *best[1:]), strict=True)}
-    intervals: dict[str, Interval] = {"lambda": _level_interval(best[0], covariance[0, 0], freedom, shared)}
+    intervals: dict[str, OpenInterval] = {"lambda": _level_interval(best[0], covariance[0, 0], freedom, shared)}
     for index, name in enumerate(shape.parameters, 1):
         intervals[name] = problem.profile(index, best, squares, freedom)
     peak = None
@@ -160,7 +160,9 @@ def fit_law(
     return Fit(law, ranks[0], values, intervals, at_bound, by_ranks, squares, freedom, covariance, shared, peak)
 
 
-def _peak(problem: "_Problem", best: Floats, squares: float, freedom: int, unit: int) -> tuple[float | None, Interval]:
+def _peak(
+    problem: "_Problem", best: Floats, squares: float, freedom: int, unit: int
+) -> tuple[float | None, OpenInterval]:
     """Ranks of the USL's greatest throughput, sqrt((1 - sigma) / kappa) units; None where there is none."""
     _, sigma, kappa = best
     if sigma >= 1:
@@ -171,7 +173,7 @@ def _peak(problem: "_Problem", best: Floats, squares: float, freedom: int, unit:
     return (unit * sqrt((1 - sigma) / kappa) if kappa > 0 else None), bounds
 
 
-def _level_interval(level: float, variance: float, freedom: int, shared: Shared) -> Interval:
+def _level_interval(level: float, variance: float, freedom: int, shared: Shared) -> OpenInterval:
     """Interval of lambda: that of the fit, and what all points of a block share (Welch and Satterthwaite)."""
     total = variance + shared.variance
     degrees = total**2 / (variance**2 / freedom + shared.variance**2 / max(1, shared.blocks - 1))
@@ -265,7 +267,7 @@ class _Problem:
         first = max(found[0], 1e-6 * float(np.max(found)), 1e-12)
         return np.array([self.logs[0] - log(first), *np.minimum(found[1:] / first, self.most[1:])])
 
-    def profile(self, index: int, best: Floats, squares: float, freedom: int) -> Interval:
+    def profile(self, index: int, best: Floats, squares: float, freedom: int) -> OpenInterval:
         """Values of a parameter with which the law still fits: sum of squares up to best x (1 + t^2 / freedom)."""
         limit = squares * (1 + student(freedom) ** 2 / freedom)
         error = sqrt(max(float(self.covariance(best, squares / freedom)[index, index]), 0.0))

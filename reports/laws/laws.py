@@ -18,7 +18,7 @@ Least squares of log(measured / law), because noise of throughput is relative; a
 its repeats, less what whole blocks share. Intervals are 95 % profile likelihood intervals with
 Student's t, where the residuals of the points about the law are the noise: points - parameters degrees
 of freedom. Repeats do not make them narrower by themselves, because they average noise, but not how far
-each number of ranks lies off any simple law: docs/scaling-laws.md has what else was tried.
+each number of ranks lies off any simple law: docs/explanation/scaling-laws.md has what else was tried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from reports.laws.choice import Support, support
 from reports.laws.fit import SHAPES, Fit, Floats, Residuals, Shared, fit_law
 from reports.numbers.statistics import CONFIDENCE, Bounds, Estimate, Ratio, estimate, paired_ratio, unpaired_ratio
 
-Kind = Literal["strong", "weak"]
+LawKind = Literal["strong", "weak"]
 
 TITLES = {
     "linear": "linear",
@@ -42,7 +42,7 @@ TITLES = {
     "usl": "Universal Scalability Law",
     "karp_flatt": "Karp-Flatt",
 }
-ASKED: dict[Kind, tuple[str, ...]] = {"strong": ("amdahl", "usl", "karp_flatt"), "weak": ("gustafson", "usl")}
+ASKED: dict[LawKind, tuple[str, ...]] = {"strong": ("amdahl", "usl", "karp_flatt"), "weak": ("gustafson", "usl")}
 """Laws for each kind of scaling: Amdahl's is for a fixed total of work, Gustafson's for work that grows."""
 
 ROUNDS = 8
@@ -88,7 +88,7 @@ class SerialFraction:
 class ScalingLaws:
     """All laws of one set of points."""
 
-    kind: Kind
+    kind: LawKind
     unit_ranks: int
     points: tuple[SpeedupPoint, ...]
     fits: Mapping[str, Fit]
@@ -109,7 +109,7 @@ class ScalingLaws:
 
 def fit_laws(
     points: Sequence[MeasuredPoint],
-    kind: Kind,
+    kind: LawKind,
     paired: bool = True,
     confidence: float = CONFIDENCE,
     residuals: Residuals = "relative",
@@ -152,7 +152,7 @@ def scaled(ratio: Ratio, factor: float) -> Ratio:
     return Ratio(ratio.value * factor, low, high, ratio.count, interval, ratio.comparisons)
 
 
-def _refusals(kind: Kind, count: int) -> list[tuple[str, str]]:
+def _refusals(kind: LawKind, count: int) -> list[tuple[str, str]]:
     refused = []
     if kind == "strong":
         refused.append(("gustafson", "it is for work that grows with the ranks (weak scaling); here it is fixed"))

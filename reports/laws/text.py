@@ -1,4 +1,4 @@
-"""Scaling laws in words: parameters with intervals, what they mean, and where the points leave the law.
+"""Text on scaling laws: parameters with intervals, their interpretation, and deviating points.
 
 law_lines(found, "tokens/s")        # one line for each law, then which one the data support
 more_than_linear([(8, efficiency)], "strong")
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import comb
 
-from reports.laws.fit import Fit, Interval
-from reports.laws.laws import ASKED, TITLES, Kind, ScalingLaws
+from reports.laws.fit import Fit, OpenInterval
+from reports.laws.laws import ASKED, TITLES, LawKind, ScalingLaws
 from reports.numbers.statistics import LEAST_REPEATS, Ratio
 from reports.text import joined, number, percent, plural
 
@@ -100,7 +100,7 @@ def residuals_text(fit: Fit) -> str:
     return ", ".join(f"{ranks}: {100 * rest:+.1f} %" for ranks, rest in fit.residuals.items())
 
 
-def more_than_linear(points: Sequence[tuple[int, Ratio | None]], kind: Kind) -> list[str]:
+def more_than_linear(points: Sequence[tuple[int, Ratio | None]], kind: LawKind) -> list[str]:
     """Sentences about the points (ranks, efficiency) above linear; their intervals decide what is said."""
     above = [(ranks, ratio) for ranks, ratio in points if ratio is not None and ratio.value > 1]
     shown = [(ranks, ratio) for ranks, ratio in above if ratio.interval is not None and ratio.interval[0] > 1]
@@ -175,7 +175,7 @@ def _in_sentence(law: str) -> str:
     }[law]
 
 
-def _interval(bounds: Interval) -> str:
+def _interval(bounds: OpenInterval) -> str:
     low, high = bounds
     if low is None and high is None:
         return ""

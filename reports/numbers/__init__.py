@@ -1,1 +1,1 @@
-"""What a handful of repeats can say: intervals, ratios, drift, steady state, when to stop. Arrays in, values out."""
+"""Statistics of few repeats: intervals, ratios, drift, steady state, stopping rules. Pure functions of arrays."""

@@ -1,4 +1,4 @@
-"""What the machine did while a study ran: its drift from block to block, and its noise from repeat to repeat.
+"""Drift of the machine between blocks and noise between repeats during a study.
 
     drift([cell.values("throughput") for cell in cells])     # does it get slower or faster over the study?
     noise([cell.values("throughput") for cell in cells])     # how much do two repeats of the same thing differ?
@@ -86,7 +86,7 @@ def _block_figures(cells: Sequence[Mapping[int, float]], blocks: Sequence[int]) 
 
 
 @dataclass(frozen=True)
-class Noise:
+class RepeatNoise:
     """How much two repeats of the same cell differ, from launches that follow each other: an A/A comparison.
 
     `typical` is the median difference as a share; `deviation` the robust standard deviation of the
@@ -115,7 +115,7 @@ class Noise:
         return exp(self.deviation * ((1 - share) * outer + share * inner)) - 1
 
 
-def noise(series: Iterable[Mapping[int, float]]) -> Noise | None:
+def noise(series: Iterable[Mapping[int, float]]) -> RepeatNoise | None:
     """From all pairs of consecutive repeats of each cell; None where there is no pair."""
     distances = [
         abs(values[block + 1] - values[block]) for values in _logs(series) for block in values if block + 1 in values
@@ -123,7 +123,7 @@ def noise(series: Iterable[Mapping[int, float]]) -> Noise | None:
     if not distances:
         return None
     middle = median(distances)
-    return Noise(exp(middle) - 1, MAD_TO_DEVIATION * middle, len(distances))
+    return RepeatNoise(exp(middle) - 1, MAD_TO_DEVIATION * middle, len(distances))
 
 
 def _logs(series: Iterable[Mapping[int, float]]) -> list[dict[int, float]]:

@@ -1,4 +1,4 @@
-"""Intervals without a distribution: a test that counts is turned round into an interval.
+"""Distribution-free intervals by inversion of a counting test.
 
     low, high = inverted(differences(first, second), rank_sum(len(first), len(second)), 0.95)
 

@@ -1,4 +1,4 @@
-"""Percentiles of latency over the repeats of a cell, each with the number of samples behind it.
+"""Percentiles of latency over the repeats of a cell, each with its number of samples.
 
     pooled = pool([seconds_of_repeat_0, seconds_of_repeat_1, ...])       # while samples are at hand
     found = percentiles(pooled, p99_of_each_repeat, confidence)                        # when somebody asks
@@ -19,7 +19,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 
-from configs.rates import Floats
+from configs.plans.rates import Floats
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Percentile
 
 P99 = 0.99

@@ -1,10 +1,10 @@
-"""What a handful of repeats can say: medians with intervals, ratios with intervals, corrected comparisons.
+"""Statistics of few repeats: medians and ratios with intervals, and corrected comparisons.
 
     value = estimate([412.0, 405.1, 418.3, 410.0, 411.2, 409.9])    # median, range and, from six on, interval
     ratio = paired_ratio(variant, baseline)                          # by repeat: blocks are compared within
     ratio = unpaired_ratio(today, yesterday)                         # two runs, whose repeats share no block
 
-The sampling unit is the repeat: one visit in one launch. Nothing here supposes a normal distribution:
+The sampling unit is the repeat: one measurement in one launch. Nothing here supposes a normal distribution:
 intervals come from the order of the values alone, and are None where there are too few of them.
 """
 
@@ -182,7 +182,7 @@ def pair_ratios(first: Mapping[int, float], second: Mapping[int, float]) -> dict
     }
 
 
-def least_repeats(comparisons: int = 1) -> int:
+def min_repeats(comparisons: int = 1) -> int:
     """The fewest repeats that give each of so many comparisons in one table an interval.
 
     Least and most of so many pairs hold the median with confidence 1 - 2 / 2^repeats; that must be 1 - 0.05 /
@@ -204,13 +204,3 @@ class Percentile:
         """Fewer than TAIL_SAMPLES samples beyond the percentile: P99 from fewer than 1,000, P50 from fewer than 20."""
         tail = min(self.quantile, 1 - self.quantile)
         return self.samples * tail < TAIL_SAMPLES - 1e-6
-
-
-def percentile(samples: Sequence[float] | Floats, quantile: float) -> Percentile:
-    """The value below which that share of the samples lies, interpolated linearly; `quantile` is 0.99 for P99.
-
-    Raises ValueError where there are no samples.
-    """
-    if not len(samples):
-        raise ValueError("a percentile needs at least one sample")
-    return Percentile(float(np.quantile(samples, quantile)), quantile, len(samples))

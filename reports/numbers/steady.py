@@ -1,4 +1,4 @@
-"""Steady state, detected and not assumed: where the passes of a visit stop being a start-up.
+"""Detection of steady state: the end of the start-up passes of a measurement.
 
     found = steady(walls)        # wall seconds of each pass, in order
     walls[found.first :]         # the steady part, where found.found is True
@@ -6,7 +6,7 @@
 Two steps. First the start is cut where that makes the mean of the rest surest: the marginal standard error
 rule (MSER), K. P. White, "An effective truncation heuristic for bias reduction in simulation output",
 Simulation 69 (1997) 323-334; single passes far off the others are drawn in before, so that one slow pass
-late in a visit cuts nothing. Then the rest is tested, in blocks of a few passes: for a trend (Mann-Kendall, its
+late in a measurement cuts nothing. Then the rest is tested, in blocks of a few passes: for a trend (Mann-Kendall, its
 variance corrected for autocorrelation as in K. H. Hamed and A. R. Rao, "A modified Mann-Kendall trend test
 for autocorrelated data", Journal of Hydrology 204 (1998) 182-196) and for a change of level (A. N. Pettitt,
 "A non-parametric approach to the change-point problem", Applied Statistics 28 (1979) 126-135, held against
@@ -22,20 +22,20 @@ from math import exp, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.rates import Floats
+from configs.plans.rates import Floats
 
 LEAST_PASSES = 20
 """In fewer, neither a trend nor a start can be told from noise."""
 
 LARGEST_CUT = 0.5
-"""A steady part that is less than half of a visit is none: it may be the next start-up as well."""
+"""A steady part that is less than half of a measurement is none: it may be the next start-up as well."""
 
 LEAST_CHANGE = 0.01
 """A drift or step of less than this share of the level is steady: its effect on the mean is half of it."""
 
 TREND_Z = 2.576
 CHANGE_LEVEL = 0.01
-"""Each of both tests errs in one of a hundred steady visits: |z| of the one, probability of the other."""
+"""Each of both tests errs in one of a hundred steady measurements: |z| of the one, probability of the other."""
 
 _BLOCKS = 64
 _CLIP_DEVIATIONS = 5.0

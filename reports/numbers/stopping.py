@@ -1,4 +1,4 @@
-"""When a cell has enough repeats, without spoiling its interval.
+"""Stopping rule for the repeats of a cell that keeps its interval valid.
 
     more = next_look(values, rules)                  # repeats that the cell should have by the next look, or None
     shown = estimate(values, confidence(rules))      # an interval with 95 % coverage, although one looked
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Literal
 
-from configs.job import Measuring
+from configs.spec.measuring import Measuring
 from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Estimate, estimate
 
 End = Literal["target reached", "most repeats"]
@@ -49,7 +49,7 @@ def confidence(rules: Measuring) -> float:
 
 def schedule(rules: Measuring) -> Iterator[tuple[int, int]]:
     """Counts of repeats at which a cell is looked at, each with the count at which a target met there is confirmed."""
-    most = rules.repeats if rules.target_interval is None else max(rules.repeats, rules.most_repeats)
+    most = rules.repeats if rules.target_interval is None else max(rules.repeats, rules.max_repeats)
     count = min(most, max(rules.repeats, LEAST_REPEATS))
     while count < most:
         yield count, min(most, ceil(count * CONFIRMATION - 1e-9))

@@ -1,1 +1,1 @@
-"""What was predicted beforehand, held against what was measured; and how scaling goes on beyond it."""
+"""Comparison of predictions with measurements, and scaling forecasts."""

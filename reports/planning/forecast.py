@@ -1,4 +1,4 @@
-"""Strong and weak scaling forecast beyond what was measured: from records to world sizes, and the forecast in words.
+"""Forecasts of strong and weak scaling beyond the measured world sizes, and their text.
 
     found = study_forecast(study, scaling)          # a Forecast, or the sentence that says why there is none
     forecast_table(found), forecast_sentence(found), forecast_lines(found)
@@ -9,18 +9,15 @@ the laws of `reports.laws`, which join measured points and are not drawn beyond 
 
 from dataclasses import dataclass
 
-from configs.cell import PROMPTED, Cell, PromptedWorkload
-from configs.hardware import Link, Machine
-from configs.training import TrainWorkload
+from configs.hardware.hardware import Link, Machine
+from configs.spec.cell import Cell
 from engine.planner.forecast import HALF, LEAST_FOR_A_CHECK, Forecast, ForecastPoint, WorldSize, forecast
 from engine.planner.forecast_traffic import ddp_traffic
 from reports.experiments.scaling import Scaling, ScalingPoint
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import StudyResult
-from reports.tables import largest_over_ranks
+from reports.tables import max_over_ranks
 from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent, plural
-
-UNITS = {"train": "step", **dict.fromkeys(PROMPTED, "pass")}
 
 
 @dataclass(frozen=True)
@@ -47,24 +44,24 @@ class StudyForecast:
 
 
 def study_forecast(study: StudyResult, result: Scaling) -> StudyForecast | str | None:
-    """The forecast; a sentence that says why there is none; None for a noop, which is no model's."""
-    cell = result.baseline.result.cell
-    if cell.workload.kind == "noop":
+    """The forecast; a sentence that says why there is none; None for work that is no model's."""
+    cell, known = result.baseline.result.cell, result.baseline.result.kind
+    if not known.needs_model:
         return None
     measured = [point for point in result.points if point.throughput is not None and not point.changed]
     if len(measured) < 2:
         return None  # the section above says that there is no speed-up either
-    most, limited = most_ranks(cell, result.kind)
+    most, limited = rank_limit(cell, result.kind)
     to = min(study.plan.forecast.to, most)
     largest = max(point.ranks for point in measured)
     if to <= largest:
         why = limited if most <= largest else f"forecast.to is {to}, and {largest} ranks were measured"
         return f"Nothing is forecast: {why}."
     layouts = {(point.result.cell.layout.tp, point.result.cell.layout.pp) for point in measured}
-    if len(layouts) > 1 or (cell.workload.kind == "train" and layouts != {(1, 1)}):
+    if len(layouts) > 1 or (known.trains and layouts != {(1, 1)}):
         return "Nothing is forecast: that is done for data parallelism; `rankwise plan` predicts other layouts."
-    sends = cell.workload.kind == "train"
-    parameters = largest_over_ranks(list(measured[0].result.completed.values()), "model_parameters")
+    sends = known.trains
+    parameters = max_over_ranks(list(measured[0].result.completed.values()), "model_parameters")
     strategies = {point.result.cell.layout.strategy for point in measured} - {"none", "ddp"}
     if sends and (parameters is None or strategies):
         what = f"what {joined(sorted(strategies))} sends" if strategies else "how many parameters the ranks exchange"
@@ -78,38 +75,30 @@ def study_forecast(study: StudyResult, result: Scaling) -> StudyForecast | str |
     except ValueError as error:
         return f"Nothing is forecast: {error}."
     seconds = {point.ranks: _seconds(point) for point in measured}
-    known = {ranks: value for ranks, value in seconds.items() if value is not None}
+    timed = {ranks: value for ranks, value in seconds.items() if value is not None}
     reached = f"{limited}, so the forecast ends there" if most < study.plan.forecast.to else None
-    unit = UNITS[cell.workload.kind]
-    return StudyForecast(found, unit, known, stated or here, stated is not None, sends, reached)
+    return StudyForecast(found, known.pass_name, timed, stated or here, stated is not None, sends, reached)
 
 
-def most_ranks(cell: Cell, kind: str) -> tuple[int, str]:
+def rank_limit(cell: Cell, kind: str) -> tuple[int, str]:
     """The most ranks that have work of the size that was measured, and why no more; weak scaling has no end."""
-    work = cell.workload
-    if kind == "weak":
-        return 1 << 30, ""
-    if isinstance(work, TrainWorkload):
-        return work.global_batch_size, f"a batch of {work.global_batch_size} sequences feeds no more ranks"
-    assert isinstance(work, PromptedWorkload)
-    prompts = work.num_prompts or 1
-    full = max(1, prompts // work.batch_size)
-    return full, f"{plural(prompts, 'prompt')} in batches of {work.batch_size} fill no more than {plural(full, 'rank')}"
+    unlimited = (1 << 30, "")
+    return unlimited if kind == "weak" else cell.workload.most_replicas() or unlimited
 
 
 def _world(point: ScalingPoint) -> WorldSize:
     waiting = point.result.estimate("waiting_seconds")
-    return WorldSize(point.ranks, tuple(_by_visit(point)), None if waiting is None else max(0.0, waiting.median))
+    return WorldSize(point.ranks, tuple(_by_measurement(point)), None if waiting is None else max(0.0, waiting.median))
 
 
-def _by_visit(point: ScalingPoint) -> list[float]:
-    """Seconds of a mean pass or step, of each visit."""
-    rates = [visit.rates for visit in point.result.completed.values()]
+def _by_measurement(point: ScalingPoint) -> list[float]:
+    """Seconds of a mean pass or step, of each measurement."""
+    rates = [measurement.rates for measurement in point.result.completed.values()]
     return [rate.wall_seconds / rate.passes for rate in rates if rate is not None and rate.passes and rate.wall_seconds]
 
 
 def _seconds(point: ScalingPoint) -> Estimate | None:
-    return estimate(_by_visit(point), point.result.confidence)
+    return estimate(_by_measurement(point), point.result.confidence)
 
 
 def forecast_sentence(result: StudyForecast) -> str:

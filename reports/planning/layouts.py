@@ -1,4 +1,4 @@
-"""Layouts that a study chose by prediction: the whole ranking, what was measured of it, and where the best one stood.
+"""Layouts chosen by prediction: the complete ranking, the measured layouts, and the predicted rank of the winner.
 
 result = layouts(study, experiment)
 layouts_sentence(result), layouts_table(result), layouts_lines(result)
@@ -7,9 +7,9 @@ layouts_sentence(result), layouts_table(result), layouts_lines(result)
 from collections import Counter
 from dataclasses import dataclass
 
-from configs.plan import Candidate, PlannedExperiment
+from configs.plans.plan import Candidate, PlannedExperiment
 from reports.numbers.statistics import Estimate
-from reports.planning.accuracy import HEADLINES, Judged, judge_prediction
+from reports.planning.accuracy import JudgedPrediction, judge_prediction
 from reports.planning.text import signed
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
@@ -23,7 +23,7 @@ class Placed:
     place: int
     candidate: Candidate
     result: CellResult | None
-    judged: Judged | None
+    judged: JudgedPrediction | None
 
     @property
     def measured(self) -> Estimate | None:
@@ -32,7 +32,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Layouts:
+class LayoutRanking:
     """All candidates, the one predicted best first."""
 
     unit: str
@@ -56,21 +56,21 @@ class Layouts:
                    for item in self.placed)  # fmt: skip
 
 
-def layouts(study: StudyResult, experiment: PlannedExperiment) -> Layouts:
+def layouts(study: StudyResult, experiment: PlannedExperiment) -> LayoutRanking:
     """The candidates of an experiment beside their records."""
     placed = []
     for place, candidate in enumerate(experiment.candidates, 1):
         result = study.cells[candidate.cell] if candidate.cell is not None else None
         judged = None
         if result is not None:
-            figure = HEADLINES[result.cell.workload.kind]
+            figure = result.kind.throughput
             found = judge_prediction(result, candidate.prediction)
             judged = next((item for item in found if item.figure == figure), None)
         placed.append(Placed(place, candidate, result, judged))
-    return Layouts(study.cells[experiment.points[0].cell].unit, tuple(placed))
+    return LayoutRanking(study.cells[experiment.points[0].cell].unit, tuple(placed))
 
 
-def layouts_sentence(result: Layouts) -> str:
+def layouts_sentence(result: LayoutRanking) -> str:
     """Where the best measured layout stood in the prediction."""
     best, chosen = result.best, result.chosen
     if best is None:
@@ -99,7 +99,7 @@ def _orders(measured: list[Placed]) -> str:
     return f"Of {plural(len(pairs), 'pair')} of measured layouts {right} came out in the order that was predicted."
 
 
-def layouts_lines(result: Layouts) -> list[str]:
+def layouts_lines(result: LayoutRanking) -> list[str]:
     """What was not measured, by reason, each reason with how many."""
     reasons: Counter[str] = Counter()
     first: dict[str, str] = {}
@@ -135,7 +135,7 @@ def _short(candidate: Candidate) -> str:
     return "does not fit" if candidate.prediction.fits is False else candidate.reason or ""
 
 
-def layouts_table(result: Layouts) -> Table:
+def layouts_table(result: LayoutRanking) -> Table:
     """One row for each layout, in the order of the prediction."""
     columns = (
         "place",

@@ -1,45 +1,24 @@
-"""Prediction against measurement in tables and sentences.
-
-context |= planning_context(study, album)       # names that planning.md.j2 asks for
-"""
+"""Tables and sentences that compare predictions with measurements."""
 
 import re
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
-from configs.prediction import Prediction
+from configs.plans.prediction import Prediction
 from reports.planning.accuracy import (
-    HEADLINES,
     MEMORY,
     ErrorGroup,
-    Figure,
-    Judged,
+    JudgedPrediction,
+    PredictedFigure,
+    accuracy_headline,
+    accuracy_summary,
     corrections,
-    error_groups,
-    headline,
-    judge,
-    summary,
     unjudged,
 )
-from reports.plots.album import Album
-from reports.plots.prediction import draw_predictions, prediction_height
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
-from reports.text import (
-    MIB,
-    UNKNOWN,
-    Table,
-    escaped,
-    estimate_cell,
-    joined,
-    mebibytes,
-    number,
-    percent,
-    plural,
-)
+from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, joined, mebibytes, number, percent, plural
 
-UNITS: dict[Figure, tuple[str, float]] = {
+UNITS: dict[PredictedFigure, tuple[str, float]] = {
     "tokens_per_second": ("tokens/s", 1.0),
     "embeddings_per_second": ("embeddings/s", 1.0),
     "items_per_second": ("items/s", 1.0),
@@ -51,32 +30,16 @@ UNITS: dict[Figure, tuple[str, float]] = {
 """Figure -> its unit in words, and what to multiply it with."""
 
 NOMINAL = 0.9
-"""The share of cells that a stated factor is to hold (configs.prediction)."""
+"""The share of cells that a stated factor is to hold (configs.plans.prediction)."""
 
 NO_PREDICTIONS = "The plan of this run holds no predictions: it was made by a version that made none."
 
 
-def planning_context(study: StudyResult, album: Album) -> dict[str, Any]:
-    """Everything that the part of the template needs."""
-    judged = judge(study)
-    plot = None
-    if judged:
-        draw = partial(draw_predictions, judged=judged)
-        plot = album.add("prediction against measurement", draw, prediction_height(judged))
-    return {
-        "prediction_plot": plot,
-        "prediction_sentence": prediction_sentence(study, judged),
-        "prediction_lines": prediction_lines(study, judged),
-        "prediction_errors": error_table(error_groups(study, judged)) if judged else None,
-        "prediction_cells": cell_table(study, judged) if study.plan.predictions else None,
-    }
-
-
-def prediction_sentence(study: StudyResult, judged: list[Judged]) -> str:
+def prediction_sentence(study: StudyResult, judged: list[JudgedPrediction]) -> str:
     """How far off the planner was."""
     if not study.plan.predictions:
         return NO_PREDICTIONS
-    found = summary(judged)
+    found = accuracy_summary(judged)
     if found is None:
         return "No cell has both a prediction and a measurement of its rate, so the planner is not judged."
     text = (
@@ -86,13 +49,13 @@ def prediction_sentence(study: StudyResult, judged: list[Judged]) -> str:
     if found.stated:
         holds = f"{found.within} of {found.stated} lie within the factor that it stated beforehand"
         text += f"; {holds}, of which {percent(NOMINAL, 2)} should"
-    over = [item for item in headline(judged) if item.ratio > 1]
+    over = [item for item in accuracy_headline(judged) if item.ratio > 1]
     way = "too fast" if len(over) * 2 > found.cells else "too slow"
     most = max(len(over), found.cells - len(over))
     return f"{text}. {most} of {found.cells} were predicted {way}."
 
 
-def prediction_lines(study: StudyResult, judged: list[Judged]) -> list[str]:
+def prediction_lines(study: StudyResult, judged: list[JudgedPrediction]) -> list[str]:
     """The correction in force, where the hardware's figures come from, and the cells that are not judged."""
     if not study.plan.predictions:
         return []
@@ -149,7 +112,7 @@ def error_table(groups: list[ErrorGroup]) -> Table:
     rows = tuple(
         (
             escaped(group.name),
-            UNITS[group.figure][0],
+            group.unit or UNITS[group.figure][0],
             f"{group.cells:,}",
             percent(group.median, 2),
             percent(group.p90, 2),
@@ -163,12 +126,12 @@ def error_table(groups: list[ErrorGroup]) -> Table:
     return first_rows(Table(columns, rows, text_columns=2).without_empty_columns())
 
 
-def cell_table(study: StudyResult, judged: list[Judged]) -> Table:
+def cell_table(study: StudyResult, judged: list[JudgedPrediction]) -> Table:
     """One row for each cell: rate and memory as predicted and as measured."""
-    by_cell: dict[str, dict[Figure, Judged]] = {}
+    by_cell: dict[str, dict[PredictedFigure, JudgedPrediction]] = {}
     for item in judged:
         by_cell.setdefault(item.result.key, {})[item.figure] = item
-    predicted = [result for result in study.cells.values() if result.cell.workload.kind in HEADLINES]
+    predicted = [result for result in study.cells.values() if result.kind.compared]
     rows = [_row(study, result, by_cell.get(result.key, {})) for result in predicted]
     columns = (
         "model",
@@ -187,8 +150,8 @@ def cell_table(study: StudyResult, judged: list[Judged]) -> Table:
     return first_rows(Table(columns, tuple(rows), text_columns=3).without_empty_columns())
 
 
-def _row(study: StudyResult, result: CellResult, found: dict[Figure, Judged]) -> tuple[str, ...]:
-    figure = HEADLINES[result.cell.workload.kind]
+def _row(study: StudyResult, result: CellResult, found: dict[PredictedFigure, JudgedPrediction]) -> tuple[str, ...]:
+    figure = result.kind.throughput
     prediction = study.plan.predictions.get(result.key)
     rate, memory = found.get(figure), found.get(MEMORY)
     predicted = None if prediction is None else getattr(prediction, figure)
@@ -197,7 +160,7 @@ def _row(study: StudyResult, result: CellResult, found: dict[Figure, Judged]) ->
     return (
         escaped(result.model),
         escaped(result.name),
-        UNITS[figure][0],
+        result.unit,
         number(predicted),
         estimate_cell(result.estimate(figure)),
         signed(rate),
@@ -210,6 +173,6 @@ def _row(study: StudyResult, result: CellResult, found: dict[Figure, Judged]) ->
     )
 
 
-def signed(item: Judged | None) -> str:
+def signed(item: JudgedPrediction | None) -> str:
     """Predicted against measured: `+4.1 %` is too much."""
     return UNKNOWN if item is None else f"{100 * (item.ratio - 1):+.1f} %"

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from configs.base import write_atomically
-from configs.paths import RunPaths
+from configs.common.base import write_atomically
+from configs.plans.paths import RunPaths
 from reports.plots.style import drawn
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What all figures share: size, colours, fonts, and how points, losses and scales are drawn.
+"""Common style of all figures: size, colours, fonts, markers, losses and scales.
 
     images = drawn(lambda figure: draw_scaling(figure, result))      # {"png": ..., "svg": ...}
 

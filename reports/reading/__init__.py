@@ -1,1 +1,1 @@
-"""A run folder becomes cells with their readings, ten or a hundred thousand records."""
+"""Read a run folder of up to a hundred thousand records into cells with readings."""

@@ -16,20 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.cell import Cell, PromptedWorkload
-from configs.paths import RunPaths
-from configs.plan import Plan, PlannedExperiment, PlannedModel
-from configs.rates import Column
-from configs.record import Status
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
+from configs.plans.rates import Column
+from configs.plans.record import Status
+from configs.spec.cell import Cell
+from configs.workloads import descriptor_of
+from configs.workloads.descriptor import Descriptor, Latency, ShownTime
 from reports.numbers.percentiles import Percentiles, Pooled, percentiles
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.numbers.stopping import confidence
 from reports.reading.read import Reading, cell_folders, read_plan
 from reports.reading.readers import read_cells
 from reports.reading.samples import read_samples
-
-LATENCY_UNITS = {"train": "ms a step", "encode": "ms a request", "noop": "ms a pass"}
-"""Kind of workload -> the latency that its cells are compared by; of all others milliseconds a token."""
 
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
@@ -44,7 +43,7 @@ class CellResult:
     name: str
     model: str
     planned: int
-    visits: dict[int, Reading]
+    measurements: dict[int, Reading]
     memory: Reading | None
     profile: Reading | None = None
     perf: Reading | None = None
@@ -55,11 +54,11 @@ class CellResult:
     @cached_property
     def completed(self) -> dict[int, Reading]:
         """Repeats that were measured."""
-        return {repeat: visit for repeat, visit in self.visits.items() if visit.completed}
+        return {repeat: measurement for repeat, measurement in self.measurements.items() if measurement.completed}
 
     def values(self, figure: str) -> dict[int, float]:
         """One field of `Rates` by repeat, where it is known."""
-        found = {repeat: getattr(visit.rates, figure, None) for repeat, visit in self.completed.items()}
+        found = {repeat: getattr(measurement.rates, figure, None) for repeat, measurement in self.completed.items()}
         return {repeat: value for repeat, value in found.items() if value is not None}
 
     def estimate(self, figure: str) -> Estimate | None:
@@ -74,18 +73,33 @@ class CellResult:
         return {}
 
     @property
-    def request_seconds(self) -> Estimate | None:
-        """Of one batch that is encoded; None for other workloads, where it is no latency to compare by."""
-        return self.estimate("latency_seconds") if self.cell.workload.kind == "encode" else None
+    def kind(self) -> Descriptor:
+        """What its kind of workload is measured and compared by."""
+        return descriptor_of(self.cell.workload)
+
+    def time(self, shown: ShownTime) -> Estimate | None:
+        """One of the times that tables show; None where its kind has no such column."""
+        return self.estimate(shown.figure) if shown in self.kind.times else None
+
+    @property
+    def latency(self) -> Latency | None:
+        """What its speed is felt by; None where nobody waits for its work."""
+        latency = self.kind.latency
+        return latency if latency is not None and latency.awaited else None
 
     def percentiles(self, kind: str) -> Percentiles | None:
-        """P50, P90 and P99 of its latencies of a kind (keys of `configs.rates.LATENCY_COLUMNS`); None: it has none."""
+        """P50, P90 and P99 of its latencies of a kind (keys of `configs.plans.rates.LATENCY_COLUMNS`); None: it has
+        none."""
         return self._percentiles.get(kind)
 
     @cached_property
     def _percentiles(self) -> dict[str, Percentiles]:
         tails = {
-            kind: [visit.p99_seconds[kind] for visit in self.completed.values() if kind in visit.p99_seconds]
+            kind: [
+                measurement.p99_seconds[kind]
+                for measurement in self.completed.values()
+                if kind in measurement.p99_seconds
+            ]
             for kind in self.pooled
         }
         return {kind: percentiles(pooled, tails[kind], self.confidence) for kind, pooled in self.pooled.items()}
@@ -103,13 +117,12 @@ class CellResult:
     @property
     def work_unit(self) -> str:
         """One of what its throughput counts: a token, an embedding, an item."""
-        return {"noop": "item", "encode": "embedding"}.get(self.cell.workload.kind, "token")
+        return self.kind.unit
 
     @property
     def compared(self) -> bool:
         """Whether its speed may be compared: keeping answers costs time, and communication alone is no work."""
-        work = self.cell.workload
-        return work.kind != "communication" and not (isinstance(work, PromptedWorkload) and work.answers)
+        return self.kind.compared and not self.cell.workload.keeps_answers
 
     @property
     def altered(self) -> bool:
@@ -121,9 +134,9 @@ class CellResult:
         """`completed` where at least one repeat is; else how the last repeat with a record ended; else `missing`."""
         if self.completed:
             return Status.COMPLETED.value
-        if not self.visits:
+        if not self.measurements:
             return MISSING
-        return self.visits[max(self.visits)].record.status.value
+        return self.measurements[max(self.measurements)].record.status.value
 
     def peak_by_rank(self) -> list[float]:
         """Peak memory of each rank in the untimed pass, in bytes; empty where it is unknown."""
@@ -152,23 +165,28 @@ class StudyResult:
         """The cells of an experiment, in the order of its points."""
         return [self.cells[point.cell] for point in experiment.points]
 
-    def samples(self, visit: Reading, columns: tuple[str, ...]) -> dict[str, Column]:
+    def samples(self, measurement: Reading, columns: tuple[str, ...]) -> dict[str, Column]:
         """The named columns of a record of this study. Raises ValueError naming the file."""
-        return read_samples((self.folder / visit.path).with_suffix(".npz"), columns)
+        return read_samples((self.folder / measurement.path).with_suffix(".npz"), columns)
 
     def title(self, experiment: PlannedExperiment) -> str:
         """`strong: llama-110m (random weights)`."""
         return experiment.name + (f": {_title_of_name(self.plan, experiment.model)}" if experiment.model else "")
 
 
-def load_study(run: RunPaths) -> StudyResult:
-    """Read plan and records. Raises the errors of `configs.record`, naming the file that cannot be read."""
+def load_run(run: RunPaths) -> StudyResult:
+    """Read plan and records. Raises the errors of `configs.plans.record`, naming the file that cannot be read."""
     plan = read_plan(run.plan)
     folders = cell_folders(run.records, plan.repeats)
     found = read_cells(folders, run.folder)
     pooled = {Path(folder.folder).name: read.pooled for folder, read in zip(folders, found, strict=True)}
     readings = tuple(reading for read in found for reading in read.readings)
     return StudyResult(run.folder, plan, _cells(plan, readings, pooled), readings, _environments(run, readings))
+
+
+def shown_times(results: Iterable[CellResult]) -> list[ShownTime]:
+    """The times that a table of these cells has columns for, in the order of their kinds."""
+    return list(dict.fromkeys(shown for result in results for shown in result.kind.times))
 
 
 def unaltered(group: list[CellResult]) -> list[CellResult]:
@@ -212,7 +230,7 @@ def _cells(
             name=names[key] + (", GPU throttled" if _throttled(timed[key].values()) else ""),
             model=model_title(plan, cell.model),
             planned=plan.repeats.get(key, 0),
-            visits=dict(sorted(timed[key].items())),
+            measurements=dict(sorted(timed[key].items())),
             memory=untimed.get((key, "memory")),
             profile=untimed.get((key, "profile")),
             perf=untimed.get((key, "perf")),
@@ -224,9 +242,9 @@ def _cells(
     }
 
 
-def _throttled(visits: Iterable[Reading]) -> bool:
+def _throttled(measurements: Iterable[Reading]) -> bool:
     """Whether heat, the power cap or the hardware slowed a GPU down in a repeat that counts: a mark for every table."""
-    return any(True in visit.by_rank("throttled") for visit in visits if visit.completed)
+    return any(True in measurement.by_rank("throttled") for measurement in measurements if measurement.completed)
 
 
 def cell_names(plan: Plan) -> dict[str, str]:
@@ -247,8 +265,7 @@ def cell_names(plan: Plan) -> dict[str, str]:
 
 def _label(cell: Cell) -> str:
     label = cell.label if cell.engine == "rankwise" else f"{cell.engine}, {cell.label}"
-    answers = isinstance(cell.workload, PromptedWorkload) and cell.workload.answers
-    return f"{label}, answers kept" if answers else label
+    return f"{label}, answers kept" if cell.workload.keeps_answers else label
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files to readings: every record of one cell, reduced to rates, steady state and percentiles as it is read.
+"""Read the records of a cell and reduce each to rates, steady state and percentiles.
 
     read = read_cell(CellFolder(run.records / key, planned), run.folder)
     read.readings        # one for each record: status, figures, and of those that decide the rates
@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-from configs.base import SCHEMA_VERSION
-from configs.cell import Cell, PromptedWorkload
-from configs.plan import Plan
-from configs.rates import RATE_COLUMNS, Floats, Rates, VisitSamples, rates_of, whole_figures
-from configs.record import Figure, NewerSchemaError, Record, Status, migrate, read_json_object, read_record
+from configs.common.base import SCHEMA_VERSION
+from configs.plans.plan import Plan
+from configs.plans.rates import Floats, MeasurementSamples, Rates, rates_of, whole_figures
+from configs.plans.record import Figure, Record, SchemaError, Status, check_schema, read_json_object, read_record
+from configs.spec.cell import Cell
+from configs.workloads import descriptor_of
 from reports.numbers.percentiles import P99, Pooled, pool, quantiles
 from reports.numbers.steady import Steady, steady
 from reports.reading.samples import read_samples
@@ -29,7 +30,7 @@ from reports.reading.samples import read_samples
 class Reading:
     """One record as the report sees it. `path` is relative to the run folder.
 
-    `p99_seconds` is the visit's own 99th percentile of each kind of latency, whatever its number of samples.
+    `p99_seconds` is the measurement's own 99th percentile of each kind of latency, whatever its number of samples.
     """
 
     record: Record
@@ -96,7 +97,7 @@ def cell_folders(records: Path, planned: Mapping[str, int]) -> list[CellFolder]:
 
 
 def read_cell(source: CellFolder, run: Path) -> CellReadings:
-    """Read a cell's records. Raises NewerSchemaError, or ValueError naming the file that cannot be read."""
+    """Read a cell's records. Raises SchemaError, or ValueError naming the file that cannot be read."""
     found = _records(source)
     tries: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
     for record, _ in found:
@@ -112,8 +113,8 @@ def read_cell(source: CellFolder, run: Path) -> CellReadings:
 
 
 def read_plan(path: Path) -> Plan:
-    """Load `plan.json`. Raises as `configs.record.read_record`."""
-    return Plan.model_validate(migrate(read_json_object(path), path))
+    """Load `plan.json`. Raises as `configs.plans.record.read_record`."""
+    return Plan.model_validate(check_schema(read_json_object(path), path))
 
 
 def _records(source: CellFolder) -> list[tuple[Record, Path]]:
@@ -133,7 +134,7 @@ def _records(source: CellFolder) -> list[tuple[Record, Path]]:
 
 
 def _record(path: Path) -> Record:
-    """As `configs.record.read_record`, and in half its time for a record of today's schema."""
+    """As `configs.plans.record.read_record`, and in half its time for a record of today's schema."""
     try:
         record = Record.model_validate_json(path.read_bytes())
         if record.schema_version == SCHEMA_VERSION and "schema_version" in record.model_fields_set:
@@ -142,7 +143,7 @@ def _record(path: Path) -> Record:
         pass  # read again below, for an error that names the file
     try:
         return read_record(path)
-    except NewerSchemaError:
+    except SchemaError:
         raise
     except ValueError as error:
         raise error if str(path) in str(error) else ValueError(f"{path}: not a record ({error})") from error
@@ -158,15 +159,15 @@ def _measured(record: Record, path: Path, relative: str, seen: dict[str, list[Fl
         return Reading(record, relative, True)
     work = record.cell.workload
     samples_path = path.with_suffix(".npz")
-    samples = read_samples(samples_path, RATE_COLUMNS[work.kind])
-    if isinstance(work, PromptedWorkload) and work.answers and not samples:
+    samples = read_samples(samples_path, descriptor_of(work).columns)
+    if work.keeps_answers and not samples:
         return Reading(record, relative, True)
     try:
-        visit = VisitSamples(record.cell, samples)
-        found = steady(visit.walls)
-        visit = visit.without_first(found.first)
+        measurement = MeasurementSamples(record.cell, samples)
+        found = steady(measurement.walls)
+        measurement = measurement.without_first(found.first)
         whole = whole_figures(record.cell, record.figures, record.rank_figures)
-        rates, kinds = rates_of(visit, whole), visit.latencies()
+        rates, kinds = rates_of(measurement, whole), measurement.latencies()
     except ValueError as error:
         raise ValueError(f"{samples_path}: {error}") from error
     p99 = {}

@@ -1,4 +1,4 @@
-"""Read all records of a run folder, with a second process where there are many.
+"""Read all records of a run folder, with a second process for large folders.
 
     cells = read_cells(cell_folders(run.records, plan.repeats), run.folder)
 

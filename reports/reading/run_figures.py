@@ -1,4 +1,4 @@
-"""What is kept of a run so that it can be compared later: figures by repeat, environments, rules; no samples.
+"""Figures of a run for later comparison: figures by repeat, environments and rules, without samples.
 
     run = run_figures(load_study(RunPaths(folder)), "runs/today")
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.base import content_hash
-from configs.plan import Plan
-from configs.record import Status
+from configs.common.base import content_hash
+from configs.plans.plan import Plan
+from configs.plans.record import Status
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.reading.load import CellResult, StudyResult, flat_environment
 from reports.text import MIB
@@ -147,9 +147,9 @@ def _cell(result: CellResult) -> CellFigures:
     figures: dict[str, Mapping[int, float]] = {kind.name: result.values(kind.name) for kind in FIGURE_KINDS}
     if result.peak_bytes is not None:
         figures["peak_memory_bytes"] = {0: result.peak_bytes}
-    shares = {repeat: visit.figure(OTHERS_SHARE) for repeat, visit in result.completed.items()}
+    shares = {repeat: measurement.figure(OTHERS_SHARE) for repeat, measurement in result.completed.items()}
     figures[OTHERS_SHARE] = {repeat: share for repeat, share in shares.items() if share is not None}
-    records = [visit.record for visit in result.completed.values()]
+    records = [measurement.record for measurement in result.completed.values()]
     return CellFigures(
         key=result.key,
         title=result.title,
@@ -157,7 +157,7 @@ def _cell(result: CellResult) -> CellFigures:
         status=result.status,
         compared=result.compared,
         planned=result.planned,
-        failed=len(result.visits) - len(result.completed),
+        failed=len(result.measurements) - len(result.completed),
         fields=flat_environment(result.cell.model_dump(mode="json")),
         figures={name: values for name, values in figures.items() if values},
         environments=tuple(sorted({record.environment for record in records if record.environment})),

@@ -1,4 +1,4 @@
-"""Read a record's archive of raw samples, quickly: there may be a hundred thousand of them.
+"""Fast reader of a record's archive of raw samples, for up to a hundred thousand records.
 
     columns = read_samples(path, ("pass_seconds",))      # {"0/pass_seconds": array, "1/pass_seconds": array}
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.rates import Column
+from configs.plans.rates import Column
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory: sizes and place of the directory are fields 5 and 6
 _ENTRY = struct.Struct("<4s6H3L5H2L")  # an entry of the central directory, without its name

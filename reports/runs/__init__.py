@@ -1,1 +1,1 @@
-"""Several runs: compared, kept, joined."""
+"""Several runs: comparison, history and joint reports."""

@@ -1,4 +1,4 @@
-"""How far two runs of the same code lie apart, seen from runs that are in the history: A against A.
+"""Noise between runs of the same code (A/A comparison), estimated from the history.
 
     noise = between_runs(history.runs())           # figure -> BetweenRuns, where there are enough runs
     noise["throughput"].margin                     # 1.03: two runs of the same code differ by up to 3 %
@@ -9,15 +9,18 @@ the same code more often than 1 time in 20 wherever such shifts exist. Only runs
 different times show them.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from reports.numbers.statistics import CONFIDENCE
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEAST_RUNS = 3
 """Two runs give one degree of freedom, whose 95 % quantile (12.7) makes any bound meaningless."""
@@ -36,15 +39,17 @@ def between_runs(runs: Sequence[RunFigures], keys: frozenset[str]) -> dict[str, 
     """The noise between runs by figure, over the named cells; a figure with too few runs is left out."""
     found = {}
     for kind in FIGURE_KINDS:
-        noise = _noise(_groups(runs, keys, kind.name))
+        noise = _noise(_medians(runs, keys, kind.name))
         if noise is not None:
             found[kind.name] = noise
     return found
 
 
-def _groups(runs: Sequence[RunFigures], keys: frozenset[str], figure: str) -> list[dict[int, float]]:
-    """Logs of the medians of runs that measured one cell in one environment, by place of the run in `runs`."""
-    groups: dict[tuple[str, tuple[str, ...]], dict[int, float]] = defaultdict(dict)
+def _medians(runs: Sequence[RunFigures], keys: frozenset[str], figure: str) -> "pd.DataFrame":
+    """Logs of the medians of each cell in one environment that several runs measured; `run` is the place in `runs`."""
+    import pandas as pd
+
+    rows = []
     for place, run in enumerate(runs):
         if run.commit is None or run.commit.endswith("+"):
             continue  # code that was changed since its commit, or is unknown, may be any code
@@ -52,29 +57,29 @@ def _groups(runs: Sequence[RunFigures], keys: frozenset[str], figure: str) -> li
             cell = run.cells[key]
             value = cell.estimate(figure)
             if value is not None and value.median > 0:
-                groups[key, cell.environments][place] = float(np.log(value.median))
-    return [group for group in groups.values() if len(group) > 1]
+                rows.append((place, (key, cell.environments), float(np.log(value.median))))
+    frame = pd.DataFrame(rows, columns=["run", "cell", "log"])
+    return frame[frame.groupby("cell")["run"].transform("size") > 1]
 
 
-def _noise(groups: list[dict[int, float]]) -> BetweenRuns | None:
+def _noise(medians: "pd.DataFrame") -> BetweenRuns | None:
     """Pooled over cells. A shift hits all cells of a run together, so runs, not cells, are what is counted."""
-    freedom = _degrees_of_freedom(groups)
+    cells = medians.groupby("cell")
+    freedom = _degrees_of_freedom(set(runs) for _, runs in cells["run"])
     if freedom < LEAST_RUNS - 1:
         return None
     from scipy.stats import t
 
-    logs = [np.fromiter(group.values(), dtype=np.float64) for group in groups]
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logs)
-    deviation = sqrt(squares / sum(len(values) - 1 for values in logs))
+    squares = float(((medians["log"] - cells["log"].transform("mean")) ** 2).sum())
+    deviation = sqrt(squares / (len(medians) - cells.ngroups))
     quantile = float(t.ppf(1 - (1 - CONFIDENCE) / 2, freedom))
-    runs = {place for group in groups for place in group}
-    return BetweenRuns(exp(quantile * deviation * sqrt(2)), len(runs), len(groups))
+    return BetweenRuns(exp(quantile * deviation * sqrt(2)), medians["run"].nunique(), cells.ngroups)
 
 
-def _degrees_of_freedom(groups: Sequence[Mapping[int, float]]) -> int:
+def _degrees_of_freedom(groups: Iterable[set[int]]) -> int:
     """Runs less sets of runs that share no cell with another set."""
     sets: list[set[int]] = []
     for group in groups:
-        linked = [others for others in sets if others & group.keys()]
-        sets = [others for others in sets if others not in linked] + [set(group).union(*linked)]
+        linked = [others for others in sets if others & group]
+        sets = [others for others in sets if others not in linked] + [group.union(*linked)]
     return sum(len(runs) - 1 for runs in sets)

@@ -1,4 +1,4 @@
-"""Two runs held against each other, cell by cell: better, worse, the same, or not to be told.
+"""Comparison of two runs cell by cell: better, worse, equal or inconclusive.
 
     comparison = compare(run_figures(study_a, "a"), run_figures(study_b, "b"), threshold=0.05)
     comparison.regressions                          # cells for which a gate should close
@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from configs.record import Status
+from configs.plans.record import Status
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
 from reports.reading.load import MISSING
 from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures
@@ -28,7 +28,7 @@ MOST_REPEATS = 10_000
 """Repeats beyond this are not advised: the difference is too near the edge for any number to settle."""
 
 
-class Verdict(StrEnum):
+class ComparisonVerdict(StrEnum):
     """What the repeats say of the second run against the first."""
 
     WORSE = "worse"
@@ -50,7 +50,7 @@ class Change:
     second: Estimate
     ratio: Ratio
     bounds: Bounds | None
-    verdict: Verdict | None
+    verdict: ComparisonVerdict | None
     regression: bool = False
     repeats_needed: int | None = None
 
@@ -61,7 +61,7 @@ class CellChange:
 
     first: CellFigures
     second: CellFigures
-    verdict: Verdict
+    verdict: ComparisonVerdict
     regression: bool
     changes: tuple[Change, ...] = ()
     why: str = ""
@@ -106,7 +106,7 @@ class Comparison:
         """Worse by more than the threshold, or newly failing."""
         return tuple(cell for cell in self.cells if cell.regression)
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: ComparisonVerdict) -> int:
         """Cells of a verdict."""
         return sum(cell.verdict is verdict for cell in self.cells)
 
@@ -142,24 +142,26 @@ def compare(
         only_first=tuple(cell for key, cell in first.cells.items() if key not in second.cells),
         only_second=tuple(cell for key, cell in second.cells.items() if key not in first.cells),
         answers_kept=tuple(first.cells[key] for key in kept),
-        differences=environment_differences(first, second, keys),
+        differences=changed_environment(first, second, keys),
         rules=_differences(first.rules, second.rules),
         half_width=_half_width(cells),
         between=between,
     )
 
 
-def judge(kind: FigureKind, bounds: Bounds | None, value: float, threshold: float) -> tuple[Verdict, bool]:
+def judge_change(
+    kind: FigureKind, bounds: Bounds | None, value: float, threshold: float
+) -> tuple[ComparisonVerdict, bool]:
     """(verdict, whether it is a regression) of second / first with its interval."""
     if bounds is None:
-        return Verdict.CANNOT_TELL, False
+        return ComparisonVerdict.CANNOT_TELL, False
     low, high = bounds
     if low > 1 or high < 1:
         worse = (low > 1) != kind.more_is_better
         beyond = abs(value - 1) > threshold
-        return (Verdict.WORSE, beyond) if worse else (Verdict.BETTER, False)
+        return (ComparisonVerdict.WORSE, beyond) if worse else (ComparisonVerdict.BETTER, False)
     inside = 1 - threshold < low and high < 1 + threshold
-    return (Verdict.SAME if inside else Verdict.CANNOT_TELL), False
+    return (ComparisonVerdict.SAME if inside else ComparisonVerdict.CANNOT_TELL), False
 
 
 def repeats_needed(ratio: Ratio, bounds: Bounds | None, repeats: int, threshold: float) -> int | None:
@@ -168,7 +170,7 @@ def repeats_needed(ratio: Ratio, bounds: Bounds | None, repeats: int, threshold:
     None where the noise between runs is what is too wide, or no sensible number of repeats would do.
     """
     if ratio.interval is None:
-        return least_repeats(ratio.comparisons)
+        return repeats_for_interval(ratio.comparisons)
     if bounds != ratio.interval:
         return None
     middle = abs(log(ratio.value))
@@ -179,7 +181,7 @@ def repeats_needed(ratio: Ratio, bounds: Bounds | None, repeats: int, threshold:
 
 
 @lru_cache(maxsize=64)
-def least_repeats(comparisons: int) -> int:
+def repeats_for_interval(comparisons: int) -> int:
     """The fewest repeats in each of two runs that give so many ratios an interval."""
     count = LEAST_REPEATS
     while (ratio := unpaired_ratio([2.0] * count, [1.0] * count, comparisons)) is None or ratio.interval is None:
@@ -187,7 +189,7 @@ def least_repeats(comparisons: int) -> int:
     return count
 
 
-def environment_differences(first: RunFigures, second: RunFigures, keys: list[str]) -> tuple[Difference, ...]:
+def changed_environment(first: RunFigures, second: RunFigures, keys: list[str]) -> tuple[Difference, ...]:
     """In what the environments differ that these cells were measured in; what matters most comes first."""
     names = {name for run in (first, second) for flat in run.environments.values() for name in flat or ()}
     facts = [run.facts(names, keys) for run in (first, second)]
@@ -249,7 +251,7 @@ def _cell(
     )
     regression = any(change.regression for change in changes)
     main = next((change.verdict for change in changes if change.verdict is not None), None)
-    verdict = Verdict.WORSE if regression else main or Verdict.CANNOT_TELL
+    verdict = ComparisonVerdict.WORSE if regression else main or ComparisonVerdict.CANNOT_TELL
     return CellChange(first, second, verdict, regression, changes, _lost_repeats(first, second))
 
 
@@ -257,14 +259,14 @@ def _unmeasured(first: CellFigures, second: CellFigures) -> CellChange:
     """A cell without figures in one run or both: newly failing is worse, mended is better."""
     states = [status.replace("_", " ") for status in (first.status, second.status)]
     if first.completed and second.broken:
-        return CellChange(first, second, Verdict.WORSE, True, why=f"newly fails: {states[1]}")
+        return CellChange(first, second, ComparisonVerdict.WORSE, True, why=f"newly fails: {states[1]}")
     if first.broken and second.completed:
-        return CellChange(first, second, Verdict.BETTER, False, why=f"works again: {states[0]} before")
+        return CellChange(first, second, ComparisonVerdict.BETTER, False, why=f"works again: {states[0]} before")
     said = [
         f"{which}: {'not measured' if state == MISSING else state}" for which, state in zip(SIDES, states, strict=True)
     ]
     why = "no figure in " + " and ".join(text for text in said if not text.endswith(Status.COMPLETED))
-    return CellChange(first, second, Verdict.CANNOT_TELL, False, why=why)
+    return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=why)
 
 
 SIDES = ("the first", "the second")
@@ -297,8 +299,8 @@ def _change(
     if not _judged(kind):
         return Change(kind, before, after, ratio, bounds=None, verdict=None)
     bounds = _widened(ratio, between)
-    verdict, regression = judge(kind, bounds, ratio.value, threshold)
-    needed = repeats_needed(ratio, bounds, ratio.count, threshold) if verdict is Verdict.CANNOT_TELL else None
+    verdict, regression = judge_change(kind, bounds, ratio.value, threshold)
+    needed = repeats_needed(ratio, bounds, ratio.count, threshold) if verdict is ComparisonVerdict.CANNOT_TELL else None
     return Change(kind, before, after, ratio, bounds, verdict, regression, needed)
 
 

@@ -1,4 +1,4 @@
-"""A comparison of two runs for other programs: JUnit's XML for continuous integration, and JSON.
+"""Export of a comparison of two runs as JUnit XML for continuous integration and as JSON.
 
     junit_xml(comparison)                     # a test case for each cell: failed on a regression
     as_json(comparison)                       # everything, in the figures' own units
@@ -11,8 +11,8 @@ from typing import Any
 from xml.etree import ElementTree as xml
 
 from reports.reading.run_figures import CellFigures, RunFigures
-from reports.runs.compare import CellChange, Change, Comparison, Difference, Verdict
-from reports.runs.compare_text import change_text, ratio_text, what_would_help
+from reports.runs.compare import CellChange, Change, Comparison, ComparisonVerdict, Difference
+from reports.runs.compare_text import change_ratio_text, change_text, what_would_help
 from reports.text import UNKNOWN
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -60,10 +60,12 @@ def _case(comparison: Comparison, cell: CellChange) -> xml.Element:
     if cell.regression:
         failure = xml.SubElement(case, "failure", {"type": "regression", "message": _clean("; ".join(said))})
         failure.text = _clean("\n".join(said))
-    elif cell.verdict is Verdict.CANNOT_TELL:
+    elif cell.verdict is ComparisonVerdict.CANNOT_TELL:
         help_text = what_would_help(main) if main else cell.why or "no figure in common"
         xml.SubElement(case, "skipped", {"message": _clean(f"cannot tell: {help_text}")})
-    lines = [f"{change.kind.title}: {ratio_text(change)} {change.verdict or ''}".rstrip() for change in cell.changes]
+    lines = [
+        f"{change.kind.title}: {change_ratio_text(change)} {change.verdict or ''}".rstrip() for change in cell.changes
+    ]
     if lines:
         xml.SubElement(case, "system-out").text = _clean("\n".join([f"key: {cell.key}", *lines]))
     return case

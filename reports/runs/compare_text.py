@@ -1,4 +1,4 @@
-"""A comparison of two runs as text: for the terminal and as Markdown.
+"""Text of a comparison of two runs, for the terminal and as Markdown.
 
     print(terminal_text(comparison))          # environment differences first, then the verdict and the table
     markdown(comparison)                      # the same, to be posted as a comment
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 from reports.numbers.drift import drift, noise
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
-from reports.render import template_environment
-from reports.runs.compare import CellChange, Change, Comparison, Verdict
+from reports.runs.compare import CellChange, Change, Comparison, ComparisonVerdict
 from reports.tables import NOISE_LIMIT
-from reports.text import UNKNOWN, Table, code, escaped, joined, number, percent, plural, repeats
+from reports.templating import template_environment
+from reports.text import UNKNOWN, Table, aligned, code, escaped, joined, number, percent, plural, repeats
 
 LISTED = 20
 """Unmatched cells that are named before the rest is counted."""
 
 
-def headline(comparison: Comparison) -> str:
+def comparison_headline(comparison: Comparison) -> str:
     """The verdict in one sentence."""
     lost, total = comparison.regressions, plural(len(comparison.cells), "cell")
     failing = sum(not cell.second.completed for cell in lost)
@@ -30,15 +30,15 @@ def headline(comparison: Comparison) -> str:
     said += [f"{failing} of {total} newly {'fails' if failing == 1 else 'fail'}"] if failing else []
     if said:
         return f"Regression: {joined(said)}."
-    said = [f"{count} {_OF_MANY[verdict]}" for verdict in Verdict if (count := comparison.count(verdict))]
+    said = [f"{count} {_OF_MANY[verdict]}" for verdict in ComparisonVerdict if (count := comparison.count(verdict))]
     return f"No regression of more than {threshold_text(comparison)} is shown. Of {total}, {joined(said)}."
 
 
 _OF_MANY = {
-    Verdict.WORSE: "worse by less",
-    Verdict.BETTER: "better",
-    Verdict.SAME: "the same",
-    Verdict.CANNOT_TELL: "cannot be told",
+    ComparisonVerdict.WORSE: "worse by less",
+    ComparisonVerdict.BETTER: "better",
+    ComparisonVerdict.SAME: "the same",
+    ComparisonVerdict.CANNOT_TELL: "cannot be told",
 }
 
 
@@ -90,7 +90,7 @@ def _value(cell: CellFigures, shared_unit: str) -> str:
     return UNKNOWN if value is None else number(value.median) + ("" if shared_unit else f" {cell.unit}")
 
 
-def ratio_text(change: Change) -> str:
+def change_ratio_text(change: Change) -> str:
     """`0.905 (0.898 to 0.913)`; without an interval the ratio alone."""
     if change.bounds is None:
         return number(change.ratio.value)
@@ -101,7 +101,7 @@ def _ratio_and_verdict(change: Change | None, cell: CellChange) -> str:
     """With the figure's own verdict where that is not the cell's."""
     if change is None:
         return UNKNOWN
-    return ratio_text(change) + (f" {change.verdict}" if change.verdict not in (None, cell.verdict) else "")
+    return change_ratio_text(change) + (f" {change.verdict}" if change.verdict not in (None, cell.verdict) else "")
 
 
 def difference_table(comparison: Comparison) -> Table | None:
@@ -150,7 +150,7 @@ def details(comparison: Comparison) -> list[str]:
         if said or cell.why:
             lines.append(f"{cell.first.title}: {'; '.join([*said, *([cell.why] if cell.why else [])])}.")
         main = cell.change("throughput")
-        if main is not None and cell.verdict is Verdict.CANNOT_TELL:
+        if main is not None and cell.verdict is ComparisonVerdict.CANNOT_TELL:
             lines.append(f"{cell.first.title}: cannot tell; {what_would_help(main)}.")
     return lines
 
@@ -245,33 +245,12 @@ def terminal_text(comparison: Comparison) -> str:
     blocks = [
         f"first   {run_line(comparison.first)}\nsecond  {run_line(comparison.second)}",
         difference_sentence(comparison) + (f"\n{aligned(differing)}" if differing else ""),
-        headline(comparison),
+        comparison_headline(comparison),
         aligned(change_table(comparison)),
         "\n".join(details(comparison)),
         "\n".join(notes(comparison)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def aligned(table: Table) -> str:
-    """A table in columns of spaces, without the marks that Markdown needs."""
-    lines = [tuple(_plain(text) for text in line) for line in (table.columns, *table.rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(table.columns))]
-    rows = []
-    for line in lines:
-        cells = [
-            text.ljust(width) if index < table.text_columns else text.rjust(width)
-            for index, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        rows.append(("  " + "  ".join(cells)).rstrip())
-    return "\n".join(rows)
-
-
-def _plain(text: str) -> str:
-    """Without emphasis, code marks and escapes: what `escaped` and `code` put in, taken out."""
-    bare = re.sub(r"(?<!\\)(\*\*|`)", "", text)
-    bare = re.sub(r"\\(.)", r"\1", bare)
-    return bare.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
 def markdown(comparison: Comparison) -> str:
@@ -286,7 +265,7 @@ def markdown(comparison: Comparison) -> str:
             study=comparison.second.study,
             environment=difference_sentence(comparison),
             differing=differing,
-            headline=headline(comparison),
+            headline=comparison_headline(comparison),
             table=change_table(comparison),
             details=details(comparison),
             notes=notes(comparison),

@@ -1,4 +1,4 @@
-"""Runs kept in one small SQLite file, so that a figure can be followed over runs and a baseline has a name.
+"""History of runs in a small SQLite file, for trends and named baselines.
 
     with open_history(path, create=True) as history:
         history.add(run_figures(study, str(folder)), name="main")
@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.base import content_hash, utc_now
-from configs.record import NewerSchemaError
+from configs.common.base import content_hash, utc_now
+from configs.plans.record import SchemaError
 from reports.reading.run_figures import CellFigures, RunFigures
 
-HISTORY_VERSION = 1
+HISTORY_VERSION = 2
 APPLICATION_ID = 0x52_4B_57_53
 """`RKWS`: what tells our files from other SQLite files."""
 
@@ -80,10 +80,10 @@ class Added:
 
 
 @contextmanager
-def open_history(path: Path, create: bool = False) -> Iterator["History"]:
+def open_history(path: Path, create: bool = False) -> Iterator["RunHistory"]:
     """Open the file, with `create` also where there is none.
 
-    Raises NewerSchemaError for a file of a newer version, ValueError for a file that is no history or
+    Raises SchemaError for a file of a newer version, ValueError for a file that is no history or
     is kept busy by another process for longer than half a minute.
     """
     if not create and not path.exists():
@@ -97,7 +97,7 @@ def open_history(path: Path, create: bool = False) -> Iterator["History"]:
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         connection.execute("PRAGMA foreign_keys = ON")
         _prepare(connection, path, create)
-        yield History(connection)
+        yield RunHistory(connection)
     except sqlite3.Error as error:
         raise ValueError(f"{path}: {_readable(error)}") from error
     finally:
@@ -125,10 +125,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, create: bool) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise ValueError(f"{path}: not a history of runs; choose another file with --history")
-    if version > HISTORY_VERSION:
-        raise NewerSchemaError(
-            f"{path}: written with history version {version}, this program reads up to {HISTORY_VERSION}; "
-            "upgrade Rankwise or choose another file with --history"
+    if version != HISTORY_VERSION:
+        raise SchemaError(
+            f"{path}: written with history version {version}, this version of Rankwise reads {HISTORY_VERSION} only; "
+            "choose another file with --history"
         )
 
 
@@ -144,7 +144,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
-class History:
+class RunHistory:
     """An open history file; see `open_history`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Several runs in one report: nodes side by side, what differs between them, and which is best for what.
+"""Joint report of several runs: comparison of nodes, their differences, and the best node for each goal.
 
     found = find_runs("runs/*")                         # folders, and what else the pattern named
     text = joined_report([load_study(RunPaths(folder)) for folder in found.folders])
@@ -13,32 +13,38 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
 from pathlib import Path
 
-from configs.base import content_hash
-from configs.cell import Cell
-from configs.paths import RunPaths
+from configs.common.base import content_hash
+from configs.plans.paths import RunPaths
+from configs.spec.cell import Cell
 from reports.decisions.cost import cell_cost, price_of
-from reports.decisions.nodes import NodeCell, latency_table, memory_table, node_table, nodes_sentence, throughput_table
+from reports.decisions.nodes import (
+    NodeCell,
+    node_latency_table,
+    node_memory_table,
+    node_table,
+    nodes_sentence,
+    throughput_table,
+)
 from reports.reading.load import StudyResult
 from reports.reading.run_figures import RunFigures, run_figures
-from reports.render import template_environment
 from reports.runs.compare import FIRST
 from reports.runs.compare_text import short_commit
 from reports.runs.join_best import Contender, best_sentences
+from reports.templating import template_environment
 from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, percent
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     """Run folders that a pattern names, and the paths that it names besides."""
 
     folders: tuple[Path, ...]
     others: tuple[str, ...]
 
 
-def find_runs(pattern: str) -> Found:
+def find_runs(pattern: str) -> FoundRuns:
     """The run folders that a pattern such as `runs/*` names; a file in one, such as `runs/*/plan.json`, names it too.
 
     Raises ValueError where the pattern matches nothing, no run, or one run only.
@@ -59,11 +65,11 @@ def find_runs(pattern: str) -> Found:
     if len(folders) == 1:
         only = next(iter(folders.values()))
         raise ValueError(f"--results {pattern}: one run only, {only}; `rankwise report {only}` makes its report")
-    return Found(tuple(folders.values()), tuple(others))
+    return FoundRuns(tuple(folders.values()), tuple(others))
 
 
 @dataclass(frozen=True)
-class Node:
+class JoinedNode:
     """A target of a run, with its cells whose speed may be compared."""
 
     name: str
@@ -77,7 +83,7 @@ class Node:
         return self.figures.facts(names, [item.result.key for item in self.cells])
 
 
-def nodes_of(studies: Sequence[StudyResult]) -> list[Node]:
+def nodes_of(studies: Sequence[StudyResult]) -> list[JoinedNode]:
     """Every target of every run that has cells to compare, named so that no two are alike."""
     targets = [list(dict.fromkeys(result.cell.target for result in study.cells.values())) for study in studies]
     times = Counter(name for names in targets for name in names)
@@ -92,7 +98,7 @@ def nodes_of(studies: Sequence[StudyResult]) -> list[Node]:
             if not results:
                 continue
             cells = [NodeCell(name, replace(result, model=titles[result.cell.model or ""])) for result in results]
-            nodes.append(Node(name, study, figures, target, tuple(cells)))
+            nodes.append(JoinedNode(name, study, figures, target, tuple(cells)))
     return nodes
 
 
@@ -143,13 +149,13 @@ def joined_report(studies: Sequence[StudyResult], others: Sequence[str] = ()) ->
             best=best_sentences(_contenders(nodes)),
             runs=runs_table(nodes),
             others=others,
-            environment=environment_sentence(nodes),
-            differences=environment_table(nodes),
+            environment=nodes_environment_sentence(nodes),
+            differences=nodes_environment_table(nodes),
             common=common_table(nodes),
             how=nodes_sentence(cells),
-            latency=latency_table(cells),
+            latency=node_latency_table(cells),
             throughput=throughput_table(cells),
-            memory=memory_table(cells),
+            memory=node_memory_table(cells),
             node_table=node_table(cells),
             costs=cost_table(nodes),
         )
@@ -157,7 +163,7 @@ def joined_report(studies: Sequence[StudyResult], others: Sequence[str] = ()) ->
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def runs_table(nodes: Sequence[Node]) -> Table:
+def runs_table(nodes: Sequence[JoinedNode]) -> Table:
     """Which node stands for what: run, target, when, with which code, on which hosts."""
     rows = []
     for node in nodes:
@@ -177,7 +183,7 @@ def runs_table(nodes: Sequence[Node]) -> Table:
     return Table(columns, tuple(rows), text_columns=6)
 
 
-def environment_table(nodes: Sequence[Node]) -> Table | None:
+def nodes_environment_table(nodes: Sequence[JoinedNode]) -> Table | None:
     """The facts in which the nodes differ, a column for each node; None where they differ in nothing."""
     names = _differing(nodes)
     facts = [node.facts(names) for node in nodes]
@@ -185,7 +191,7 @@ def environment_table(nodes: Sequence[Node]) -> Table | None:
     return Table(("what", *(escaped(node.name) for node in nodes)), tuple(rows), len(nodes) + 1) if rows else None
 
 
-def environment_sentence(nodes: Sequence[Node]) -> str:
+def nodes_environment_sentence(nodes: Sequence[JoinedNode]) -> str:
     """Whether nodes were measured alike."""
     names = _differing(nodes)
     rules = sorted({name for node in nodes for name in node.figures.rules})
@@ -196,36 +202,38 @@ def environment_sentence(nodes: Sequence[Node]) -> str:
     return text + (f" They were measured by different rules: {joined(rules)}." if rules else "")
 
 
-def _differing(nodes: Sequence[Node]) -> list[str]:
+def _differing(nodes: Sequence[JoinedNode]) -> list[str]:
     names = sorted({name for node in nodes for flat in node.figures.environments.values() for name in flat or ()})
     facts = [known for node in nodes if any((known := node.facts(names)).values())]
     found = [name for name in names if any(known[name] != facts[0][name] for known in facts)]
     return sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
 
 
-def common_table(nodes: Sequence[Node]) -> Table | None:
+def common_table(nodes: Sequence[JoinedNode]) -> Table | None:
     """Like for like: only the cells that every node has a figure for. None where there are none."""
-    medians: list[dict[str, float]] = [_medians(node) for node in nodes]
-    common = set(medians[0]).intersection(*medians[1:])
-    if not common:
+    import numpy as np
+    import pandas as pd
+
+    throughput = pd.DataFrame([_medians(node) for node in nodes]).T.dropna()
+    if throughput.empty:
         return None
-    best = {cell: max(found[cell] for found in medians) for cell in common}
-    rows = []
-    for node, found in zip(nodes, medians, strict=True):
-        mean = exp(sum(log(found[cell] / best[cell]) for cell in common) / len(common))
-        fastest = sum(found[cell] == best[cell] for cell in common)
-        rows.append((escaped(node.name), count(len(common)), count(fastest), percent(mean)))
+    share = throughput.div(throughput.max(axis=1), axis=0)
+    means, fastest = np.exp(np.log(share).mean()), share.eq(1).sum()
+    rows = [
+        (escaped(node.name), count(len(share)), count(fastest[place]), percent(means[place]))
+        for place, node in enumerate(nodes)
+    ]
     columns = ("node", "cells that every node has", "fastest in", "throughput over the fastest's, geometric mean")
     return Table(columns, tuple(rows))
 
 
-def _medians(node: Node) -> dict[str, float]:
+def _medians(node: JoinedNode) -> dict[str, float]:
     """Median throughput of each cell of a node, by what the cell is but for its target."""
     values = {without_target(item.result.cell): item.result.estimate("throughput") for item in node.cells}
     return {cell: value.median for cell, value in values.items() if value is not None and value.median > 0}
 
 
-def _contenders(nodes: Sequence[Node]) -> list[Contender]:
+def _contenders(nodes: Sequence[JoinedNode]) -> list[Contender]:
     found = []
     for node in nodes:
         for item in node.cells:
@@ -236,7 +244,7 @@ def _contenders(nodes: Sequence[Node]) -> list[Contender]:
     return found
 
 
-def cost_table(nodes: Sequence[Node]) -> Table | None:
+def cost_table(nodes: Sequence[JoinedNode]) -> Table | None:
     """What the work of each node costs at its cheapest, by model; None where no price is known."""
     rows = []
     for node in nodes:

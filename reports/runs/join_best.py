@@ -1,4 +1,4 @@
-"""Which node is best for throughput, latency and cost, by how much, and whether the repeats can tell.
+"""The best node for throughput, latency and cost, with margins and their significance.
 
     sentences = best_sentences([Contender(node, result, usd_per_hour), ...])
 
@@ -10,8 +10,9 @@ at once.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from configs.base import content_hash
-from configs.cell import Cell
+from configs.common.base import content_hash
+from configs.spec.cell import Cell
+from reports.decisions.nodes import BATCH_FIELDS
 from reports.numbers.statistics import Estimate, Ratio, estimate, unpaired_ratio
 from reports.reading.load import CellResult
 from reports.text import estimate_text, joined, number
@@ -24,7 +25,7 @@ _FREE_FIELDS = {
     "layout": True,
     "cores_per_rank": True,
     "env": True,
-    "workload": {"batch_size", "num_prompts", "global_batch_size", "items"},
+    "workload": BATCH_FIELDS,
 }
 """What a node may choose for itself when it shows its best."""
 
@@ -39,7 +40,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Goal:
+class NodeGoal:
     """What a node can be best for. `values`: one for each repeat, empty where there are none."""
 
     title: str
@@ -50,7 +51,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BestCell:
     """The best cell of a node for a goal."""
 
     contender: Contender
@@ -63,8 +64,8 @@ class Contest:
     """A goal within one group of cells: the best of each node, the winner first."""
 
     what: str
-    goal: Goal
-    entries: tuple[Entry, ...]
+    goal: NodeGoal
+    entries: tuple[BestCell, ...]
 
 
 def best_sentences(contenders: Sequence[Contender]) -> list[str]:
@@ -94,11 +95,11 @@ def like(cell: Cell) -> str:
 
 def _contests(group: list[Contender]) -> list[Contest]:
     first = group[0].result
-    latency = LATENCIES.get(first.cell.workload.kind, LATENCY_OF_TOKENS)
-    goals = [
-        Goal("Highest throughput", first.unit, 1.0, True, _field("throughput")),
-        Goal("Lowest latency", latency[0], 1e3, False, _field(latency[1])),
-        Goal("Lowest cost", f"USD per million {first.work_unit}s", 1.0, False, _usd_per_million),
+    goals = [NodeGoal("Highest throughput", first.unit, 1.0, True, _field("throughput"))]
+    if first.latency is not None:
+        goals.append(NodeGoal("Lowest latency", first.latency.unit, 1e3, False, _field(first.latency.figure)))
+    goals += [
+        NodeGoal("Lowest cost", f"USD per million {first.work_unit}s", 1.0, False, _usd_per_million),
     ]
     texts = [first.model, first.cell.workload.kind, first.cell.dtype]
     texts += [first.cell.engine] if first.cell.engine != "rankwise" else []
@@ -106,25 +107,21 @@ def _contests(group: list[Contender]) -> list[Contest]:
     return [Contest(", ".join(texts), goal, found) for goal, found in entries if found]
 
 
-LATENCIES = {"train": ("ms a step", "step_seconds"), "encode": ("ms a request", "latency_seconds")}
-LATENCY_OF_TOKENS = ("ms a token", "time_per_output_token_seconds")
-
-
 def _field(name: str) -> Callable[[Contender], list[float]]:
     return lambda item: list(item.result.values(name).values())
 
 
 def _usd_per_million(item: Contender) -> list[float]:
-    if item.usd_per_hour is None or item.result.cell.workload.kind == "noop":
+    if item.usd_per_hour is None or not item.result.kind.needs_model:
         return []
     rates = item.result.values("throughput").values()
     return [item.usd_per_hour / HOUR_SECONDS / rate * 1e6 for rate in rates if rate > 0]
 
 
-def _entries(group: Sequence[Contender], goal: Goal) -> tuple[Entry, ...]:
+def _entries(group: Sequence[Contender], goal: NodeGoal) -> tuple[BestCell, ...]:
     """The best cell of each node, the best node first."""
     sign = -1 if goal.more_is_better else 1
-    best: dict[str, Entry] = {}
+    best: dict[str, BestCell] = {}
     for item in group:
         values = goal.values(item)
         value = estimate(values, item.result.confidence)
@@ -132,7 +129,7 @@ def _entries(group: Sequence[Contender], goal: Goal) -> tuple[Entry, ...]:
             continue
         before = best.get(item.node)
         if before is None or sign * value.median < sign * before.value.median:
-            best[item.node] = Entry(item, tuple(values), value)
+            best[item.node] = BestCell(item, tuple(values), value)
     return tuple(sorted(best.values(), key=lambda entry: sign * entry.value.median))
 
 

@@ -1,16 +1,16 @@
-"""A real Slurm cluster on one Linux machine, to try what a cluster would do before paying for one.
+"""A real Slurm cluster on one Linux machine, for testing without a rented cluster.
 
-munge, MariaDB, slurmdbd, slurmctld and one slurmd for each node run here; each node has its own network, host
-name and name resolution (namespaces), its own cores, and a link whose speed can be chosen. `docs/lab.md` says
-what can be learnt with it and what cannot.
+munge, MariaDB, slurmdbd, slurmctld and one slurmd per node run on this machine. Each node has its own network, host
+name and name resolution (namespaces), its own cores, and a link with a configurable speed. `docs/how-to/lab.md` lists
+uses and limitations.
 
     plan      what a lab is: names, addresses, cores, folders
     files     the configuration files, as text
-    members   which processes on this machine belong to a lab; needs no state but the processes themselves
+    members   find the processes of a lab on this machine without any stored state
     network   bridge, links, their speed
     nodes     the namespaces that make a node
-    daemons   start and stop; is it up, and if not, why
+    daemons   start, stop and check daemons
     cluster   up, status, down
 
-All needs root rights. `down` needs nothing but the lab's name: everything is found by marks that it bears.
+Everything requires root. `down` needs only the lab's name, because every part of a lab is marked with it.
 """

@@ -1,8 +1,7 @@
-"""Bring a lab up, tell how it stands, take it down.
+"""Start a lab, report its status, and stop it.
 
-`up` makes only what is missing, so that it mends a lab of which something died. `down` finds everything by the
-lab's name on this machine and needs no file. Only one of them works on a lab at a time; a lock of the kernel's,
-which ends with its holder, sees to that.
+`up` starts only missing parts, so it also repairs a lab. `down` finds all parts by the lab's name and needs no file.
+A kernel lock, which ends with its holder, ensures that only one of them works on a lab at a time.
 """
 
 import fcntl
@@ -19,10 +18,10 @@ from pathlib import Path
 
 import psutil
 
-from configs.base import write_atomically
+from configs.common.base import write_atomically
 from slurm.lab import daemons, files, members, network, nodes
 from slurm.lab.commands import LabError, ask, need_root, why_no_lab
-from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_plan
+from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_lab_plan
 
 _LOCKS = Path("/run/lock")
 _LOCK_LIMIT_SECONDS = 180.0
@@ -34,10 +33,10 @@ _KEPT = ("shared", "log")  # of a lab that was taken down
 
 
 def up(request: LabRequest) -> list[str]:
-    """Bring up what is missing of a lab; returns what that was, in words, and nothing where all was there.
+    """Start the missing parts of a lab and return their descriptions, empty if nothing was missing.
 
-    Raises LabError where this machine cannot have a lab or a daemon does not come up, ValueError where a lab of
-    this name is there that is not the one asked for.
+    Raises LabError if this machine cannot run a lab or a daemon does not start, ValueError if a lab of this name
+    exists with other arguments.
     """
     if (why := why_no_lab()) is not None:
         raise LabError(why)
@@ -53,9 +52,9 @@ def up(request: LabRequest) -> list[str]:
 
 
 def down(name: str, folder: Path) -> None:
-    """Leave no process, namespace, device, mount or cgroup of a lab; its logs and shared folder stay.
+    """Remove all processes, namespaces, devices, mounts and cgroups of a lab; keep its logs and shared folder.
 
-    Works on whatever there is, also where the state folder is gone. Raises LabError where something does not end.
+    Works on partial labs and without the state folder. Raises LabError if something does not end.
     """
     need_root()
     with _alone(name):
@@ -64,7 +63,7 @@ def down(name: str, folder: Path) -> None:
         _kill_all(name)
         network.remove_devices(name)
         _remove_cgroups(name)
-        # The file that tells what was asked for goes last: without it, nothing is left to take down.
+        # The plan is deleted last: once it is gone, nothing is left to take down.
         if plan is None or plan.name == name:
             for each in sorted(folder.iterdir() if folder.is_dir() and _is_of_a_lab(folder) else []):
                 if each.name not in (*_KEPT, lab_file(folder).name):
@@ -73,16 +72,16 @@ def down(name: str, folder: Path) -> None:
 
 
 def find(name: str, folder: Path | None = None) -> LabPlan:
-    """The lab of this name that is up, or the one in this folder. Raises ValueError where there is none."""
-    # Who is not root cannot see whose the processes are.
-    plan = read_plan(folder or members.folder_of(name) or BASE_FOLDER / name)
+    """Return the running lab of this name, or the one in this folder. Raises ValueError if there is none."""
+    # Only root can see the environment of these processes.
+    plan = read_lab_plan(folder or members.folder_of(name) or BASE_FOLDER / name)
     if plan is None or plan.name != name:
-        raise ValueError(f"no lab {name} is up here; `rankwise lab up` brings one up")
+        raise ValueError(f"lab {name}: not up. Start it with `rankwise lab up`")
     return plan
 
 
 @dataclass(frozen=True)
-class Standing:
+class LabStatus:
     """One line of `lab status`."""
 
     what: str
@@ -91,35 +90,35 @@ class Standing:
     detail: str = ""
 
 
-def status(plan: LabPlan) -> list[Standing]:
-    """All daemons and nodes, and how each stands."""
+def status(plan: LabPlan) -> list[LabStatus]:
+    """Return the state of all daemons and nodes."""
     found = []
     for daemon in daemons.daemons(plan):
         pid = daemons.pid(plan, daemon)
         if daemon.node is None:
             works = pid is not None and daemon.works()
-            state = "up" if works else "does not answer" if pid is not None else "does not run"
-            found.append(Standing(daemon.name, state, works, f"pid {pid}" if pid else str(daemon.log)))
+            state = "up" if works else "not responding" if pid is not None else "not running"
+            found.append(LabStatus(daemon.name, state, works, f"pid {pid}" if pid else str(daemon.log)))
             continue
         state = daemons.node_state(plan, daemon.node)
         link = network.link_state(plan, daemon.node)
         cores = ",".join(str(core) for core in plan.cores(daemon.node))
         detail = f"{plan.address(daemon.node)}, core {cores}, link {link}, slurmd " + (
-            f"pid {pid}" if pid else "does not run"
+            f"pid {pid}" if pid else "not running"
         )
         works = pid is not None and daemon.works() and link not in ("cut", "missing")
-        found.append(Standing(daemon.node, state, works, detail))
+        found.append(LabStatus(daemon.node, state, works, detail))
     return found
 
 
 def queued_jobs(plan: LabPlan) -> int | None:
-    """How many jobs are in the queue; None where the scheduler does not say."""
+    """Return the number of jobs in the queue; None if the scheduler does not respond."""
     told = ask(["squeue", "--noheader", "--array", "--format=%i"], daemons.client(plan))
     return None if told is None else len(told.split())
 
 
 def default_hidden() -> tuple[Path, ...]:
-    """What a node of a real cluster would not see: this project, run folders, the home folder, /tmp."""
+    """Return folders that a node of a real cluster would not see: this project, run folders, the home folder, /tmp."""
     project = Path(__file__).resolve().parents[2]
     wanted = [project, Path.cwd(), Path.home(), Path("/tmp"), Path("/var/tmp")]
     return tuple(
@@ -128,13 +127,13 @@ def default_hidden() -> tuple[Path, ...]:
 
 
 def _planned(request: LabRequest) -> LabPlan:
-    """The plan that is kept, or a new one, which is kept from now on."""
+    """Return the saved plan, or create and save a new one."""
     other = members.folder_of(request.name)
     if other is not None and other != request.folder:
         raise ValueError(
-            f"a lab {request.name} is up in {other}; take it down first: rankwise lab down --name {request.name}"
+            f"lab {request.name}: already up in {other}. Stop it first: rankwise lab down --name {request.name}"
         )
-    plan = read_plan(request.folder)
+    plan = read_lab_plan(request.folder)
     if plan is not None and plan.request == request:
         return plan
     if plan is not None:
@@ -143,18 +142,18 @@ def _planned(request: LabRequest) -> LabPlan:
             f"{name} is {_words(getattr(plan, name))}, asked for {_words(getattr(request, name))}" for name in fields
         )
         undo = f"rankwise lab down --name {plan.name} --folder {plan.folder}"
-        raise ValueError(f"lab {plan.name} was brought up with other arguments ({differences}); first: {undo}")
+        raise ValueError(f"lab {plan.name}: already up with other arguments ({differences}). Stop it first: {undo}")
     for each in request.hidden:
         if not each.is_dir() or each in _NEEDED:
             raise ValueError(
-                f"{each}: {'nodes need this folder' if each in _NEEDED else 'there is no such folder'}; hide others"
+                f"--hide: {each} {'is required by the nodes' if each in _NEEDED else 'does not exist'}. Leave it out"
             )
     now_seconds = time.time()
     request.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     about = request.folder.stat()
     if about.st_uid != os.geteuid() or about.st_mode & 0o022:
         # Daemons run scripts from there as root.
-        raise ValueError(f"{request.folder}: it is another user's, or others may write there; choose another --folder")
+        raise ValueError(f"--folder: {request.folder} belongs to or is writable by other users. Use another folder")
     plan = LabPlan(
         **dict(request),
         subnet=network.free_subnet(request.name),
@@ -174,7 +173,7 @@ def _words(value: object) -> str:
 
 
 def _write_files(plan: LabPlan) -> bool:
-    """Write what is not there as it should be. Returns whether anything was written."""
+    """Write missing or differing files. Returns whether anything was written."""
     folder = plan.folder
     for each in ("etc", "run", "log", "state", "spool", "db", "shared"):
         (folder / each).mkdir(exist_ok=True)
@@ -211,7 +210,7 @@ def _write_files(plan: LabPlan) -> bool:
 
 
 def _start_daemons(plan: LabPlan) -> list[str]:
-    """In the order in which they need each other, the nodes at once. Returns which had to be started."""
+    """Start daemons in order of dependency, the nodes concurrently. Returns the started ones."""
     wanted = daemons.daemons(plan)
     missing = [daemon for daemon in wanted if daemons.pid(plan, daemon) is None]
     for daemon in wanted:
@@ -228,9 +227,9 @@ def _start_daemons(plan: LabPlan) -> list[str]:
 
 
 def _kill_all(name: str) -> None:
-    """Everything that bears the lab's mark or lives on a node, until nothing of it is left."""
+    """Kill all processes with the lab's mark or on a node until none is left."""
     deadline = time.monotonic() + _DOWN_LIMIT_SECONDS
-    spaces: dict[int, str] = {}
+    spaces: dict[str, str] = {}
     while True:
         # A namespace that was seen once is looked into until the end: who marked it may be gone already.
         spaces |= members.namespaces(name)
@@ -238,7 +237,7 @@ def _kill_all(name: str) -> None:
         if not left:
             return
         if time.monotonic() > deadline:
-            raise LabError(f"processes {sorted(left)} of lab {name} do not end")
+            raise LabError(f"lab {name}: processes {sorted(left)} do not end")
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -254,25 +253,25 @@ def _remove_cgroups(name: str) -> None:
                 with suppress(OSError):
                     os.rmdir(folder)
             if time.monotonic() > deadline:
-                raise LabError(f"{top} cannot be removed")
+                raise LabError(f"{top}: cannot be removed")
             time.sleep(0.02)
 
 
 def _readable_plan(folder: Path) -> LabPlan | None:
     try:
-        return read_plan(folder)
+        return read_lab_plan(folder)
     except ValueError:
         return None
 
 
 def _is_of_a_lab(folder: Path) -> bool:
-    """Whether a folder holds what `up` writes first; nothing else is ever deleted."""
+    """Return whether a folder was created by `up`; no other folder is ever deleted."""
     return lab_file(folder).exists() or (folder / "etc" / "slurm.conf").exists()
 
 
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """Nobody else brings this lab up or down meanwhile. Raises LabError where somebody does for minutes."""
+    """Hold the lock of this lab. Raises LabError if another process holds it for minutes."""
     _LOCKS.mkdir(parents=True, exist_ok=True)
     with (_LOCKS / f"rankwise-lab-{name}.lock").open("a") as file:
         deadline = time.monotonic() + _LOCK_LIMIT_SECONDS
@@ -282,6 +281,6 @@ def _alone(name: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise LabError(f"another `rankwise lab` has been working on lab {name} for minutes") from None
+                    raise LabError(f"lab {name}: locked by another `rankwise lab` for minutes") from None
                 time.sleep(0.1)
         yield

@@ -1,4 +1,4 @@
-"""Commands of the system as a lab uses them: asked, obeyed or left running, without the user's environment."""
+"""Run system commands for a lab, without the user's environment."""
 
 import os
 import shutil
@@ -26,18 +26,18 @@ _LIMIT_SECONDS = 60.0
 
 
 class LabError(OSError):
-    """Something of this machine keeps a lab from coming up or going down; the message says what."""
+    """A lab cannot be started or stopped on this machine; the message has the reason."""
 
 
 def program(name: str) -> str:
     """Absolute path of a command. Raises LabError."""
     found = shutil.which(name, path=SEARCHED)
     if found is None:
-        raise LabError(f"{name} is not installed; `make lab-install` installs what a lab needs")
+        raise LabError(f"{name}: not installed. Install the lab's packages with `make lab-install`")
     return found
 
 
-def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
+def lab_environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     """What daemons and commands of a lab get: nothing of the user's."""
     return {"PATH": SEARCHED, "LANG": "C.UTF-8", "HOME": "/root", **extra}
 
@@ -47,14 +47,14 @@ def obey(argv: Sequence[str], extra: Mapping[str, str] = {}, limit_seconds: floa
     try:
         done = subprocess.run(
             [program(argv[0]), *argv[1:]],
-            env=environment(extra),
+            env=lab_environment(extra),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=limit_seconds,
         )
     except subprocess.TimeoutExpired as error:
-        raise LabError(f"`{' '.join(argv)}` did not end within {limit_seconds:g} s") from error
+        raise LabError(f"`{' '.join(argv)}`: time-out after {limit_seconds:g} s") from error
     if done.returncode:
         words = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
         raise LabError(f"`{' '.join(argv)}` failed: {words}")
@@ -78,7 +78,7 @@ def leave_running(argv: Sequence[str], marks: Mapping[str, str], log: Path) -> N
     with log.open("wb") as output:
         subprocess.run(
             [program("setsid"), "--fork", program("env"), "--default-signal", *argv],
-            env=environment(marks),
+            env=lab_environment(marks),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -89,14 +89,14 @@ def leave_running(argv: Sequence[str], marks: Mapping[str, str], log: Path) -> N
 
 
 def why_no_lab() -> str | None:
-    """What keeps this machine from having a lab; None where nothing does."""
+    """Return why this machine cannot run a lab; None if it can."""
     if os.geteuid() != 0:
-        return "a lab needs root rights, since it makes network and mount namespaces: use sudo"
+        return "a lab requires root to create network and mount namespaces. Use sudo"
     missing = sorted({package for name, package in NEEDED.items() if shutil.which(name, path=SEARCHED) is None})
     if missing:
-        return f"not installed: {', '.join(missing)}; `make lab-install` installs what a lab needs"
+        return f"not installed: {', '.join(missing)}. Install the lab's packages with `make lab-install`"
     if ask(["unshare", "--net", "--uts", "--mount", "true"]) is None:
-        return "this machine's kernel, or the container that this runs in, allows no network namespaces"
+        return "network namespaces are not available in this kernel or container"
     return None
 
 

@@ -107,7 +107,9 @@ def find(plan: LabPlan, name: str, node: str | None = None) -> Daemon:
     """A daemon by its program, and slurmd by its node as well. Raises ValueError."""
     found = [each for each in daemons(plan) if each.program == name and each.node == node]
     if not found:
-        raise ValueError(f"{name!r}: choose one of munged, mariadbd, slurmdbd, slurmctld, or slurmd with a node")
+        raise ValueError(
+            f"daemon: got {name!r}, expected one of munged, mariadbd, slurmdbd, slurmctld, or slurmd with a node"
+        )
     return found[0]
 
 
@@ -130,7 +132,7 @@ def wait_until_it_works(plan: LabPlan, daemon: Daemon) -> None:
         age_seconds = time.monotonic() - began
         gone = age_seconds > 3.0 and pid(plan, daemon) is None
         if gone or age_seconds > daemon.limit_seconds:
-            why = "ended" if gone else f"did not answer within {daemon.limit_seconds:g} s"
+            why = "ended" if gone else f"did not respond within {daemon.limit_seconds:g} s"
             raise LabError(f"{daemon.name} {why}\n{end_of(_spoken(plan, daemon))}")
         time.sleep(_LOOK_SECONDS)
 

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Installs what a lab needs (Debian, Ubuntu) and starts none of it: a lab brings up daemons of its own.
+# Installs the packages for a lab (Debian, Ubuntu) without starting their services: a lab runs its own daemons.
 set -eu
 missing=
 for each in slurmctld slurmd slurmdbd sacctmgr munged mariadbd mariadb-install-db ip tc nsenter unshare setsid taskset; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$each" >/dev/null || missing="$missing $each"
 done
 [ -n "$missing" ] || exit 0
-[ "$(id -u)" = 0 ] || { echo "installing packages needs root rights: sudo make lab-install"; exit 1; }
-command -v apt-get >/dev/null || { echo "this installs with apt-get; elsewhere install Slurm with slurmdbd, munge, MariaDB, iproute2"; exit 1; }
-# Packages ask this script whether they may start their service (invoke-rc.d(8)); 101 says no.
+[ "$(id -u)" = 0 ] || { echo "root privileges required: sudo make lab-install"; exit 1; }
+command -v apt-get >/dev/null || { echo "apt-get not found. Install Slurm with slurmdbd, munge, MariaDB and iproute2 by other means"; exit 1; }
+# Packages call this script before starting their service (invoke-rc.d(8)); exit code 101 denies it.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT

@@ -5,12 +5,11 @@ network namespace in which they live. So a lab can be taken down when its state 
 process is ever taken for one of a lab.
 """
 
-import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.common.proc import environment_of, network_namespace, process_ids
 from slurm.lab.commands import ask
 
 LAB = "RANKWISE_LAB"
@@ -20,7 +19,7 @@ HOLDER = "sleep"  # what holds a node's namespaces once they are complete
 
 
 @dataclass(frozen=True)
-class Member:
+class LabProcess:
     """A living process that bears a lab's mark."""
 
     pid: int
@@ -40,15 +39,15 @@ def alias(name: str, node: str) -> str:
     return f"rankwise-lab {name} {node}"
 
 
-def members(name: str | None = None) -> list[Member]:
+def members(name: str | None = None) -> list[LabProcess]:
     """Living processes with a lab's mark; of all labs without a name."""
     found = []
-    for pid in _pids():
+    for pid in process_ids():
         with suppress(OSError):
-            environment = _environment(pid)
+            environment = environment_of(pid)
             if LAB in environment and name in (None, environment[LAB]):
                 program = Path(f"/proc/{pid}/comm").read_text().strip()
-                found.append(Member(pid, program, environment.get(NODE), Path(environment.get(FOLDER, "/"))))
+                found.append(LabProcess(pid, program, environment.get(NODE), Path(environment.get(FOLDER, "/"))))
     return found
 
 
@@ -76,21 +75,21 @@ def inhabitants(name: str, node: str | None = None) -> list[int]:
     return [pid for pid in in_namespaces(spaces) if pid not in {holder(name, each) for each in spaces.values()}]
 
 
-def namespaces(name: str, node: str | None = None) -> dict[int, str]:
-    """Network namespaces (inode numbers) of a lab's nodes, and whose each is.
+def namespaces(name: str, node: str | None = None) -> dict[str, str]:
+    """Network namespaces of a lab's nodes, and whose each is.
 
     By the marks of those who live in them, and where none of these is left, by the name of the network device.
     """
-    mine = _namespace(os.getpid())
-    found: dict[int, str] = {}
+    mine = network_namespace()
+    found: dict[str, str] = {}
     marked = {each.pid: each.node for each in members(name) if each.node is not None}
     for pid, whose in marked.items():
-        if (space := _namespace(pid)) not in (None, mine):
+        if (space := network_namespace(pid)) not in (None, mine):
             assert space is not None
             found[space] = whose
     seen = {mine, *found}
-    for pid in _pids():
-        space = _namespace(pid)
+    for pid in process_ids():
+        space = network_namespace(pid)
         if space is None or space in seen:
             continue
         seen.add(space)
@@ -101,29 +100,10 @@ def namespaces(name: str, node: str | None = None) -> dict[int, str]:
     return {space: whose for space, whose in found.items() if node in (None, whose)}
 
 
-def in_namespaces(spaces: dict[int, str]) -> list[int]:
+def in_namespaces(spaces: dict[str, str]) -> list[int]:
     """All processes in these network namespaces."""
-    return [pid for pid in _pids() if _namespace(pid) in spaces]
+    return [pid for pid in process_ids() if network_namespace(pid) in spaces]
 
 
 def _words_after(text: str | None, start: str) -> list[str]:
     return (text or "").partition(start)[2].split()[:1] if text and start in text else []
-
-
-def _pids() -> Iterator[int]:
-    own = os.getpid()
-    return (int(each) for each in os.listdir("/proc") if each.isdigit() and int(each) != own)
-
-
-def _namespace(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
-    except OSError:  # it ended
-        return None
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """As it was when the program began; empty for one that has ended and was not reaped."""
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries if entry)
-    return {key: value for key, _, value in pairs}

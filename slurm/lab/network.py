@@ -24,7 +24,7 @@ def free_subnet(name: str) -> int:
         number = 1 + (first + offset) % _MOST_SUBNETS
         if not any(each.startswith(f"10.213.{number}.") for each in used):
             return number
-    raise ValueError("no network 10.213.N.0/24 is free on this machine")
+    raise ValueError("network: no free subnet 10.213.N.0/24 on this machine")
 
 
 def ensure_bridge(plan: LabPlan) -> bool:

@@ -27,7 +27,7 @@ def ensure_node(plan: LabPlan, node: str) -> bool:
     deadline = time.monotonic() + _LIMIT_SECONDS
     while members.holder(plan.name, node) is None:
         if time.monotonic() > deadline:
-            raise LabError(f"node {node} did not come up within {_LIMIT_SECONDS:g} s\n{end_of(log)}")
+            raise LabError(f"node {node}: not up within {_LIMIT_SECONDS:g} s\n{end_of(log)}")
         time.sleep(0.05)
     return True
 
@@ -36,7 +36,7 @@ def inside(name: str, node: str) -> list[str]:
     """The beginning of a command that shall run on a node. Raises LabError where there is no such node."""
     pid = members.holder(name, node)
     if pid is None:
-        raise LabError(f"node {node} of lab {name} is not up; `rankwise lab up` brings it up")
+        raise LabError(f"node {node} of lab {name}: not up. Start it with `rankwise lab up`")
     return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount"]
 
 
@@ -46,7 +46,7 @@ def confined(plan: LabPlan, node: str) -> list[str]:
     return [*inside(plan.name, node), "--wd=/", "taskset", "--cpu-list", cores]
 
 
-def become(plan: LabPlan, node: str, command: list[str]) -> None:
+def enter_node(plan: LabPlan, node: str, command: list[str]) -> None:
     """Replace this process by a command on a node, in the current folder if the node sees it."""
     place = os.getcwd()
     shell = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
-from configs.base import Frozen
+from configs.common.base import Frozen
 
 BASE_FOLDER = Path("/var/lib/rankwise-lab")
 DEFAULT_NAME = "lab"
@@ -25,7 +25,7 @@ def bits_per_second(bandwidth: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", bandwidth)
     rate = float(match[1]) * _BITS[match[2]] if match else 0.0
     if rate < 10**4:
-        raise ValueError(f"{bandwidth!r} is no bandwidth; write it as 100mbit, 1gbit or 2.5gbit, or none")
+        raise ValueError(f"got {bandwidth!r}, expected none or a rate such as 100mbit, 1gbit or 2.5gbit")
     return rate
 
 
@@ -44,19 +44,19 @@ class LabRequest(Frozen):
     def _short(cls, name: str) -> str:
         # Names of network devices have at most 15 characters, and `rwv-` and the node's number are part of them.
         if not re.fullmatch(r"[a-z][a-z0-9]{0,7}[a-z]|[a-z]", name):
-            raise ValueError(
-                f"{name!r}: 1 to 9 characters, small letters and digits, beginning and ending with a letter"
-            )
+            raise ValueError(f"got {name!r}, expected 1 to 9 lower-case letters and digits, first and last a letter")
         return name
 
     @field_validator("folder")
     @classmethod
     def _reachable(cls, folder: Path) -> Path:
         if not folder.is_absolute():
-            raise ValueError(f"{folder}: an absolute path is needed")
+            raise ValueError(f"got {folder}, expected an absolute path")
         # These paths are written into files whose readers have no way of quoting.
         if not re.fullmatch(r"[\w/.+-]+", str(folder), re.ASCII):
-            raise ValueError(f"{folder}: letters, digits and ._+- only, since Slurm's files cannot quote a path")
+            raise ValueError(
+                f"got {folder}, expected only letters, digits and ._+-, because Slurm's files cannot quote paths"
+            )
         return folder
 
     @model_validator(mode="after")
@@ -64,9 +64,7 @@ class LabRequest(Frozen):
         node = f"{self.name}{self.nodes}"
         most = _SOCKET_CHARACTERS - len(f"/spool/{node}/{node}_67108863.4294967295")  # of a step, the longest
         if len(str(self.folder)) > most:
-            raise ValueError(
-                f"folder: {self.folder} has more than {most} characters; sockets below it could not be opened"
-            )
+            raise ValueError(f"folder: {self.folder} is longer than {most} characters, the limit for its sockets")
         return self
 
     @field_validator("bandwidths")
@@ -114,7 +112,7 @@ class LabPlan(LabRequest):
     def number(self, node: str) -> int:
         """Of a node, from 1. Raises ValueError."""
         if node not in self.node_names:
-            raise ValueError(f"lab {self.name} has no node {node!r}; its nodes are {', '.join(self.node_names)}")
+            raise ValueError(f"node: lab {self.name} has no node {node!r}. Use one of: {', '.join(self.node_names)}")
         return self.node_names.index(node) + 1
 
     def address(self, node: str) -> str:
@@ -218,7 +216,7 @@ def lab_file(folder: Path) -> Path:
     return folder / "lab.json"
 
 
-def read_plan(folder: Path) -> LabPlan | None:
+def read_lab_plan(folder: Path) -> LabPlan | None:
     """The lab in this folder; None where there is none. Raises ValueError where the file cannot be understood."""
     try:
         return LabPlan.model_validate_json(lab_file(folder).read_text())

@@ -28,8 +28,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
-from configs.base import write_atomically
-from configs.prices import CATALOG_COLUMNS, Market, Offer, Price, read_catalog
+from configs.common.base import write_atomically
+from configs.hardware.prices import CATALOG_COLUMNS, Market, Offer, Price, read_catalog
 
 Provider = Literal["azure", "aws"]
 AZURE_API = "https://prices.azure.com/api/retail/prices"
@@ -81,7 +81,7 @@ def refresh_prices(
     OSError: the file cannot be written.
     """
     if not regions:
-        raise ValueError(f"{provider}: name at least one region, such as --region eastus")
+        raise ValueError(f"{provider}: no region given. Use --region, such as --region eastus")
     api = azure_api or AZURE_API
     wanted = {name for name in instances if name.startswith(f"{provider}/")}
     found: dict[tuple[str, str, str], _Quote] = {}
@@ -96,8 +96,8 @@ def refresh_prices(
     without = [region for region in regions if not any(place[1] == region for place in found)]
     if without:
         raise ValueError(
-            f"{provider}: its price list has none of our {len(wanted)} instances in {', '.join(without)}; "
-            "is the region written as the provider writes it?"
+            f"{provider}: no prices of our {len(wanted)} instances in {', '.join(without)}. "
+            "Check the provider's spelling of the region"
         )
     as_of = datetime.now(UTC).date().isoformat()
     origin = api if provider == "azure" else "AWS Price List Query API"
@@ -113,7 +113,7 @@ def azure_quotes(region: str, api: str, sleep: Sleep) -> Iterator[_Quote | str]:
     The filter's values are case-sensitive. Low-priority machines are for Azure Batch only; Windows has rows of its own.
     """
     if not re.fullmatch(r"[a-z0-9]+", region):
-        raise ValueError(f"azure: {region!r} is no region; write it as eastus")
+        raise ValueError(f"azure: got region {region!r}, expected one such as eastus")
     conditions = f"serviceName eq 'Virtual Machines' and armRegionName eq '{region}' and priceType eq 'Consumption'"
     page: str | None = f"{api}?$filter={quote(conditions)}"
     for _ in range(_MOST_PAGES):
@@ -122,11 +122,11 @@ def azure_quotes(region: str, api: str, sleep: Sleep) -> Iterator[_Quote | str]:
         answer = _ask(page, sleep)
         items = answer.get("Items")
         if not isinstance(items, list):
-            raise TransientPriceError(f"{page}: the answer has no list of Items")
+            raise TransientPriceError(f"{page}: the response has no list `Items`")
         for item in items:
             yield _azure_quote(item)
         page = _next_page(answer.get("NextPageLink"), page)
-    raise ValueError(f"{api}: more than {_MOST_PAGES} pages for {region}; this cannot be right")
+    raise ValueError(f"{api}: more than {_MOST_PAGES} result pages for {region}; aborted")
 
 
 def _azure_quote(item: Any) -> _Quote | str:
@@ -134,11 +134,11 @@ def _azure_quote(item: Any) -> _Quote | str:
         return "not a price row"
     product, sku = str(item.get("productName", "")), str(item.get("skuName", ""))
     if "Windows" in product or "Cloud Services" in product:
-        return "another system than Linux"
+        return "not Linux"
     if "Low Priority" in sku or item.get("type") != "Consumption":
         return "another market"
     if item.get("currencyCode") != "USD" or item.get("unitOfMeasure") != "1 Hour":
-        return "not in USD an hour"
+        return "not in USD per hour"
     usd, name, region = item.get("retailPrice"), item.get("armSkuName"), item.get("armRegionName")
     if not name or not region or not isinstance(usd, int | float) or not math.isfinite(usd) or usd <= 0:
         return "no price above 0, or no name"
@@ -167,7 +167,9 @@ def aws_quotes(region: str, wanted: Collection[str]) -> Iterator[_Quote | str]:
                 for product in page["PriceList"]:
                     yield aws_quote(product, machine, region)
     except (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError) as error:
-        raise ValueError(f"aws: {error}; its price list needs credentials (any that may call pricing)") from error
+        raise ValueError(
+            f"aws: {error}. The price list requires credentials with permission to call pricing"
+        ) from error
     except (botocore.exceptions.ConnectionError, botocore.exceptions.HTTPClientError) as error:
         raise TransientPriceError(f"aws: {error}") from error
     except botocore.exceptions.ClientError as error:
@@ -225,7 +227,7 @@ def _ask(url: str, sleep: Sleep) -> dict[str, Any]:
         else:
             if isinstance(data, dict):
                 return data
-            raise ValueError(f"{url}: the answer is {type(data).__name__}, not an object")
+            raise ValueError(f"{url}: got {type(data).__name__}, expected a JSON object")
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -249,7 +251,7 @@ def _next_page(link: Any, page: str) -> str | None:
         return None
     address = urljoin(page, str(link).replace(" ", "%20"))
     if urlsplit(address)[:2] != urlsplit(page)[:2]:
-        raise ValueError(f"{page}: the next page is at another server, {address}")
+        raise ValueError(f"{page}: the next page is on another server, {address}")
     return address
 
 
@@ -264,7 +266,7 @@ def _offers_there(path: Path) -> tuple[Offer, ...]:
     try:
         return read_catalog(path) if path.exists() else ()
     except ValueError as error:
-        raise ValueError(f"{error}; remove the file to fetch it anew") from error
+        raise ValueError(f"{error}. Remove the file to fetch it again") from error
 
 
 def _offer(quote_: _Quote, as_of: str, source: str) -> Offer:

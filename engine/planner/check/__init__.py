@@ -1,1 +1,1 @@
-"""The planner held against figures that others published."""
+"""Check the planner against published measurements."""

@@ -1,15 +1,15 @@
-"""Predicted tokens/s for rows of tensor-parallel decode, from hardware constants and the smallest row of each model.
+"""Predict tokens/s of tensor-parallel decode from hardware constants and the smallest row of each model.
 
     predictions = predict(rows, fit=[])          # constants alone
     predictions = predict(rows, fit)             # and one scale for each model, from its row with the fewest GPUs
 
-Rows have model, num_gpus, gpu, dtype, batch_size and prompt_tokens; `tokens_per_second` is read of `fit` only, and
-`achieved_bandwidth_gb_per_second` never. A scale multiplies the whole time of a step: what an engine's kernels do
-better or worse than the constants say, they do on any number of GPUs.
+Rows have model, num_gpus, gpu, dtype, batch_size and prompt_tokens; `tokens_per_second` is read from `fit` only,
+`achieved_bandwidth_gb_per_second` never. A scale multiplies the whole time of a step: an engine's kernels deviate from
+the constants equally on any number of GPUs.
 
-The engine of such rows is taken to be of gpt-fast's kind (github.com/pytorch-labs/gpt-fast, tp.py and quantize.py,
-read 2026-11-21): compiled and captured, table and head whole on each GPU, int8 and int4 for the head too, int4 in
-groups of 32 under tensor parallelism, 200 new tokens, GPUs of one node.
+The engine is assumed to resemble gpt-fast (github.com/pytorch-labs/gpt-fast, tp.py and quantize.py, read 2026-11-21):
+compiled and captured, table and head whole on each GPU, int8 and int4 for the head too, int4 in groups of 32 under
+tensor parallelism, 200 new tokens, GPUs of one node.
 """
 
 import re
@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from configs.cell import Layout
-from configs.hardware import Machine
-from configs.hardware_catalog import accelerator
+from configs.common.execution import Layout
+from configs.hardware.catalog import accelerator
+from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import Row, RowPrediction, measured_figure, whole_number
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.timing.inference import generation_time
 
@@ -38,7 +38,7 @@ _FORMATS: dict[str, WeightFormat] = {
 
 @dataclass(frozen=True)
 class _Point:
-    """A row that is understood."""
+    """A parsed row."""
 
     setup: InferenceSetup
     gpu: str
@@ -50,25 +50,25 @@ class _Point:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens of all sequences by constants alone; the prompt's time is left out, as decode rows do."""
+        """New tokens/s of all sequences from constants alone; prefill time is excluded, as in decode rows."""
         return self.setup.batch / generation_time(self.setup).token_seconds
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """Measured over predicted of one fit row."""
+    """Ratio of measured to predicted for one fit row."""
 
     point: _Point
     value: float
 
 
-def predict(rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
+def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[RowPrediction]:
     """One prediction a row; None with a reason for what is not known."""
     scales = _scales(fit)
     return [_predicted(row, scales) for row in rows]
 
 
-def _predicted(row: Row, scales: Sequence[_Scale]) -> RowPrediction:
+def _predicted(row: PublishedRow, scales: Sequence[_Scale]) -> RowPrediction:
     try:
         point = _point(row)
         return RowPrediction(point.tokens_per_second * _scale_of(point, scales))
@@ -76,7 +76,7 @@ def _predicted(row: Row, scales: Sequence[_Scale]) -> RowPrediction:
         return RowPrediction(None, str(error))
 
 
-def _scales(fit: Sequence[Row]) -> list[_Scale]:
+def _scales(fit: Sequence[PublishedRow]) -> list[_Scale]:
     """Of each model, GPU and dtype the row with the fewest GPUs (of equals, the smallest batch)."""
     smallest: dict[tuple[str, str, str], tuple[tuple[int, int], _Scale]] = {}
     for row in fit:
@@ -87,7 +87,7 @@ def _scales(fit: Sequence[Row]) -> list[_Scale]:
             point = _point(row)
             predicted = point.tokens_per_second
         except ValueError:
-            continue  # what is not known teaches nothing
+            continue  # unknown rows are not used for the fit
         scale = _Scale(point, measured / predicted)
         size = (point.setup.layout.tp, point.setup.batch)
         key = (point.model, point.gpu, point.dtype)
@@ -97,7 +97,7 @@ def _scales(fit: Sequence[Row]) -> list[_Scale]:
 
 
 def _scale_of(point: _Point, scales: Sequence[_Scale]) -> float:
-    """The row's own model's; without one, the median of those that have most in common with it; without any, 1."""
+    """Return the scale of the row's model; else the median of the most similar scales; else 1."""
     like: tuple[Callable[[_Point], tuple[str, ...]], ...] = (
         lambda other: (other.model, other.gpu, other.dtype),
         lambda other: (other.gpu, other.dtype),
@@ -112,7 +112,7 @@ def _scale_of(point: _Point, scales: Sequence[_Scale]) -> float:
     return 1.0
 
 
-def _point(row: Row) -> _Point:
+def _point(row: PublishedRow) -> _Point:
     """Raises ValueError for a model, GPU, dtype or number that is not known."""
     weights, group = _format(row["dtype"])
     gpus = whole_number(row, "num_gpus")
@@ -141,7 +141,7 @@ def _point(row: Row) -> _Point:
 
 
 def _format(text: str) -> tuple[WeightFormat, int]:
-    """`bf16`, `int8`, `int4`, `int4-g128`, `4-bit (G=64)`: the format and the group of int4."""
+    """Parse `bf16`, `int8`, `int4`, `int4-g128`, `4-bit (G=64)` into format and int4 group size."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower()).replace("weightonly", "")
     found = re.fullmatch(r"([a-z]*\d+(?:bit|a16)?)(?:(?:g|group|groupsize)(\d+))?", plain)
     if found is None and plain in _FORMATS:

@@ -1,13 +1,13 @@
-"""Peak memory of published training runs, predicted from how torchtitan trains: no constant is fitted on a row.
+"""Predict peak memory of published torchtitan training runs; no constant is fitted to a row.
 
     predict(rows, fit) -> list[RowPrediction]            # GiB, as torch.cuda.max_memory_reserved() counts
 
-Read are model, GPUs, parallelism, batch, sequence, checkpointing and compilation; measured columns are not, and `fit`
-is not needed. What is known of torchtitan (December 2024, torchtitan/parallelisms and train.py): FSDP2 around each
-block, the last one not resharded after the forward pass, none with pipelines; float32 shards, bfloat16 products,
-gradients reduced in float32; sequence-parallel norms and a loss on shards of the vocabulary wherever there is
-tensor parallelism; logits freed before the backward pass; keys and values repeated for each query head; "selective"
-is the policy by operator; a float8 product keeps its inputs in bfloat16; a pipeline splits a local batch into as many
+Reads model, GPUs, parallelism, batch, sequence, checkpointing and compilation; never the measured columns. `fit` is not
+needed. Properties of torchtitan (December 2024, torchtitan/parallelisms and train.py): FSDP2 around each block, the
+last one not resharded after the forward pass, none with pipelines; float32 shards, bfloat16 products, gradients reduced
+in float32; sequence-parallel norms and a loss on shards of the vocabulary wherever there is
+tensor parallelism; logits freed before the backward pass; keys and values repeated for each query head; "selective" is
+the policy by operator; a float8 product keeps its inputs in bfloat16; a pipeline splits a local batch into as many
 micro-batches as it has stages.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from configs.cell import Layout
-from configs.hardware import Accelerator, Machine
+from configs.common.execution import Layout
+from configs.hardware.hardware import Accelerator, Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import Row, RowPrediction, whole_number
+from engine.planner.check.rows import PublishedRow, RowPrediction, whole_number
 from engine.planner.memory.framework import Framework
 from engine.planner.memory.training import training_memory
 from engine.planner.setup import Checkpointing, Precision, TrainingSetup
@@ -27,7 +27,7 @@ from engine.planner.setup import Checkpointing, Precision, TrainingSetup
 _GIB = 2**30
 _TORCHTITAN = Framework(
     holds_logits=False, expands_heads=True, stays_gathered="last", loss_parallel=True, sequence_parallel=True,
-    context_bytes=0,  # max_memory_reserved does not see the CUDA context
+    context_bytes=0,  # max_memory_reserved excludes the CUDA context
 )  # fmt: skip
 _CHECKPOINTING: dict[str, Checkpointing] = {
     "none": "none", "false": "none", "": "none", "selective": "selective", "full": "full", "true": "full",
@@ -38,7 +38,7 @@ _IGNORED = {"async", "asynctp", "sp", "interleaved", "1f1b"}
 
 @dataclass(frozen=True)
 class Degrees:
-    """Ranks by axis; `sharded`: those that share out the weights, `copies`: groups that hold all of them."""
+    """Ranks by axis; `sharded`: ranks that share the weights, `copies`: groups that hold all of them."""
 
     sharded: int
     copies: int
@@ -49,11 +49,11 @@ class Degrees:
 
 
 def degrees(parallelism: str, ranks: int) -> Degrees:
-    """Read `fsdp`, `fsdp32_tp8`, `fsdp8_tp8_pp8`, `hsdp4x8`; an axis without a number takes the ranks that are left.
+    """Parse `fsdp`, `fsdp32_tp8`, `fsdp8_tp8_pp8`, `hsdp4x8`; an axis without a number takes the remaining ranks.
 
     `none` is one rank.
 
-    Raises ValueError for a word that is not known, or numbers that do not make `ranks`.
+    Raises ValueError for an unknown word, or numbers whose product is not `ranks`.
     """
     found: dict[str, str | None] = {}
     plain = parallelism.strip().lower()
@@ -84,7 +84,7 @@ def degrees(parallelism: str, ranks: int) -> Degrees:
         named = found.get("fsdp") or found.get("ddp") or (found.get("dp") if "fsdp" not in found else None)
         data = _number(named, parallelism) if named else rest // copies
         if free and free[0] in numbers and not set(found) & {"fsdp", "ddp", "dp"}:
-            numbers[free[0]], data = rest, 1  # `tp` alone: over all the ranks
+            numbers[free[0]], data = rest, 1  # `tp` alone: over all ranks
     if copies * data * numbers["tp"] * numbers["cp"] * numbers["pp"] != ranks:
         raise ValueError(f"parallelism {parallelism!r} does not make {ranks} ranks")
     return Degrees(data, copies, numbers["tp"], numbers["cp"], numbers["pp"], "ddp" in found or set(found) == {"dp"})
@@ -96,13 +96,13 @@ def _number(text: str | None, parallelism: str) -> int:
     return int(text)
 
 
-def predict(rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
+def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[RowPrediction]:
     """GiB reserved at the peak, or why it is not known."""
     del fit  # there is nothing to be learnt from measured rows
     return [_predict(row) for row in rows]
 
 
-def _predict(row: Row) -> RowPrediction:
+def _predict(row: PublishedRow) -> RowPrediction:
     try:
         setup, framework = setup_of(row)
     except (ValueError, KeyError) as error:
@@ -110,7 +110,7 @@ def _predict(row: Row) -> RowPrediction:
     return RowPrediction(training_memory(setup, framework).total / _GIB)
 
 
-def setup_of(row: Row) -> tuple[TrainingSetup, Framework]:
+def setup_of(row: PublishedRow) -> tuple[TrainingSetup, Framework]:
     """What a row trained. Raises ValueError naming the column that cannot be read."""
     numbers = {name: whole_number(row, name) for name in ("num_gpus", "local_batch_size", "sequence_length")}
     axes = degrees(row["parallelism"], numbers["num_gpus"])
@@ -121,11 +121,11 @@ def setup_of(row: Row) -> tuple[TrainingSetup, Framework]:
     micro_batches = min(axes.pp, batch)
     if axes.pp > 1:
         framework = replace(framework, stays_gathered="all")
-    # Ranks along the sequence share out the weights too.
-    # On one GPU torchtitan wraps nothing, whatever is named.
+    # Ranks of the sequence axis shard the weights too. On one GPU torchtitan applies no wrapper, whatever the row
+    # names.
     strategy = "none" if numbers["num_gpus"] == 1 else "ddp" if axes.ddp else "fsdp"
     layout = Layout(dp=axes.sharded * axes.cp, tp=axes.tp, pp=axes.pp, strategy=strategy)
-    # Products are in 16 bits by FSDP's own means, and by autocast where there is no FSDP (`maybe_enable_amp`).
+    # Products are in 16 bits through FSDP's mixed precision, and through autocast without FSDP (`maybe_enable_amp`).
     half: Precision = "bfloat16_mixed" if strategy == "fsdp" else "bfloat16_autocast"
     setup = TrainingSetup(
         architecture=find_model(row["model"]),
@@ -141,7 +141,7 @@ def setup_of(row: Row) -> tuple[TrainingSetup, Framework]:
     return setup, framework
 
 
-def _yes(row: Row, name: str) -> bool:
+def _yes(row: PublishedRow, name: str) -> bool:
     text = (row.get(name) or "false").strip().lower()
     if text not in ("true", "false", "yes", "no", "1", "0"):
         raise ValueError(f"{name} {text!r} is not true or false")
@@ -150,7 +150,7 @@ def _yes(row: Row, name: str) -> bool:
 
 @lru_cache
 def _machine(name: str) -> Machine:
-    """A GPU of any make: only that it is no CPU matters here."""
+    """Return a generic GPU: the device type is the only field that matters here."""
     accelerator = Accelerator(
         name=name, kind="cuda", memory_bytes=80 * _GIB, bytes_per_second=1.0, peak_flops={"bfloat16": 1.0},
         title="", source="only the kind is used",

@@ -1,7 +1,7 @@
-"""Rows of a file with measured figures, predictions of them, and the table of errors.
+"""Rows of a measurement file, their predictions, and the table of errors.
 
-A checker of one kind of file is a function `predict(rows, fit) -> list[RowPrediction]`; it may read the measured
-column of `fit`, never that of `rows`.
+The checker for a file kind is a function `predict(rows, fit) -> list[RowPrediction]`; it may read the measured column
+of `fit`, never that of `rows`.
 """
 
 import math
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Row = dict[str, str]
+PublishedRow = dict[str, str]
 
 
 @dataclass(frozen=True)
 class RowPrediction:
-    """One row's predicted figure in the unit of its measured column, or the reason why there is none."""
+    """Predicted figure of one row in the unit of its measured column, or the reason why there is none."""
 
     predicted: float | None
     reason: str | None = None
@@ -23,7 +23,7 @@ class RowPrediction:
 
 @dataclass(frozen=True)
 class CheckedRow:
-    """A prediction beside what was measured; `error` = |predicted - measured| / measured."""
+    """Prediction and measurement of a row; `error` = |predicted - measured| / measured."""
 
     predicted: float | None
     measured: float | None
@@ -33,13 +33,13 @@ class CheckedRow:
 
 @dataclass(frozen=True)
 class Checked:
-    """All rows of a file, and the errors of those that were predicted and measured."""
+    """All rows of a file, and the errors of rows both predicted and measured."""
 
     rows: tuple[CheckedRow, ...]
 
     @property
     def errors(self) -> list[float]:
-        """Relative errors, of rows that have one."""
+        """Relative errors of the rows that have one."""
         return [row.error for row in self.rows if row.error is not None]
 
     def percentile(self, percent: float) -> float | None:
@@ -47,7 +47,7 @@ class Checked:
         return float(np.percentile(self.errors, percent)) if self.errors else None
 
 
-def whole_number(row: Row, column: str) -> int:
+def whole_number(row: PublishedRow, column: str) -> int:
     """At least 1; `8.0` is one too. Raises ValueError that names the column."""
     text = (row.get(column) or "").strip()
     if not text:
@@ -58,7 +58,7 @@ def whole_number(row: Row, column: str) -> int:
     return int(number)
 
 
-def measured_figure(row: Row, column: str) -> float | None:
+def measured_figure(row: PublishedRow, column: str) -> float | None:
     """What was measured; None where nothing is written, or anything but a number over 0 (`OOM`)."""
     number = _number(row.get(column) or "")
     return number if number is not None and number > 0 else None
@@ -72,7 +72,7 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def checked(rows: Sequence[Row], predictions: Sequence[RowPrediction], column: str) -> Checked:
+def checked(rows: Sequence[PublishedRow], predictions: Sequence[RowPrediction], column: str) -> Checked:
     """Hold predictions against `column` of the rows; it may be absent, empty or no number."""
     found = []
     for row, prediction in zip(rows, predictions, strict=True):

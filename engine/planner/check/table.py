@@ -1,12 +1,12 @@
-"""Files of measured rows: read strictly, told apart by their columns, predicted, and held against what was measured.
+"""Read files of measured rows, identify them by their columns, predict the rows and compare with the measurements.
 
     checked = check_files(Path("B.csv"), Path("A.csv"))     # predicts B's rows from constants and A's rows
     checked.kind.title, checked.result.percentile(50)
 
-Measured columns are taken out of a file's rows before a prediction is asked for, so that none can be read; of A
-they are read. A cell that cannot be read costs its row and no other: a row of B has a reason instead of a prediction,
-or nothing that it is held against; a row of A is left out; `notes` names them. A file of the wrong shape is refused
-with a ValueError that names it and what would have worked.
+Measured columns are removed from B's rows before prediction, so that they cannot be read; A's are read. An invalid cell
+affects its row only: a row of B gets a reason instead of a prediction, or has no measurement to compare with; a row of
+A is left out. `notes` lists them. A file with the wrong columns raises ValueError naming the file and the expected
+columns.
 """
 
 import csv
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from engine.planner.check.rows import Checked, Row, RowPrediction, checked, measured_figure, whole_number
+from engine.planner.check.rows import Checked, PublishedRow, RowPrediction, checked, measured_figure, whole_number
 
-Predictor = Callable[[Sequence[Row], Sequence[Row]], list[RowPrediction]]
+RowPredictor = Callable[[Sequence[PublishedRow], Sequence[PublishedRow]], list[RowPrediction]]
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a kind of file is known by.
+    """Columns of a file kind.
 
-    telling: columns that only this kind has. required: without which no row can be predicted. numbers: of the
-    required ones, those that hold a number. optional: known, not needed. measured: the first is the one predicted.
-    shown: columns that name a row in a table, words first.
+    telling: columns that only this kind has. required: columns needed for a prediction. numbers: required columns that
+    hold a number. optional: known but not needed. measured: the first is the one predicted.
+    shown: columns that identify a row in a table, words first.
     """
 
     title: str
@@ -39,14 +39,14 @@ class FileKind:
     shown: tuple[str, ...]
 
     @property
-    def predictor(self) -> Predictor:
-        """The `predict` of the kind's module."""
-        found: Predictor = import_module(self.module).predict
+    def predictor(self) -> RowPredictor:
+        """The `predict` function of the kind's module."""
+        found: RowPredictor = import_module(self.module).predict
         return found
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All that are known."""
+        """All known columns."""
         return (*self.required, *self.optional, *self.measured)
 
 
@@ -91,22 +91,22 @@ KINDS = (
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """A file's rows without their measured columns, and the predictions held against those."""
+    """Rows of a file without their measured columns, and predictions compared with the measurements."""
 
     kind: FileKind
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     result: Checked
-    ignored: tuple[str, ...]  # columns that are not known
-    in_fit: int  # rows that the fit file has too
-    notes: tuple[str, ...]  # cells that could not be read
+    ignored: tuple[str, ...]  # unknown columns
+    in_fit: int  # rows that the fit file contains too
+    notes: tuple[str, ...]  # invalid cells
 
 
 def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
     """Predict every row of one file from constants and, where it is given, the rows of another of the same kind."""
-    rows, kind, ignored = read_rows(predict)
-    fit_rows: list[Row] = []
+    rows, kind, ignored = read_published_rows(predict)
+    fit_rows: list[PublishedRow] = []
     if fit is not None:
-        fit_rows, fit_kind, _ = read_rows(fit)
+        fit_rows, fit_kind, _ = read_published_rows(fit)
         if fit_kind is not kind:
             raise ValueError(f"{fit}: rows of {fit_kind.title}, but {predict} has rows of {kind.title}; give one kind")
         if kind.measured[0] not in fit_rows[0]:
@@ -123,7 +123,7 @@ def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
     )
 
 
-def read_rows(path: Path) -> tuple[list[Row], FileKind, tuple[str, ...]]:
+def read_published_rows(path: Path) -> tuple[list[PublishedRow], FileKind, tuple[str, ...]]:
     """A CSV file's rows, their kind, and the names of columns that are not known."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -166,7 +166,7 @@ def _known_kinds() -> str:
     return f"known kinds of file and the columns that they need: {listed}"
 
 
-def _unmeasured(path: Path, rows: Sequence[Row], kind: FileKind) -> list[str]:
+def _unmeasured(path: Path, rows: Sequence[PublishedRow], kind: FileKind) -> list[str]:
     """Notes of measured cells that are no figure, such as `OOM`: those rows count as not measured."""
     column = kind.measured[0]
     return [
@@ -176,10 +176,10 @@ def _unmeasured(path: Path, rows: Sequence[Row], kind: FileKind) -> list[str]:
     ]
 
 
-def _readable(path: Path | None, rows: Sequence[Row], kind: FileKind) -> tuple[list[Row], list[str]]:
+def _readable(path: Path | None, rows: Sequence[PublishedRow], kind: FileKind) -> tuple[list[PublishedRow], list[str]]:
     """Rows that something can be learnt from, and notes of those that are left out for a cell that is no number.
 
-    Rows with an empty field are left out without a note: nothing is wrong with them.
+    Rows with an empty field are left out without a note.
     """
     readable, notes = [], []
     for count, row in enumerate(rows, 1):
@@ -198,7 +198,7 @@ def _readable(path: Path | None, rows: Sequence[Row], kind: FileKind) -> tuple[l
     return readable, notes
 
 
-def _in_both(rows: Sequence[Row], fit: Sequence[Row], kind: FileKind) -> int:
+def _in_both(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow], kind: FileKind) -> int:
     """How many rows the fit file has too, by the columns that both files have."""
     if not fit:
         return 0
@@ -208,18 +208,18 @@ def _in_both(rows: Sequence[Row], fit: Sequence[Row], kind: FileKind) -> int:
 
 
 def _plain(text: str) -> str | float:
-    """`8` and `8.0` are the same, `True` and `true` too."""
+    """Normalise a value: `8` equals `8.0`, `True` equals `true`."""
     try:
         return float(text)
     except ValueError:
         return text.lower()
 
 
-def _without_measured(row: Row, kind: FileKind) -> Row:
+def _without_measured(row: PublishedRow, kind: FileKind) -> PublishedRow:
     return {name: value for name, value in row.items() if name not in kind.measured}
 
 
-def _predictions(kind: FileKind, rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
+def _predictions(kind: FileKind, rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[RowPrediction]:
     """Rows that lack a required field are not asked for."""
     empty = [next((name for name in kind.required if not row[name]), None) for row in rows]
     whole = [row for row, name in zip(rows, empty, strict=True) if name is None]

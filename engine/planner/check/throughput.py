@@ -1,26 +1,26 @@
-"""Predicted tokens/s for rows of training throughput, from hardware constants and the rows of a file that may be read.
+"""Predict training tokens/s from hardware constants and, optionally, from the rows of a fit file.
 
     predictions = predict(rows, fit=[])      # priors of the hardware alone
-    predictions = predict(rows, fit)         # and what `fit` teaches: `engine.planner.timing.fitting`
+    predictions = predict(rows, fit)         # and fitted to `fit`: `engine.planner.timing.fitting`
 
 Rows have model, sequence_length, num_gpus, gpu, micro_batch_size, and may have gradient_accumulation_steps,
-global_batch_size, precision, sharding, activation_checkpointing. Of `rows` no measured column is ever looked at
-(tokens_per_second, tokens_per_second_per_gpu, mfu_percent, hfu_percent); of `fit` only tokens_per_second.
+global_batch_size, precision, sharding, activation_checkpointing. Measured columns of `rows` are never read
+(tokens_per_second, tokens_per_second_per_gpu, mfu_percent, hfu_percent); of `fit` only tokens_per_second is.
 
-Assumed, for the rows do not say: nodes of 8 GPUs; one 200 Gbit/s port a GPU between A100 nodes (the 1600 Gbit/s RoCE a
-node of the source) and one of 400 Gbit/s between H100 nodes (as in NVIDIA's DGX H100); FlashAttention; FSDP's mixed
-precision in 16 bits.
+Assumptions, because the rows lack these values: nodes of 8 GPUs; one 200 Gbit/s port a GPU between A100 nodes (the 1600
+Gbit/s RoCE a node of the source) and one of 400 Gbit/s between H100 nodes (as in NVIDIA's DGX H100); FlashAttention;
+FSDP's mixed precision in 16 bits.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from configs.cell import Layout
-from configs.hardware import Link, Machine
-from configs.hardware_catalog import accelerator
+from configs.common.execution import Layout
+from configs.hardware.catalog import accelerator
+from configs.hardware.hardware import Link, Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import Row, RowPrediction, measured_figure, whole_number
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
 from engine.planner.setup import Checkpointing, Precision, TrainingSetup
 from engine.planner.timing.fitting import Calibrated, calibrate
 
@@ -53,22 +53,22 @@ _TRUTHS: dict[str, Checkpointing] = {
 
 @dataclass(frozen=True)
 class _Understood:
-    """A row as a setup; group: its model, whose rows are left out together when the correction is chosen."""
+    """A row as a setup; group: its model, whose rows are left out together in cross-validation of the correction."""
 
     setup: TrainingSetup
     group: str
 
 
-def predict(rows: Sequence[Row], fit: Sequence[Row]) -> list[RowPrediction]:
+def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[RowPrediction]:
     """One prediction of tokens_per_second a row; None with a reason for what is not known.
 
-    Rows of `fit` without a measured figure, or that are not understood, teach nothing.
+    Rows of `fit` without a measured figure, or with unknown values, are ignored.
     """
     calibrated = calibrated_on(fit)
     return [_predicted(row, calibrated) for row in rows]
 
 
-def calibrated_on(fit: Sequence[Row]) -> Calibrated:
+def calibrated_on(fit: Sequence[PublishedRow]) -> Calibrated:
     """What measured rows teach."""
     known: list[_Understood] = []
     measured: list[float] = []
@@ -84,7 +84,7 @@ def calibrated_on(fit: Sequence[Row]) -> Calibrated:
     return calibrate([each.setup for each in known], measured, [each.group for each in known])
 
 
-def setup_of(row: Row) -> TrainingSetup:
+def setup_of(row: PublishedRow) -> TrainingSetup:
     """What a row describes. Raises ValueError that names the column that is missing or not known."""
     length = whole_number(row, "sequence_length")
     architecture = find_model(_text(row, "model")).with_positions(length)  # tables are made for the run
@@ -105,7 +105,7 @@ def setup_of(row: Row) -> TrainingSetup:
     )
 
 
-def _predicted(row: Row, calibrated: Calibrated) -> RowPrediction:
+def _predicted(row: PublishedRow, calibrated: Calibrated) -> RowPrediction:
     try:
         return RowPrediction(calibrated.tokens_per_second(setup_of(row)))
     except ValueError as error:
@@ -121,7 +121,7 @@ def _machine(gpu: str) -> Machine:
     )
 
 
-def _accumulation(row: Row, sequences: int) -> int:
+def _accumulation(row: PublishedRow, sequences: int) -> int:
     """Stated, or what the global batch is made of."""
     if (row.get("gradient_accumulation_steps") or "").strip():
         return whole_number(row, "gradient_accumulation_steps")
@@ -130,14 +130,14 @@ def _accumulation(row: Row, sequences: int) -> int:
     return 1
 
 
-def _text(row: Row, column: str) -> str:
+def _text(row: PublishedRow, column: str) -> str:
     text = (row.get(column) or "").strip()
     if not text:
         raise ValueError(f"{column}: missing or empty")
     return text
 
 
-def _choice(row: Row, column: str, choices: dict[str, T], default: str) -> T:
+def _choice(row: PublishedRow, column: str, choices: dict[str, T], default: str) -> T:
     text = (row.get(column) or "").strip() or default
     for name, value in choices.items():
         if name.lower() == text.lower():

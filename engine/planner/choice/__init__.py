@@ -1,1 +1,1 @@
-"""Which configuration: enumerated, predicted, ranked, and written down for the launchers."""
+"""Choice of a configuration: enumeration, prediction, ranking, and launcher files."""

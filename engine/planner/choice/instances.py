@@ -1,34 +1,38 @@
-"""Which instance does a task: the cheapest a token that fits and meets the speed, and what else could.
+"""Choose an instance for a task: the cheapest a token that fits and reaches the speed, with its alternatives.
 
     options = options_on(wish, catalog(), Among(kinds=("cuda",)))
     options.best, options.answer()
 
-Instances that differ in host memory alone predict the same, so of those the cheapest that fits stands for the others.
-Without a known price an instance is not ranked among the priced ones, but after them.
+Instances that differ only in host memory have the same prediction; the cheapest that fits represents them. Instances
+without a known price rank after those with one.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.hardware import AcceleratorKind, Machine
-from configs.hardware_catalog import HardwareCatalog
-from configs.prices import Market, Price
+from configs.hardware.catalog import HardwareCatalog
+from configs.hardware.hardware import AcceleratorKind, Machine
+from configs.hardware.prices import Market, Price
 from engine.planner.architecture import Architecture
-from engine.planner.choice.described import GB, framework_of, inference_dict, short, title, training_dict
+from engine.planner.choice.descriptions import GB, framework_of, inference_dict, short, title, training_dict
 from engine.planner.choice.machines import inference_format, instance_price, training_precision
-from engine.planner.choice.search import LAUNCHABLE, Candidate, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, ranked, within
 from engine.planner.results import GenerationTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
 from engine.planner.timing.constants import Constants
 
 READING_SECONDS = 0.2
-"""A token, for a reader: 250 words a minute (M. Brysbaert, J. Memory and Language 109, 2019: 238) are 5 tokens/s."""
+"""Seconds per token at reading speed: 250 words a minute (M. Brysbaert, J. Memory and Language 109, 2019: 238) are 5
+tokens/s.
+"""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A task. counts: devices to try, the first that fits is taken; batch_size: of a GPU, or at once for inference."""
+    """A task. counts: device counts to try, the first that fits is taken; batch_size: per GPU, or in total for
+    inference.
+    """
 
     architecture: Architecture
     training: bool
@@ -45,34 +49,34 @@ class Wish:
 
 @dataclass(frozen=True)
 class Option:
-    """An instance, so many devices of it, and the fastest setup there; `why_not` where there is none."""
+    """An instance, a device count, and the fastest setup there; `why_not` if there is none."""
 
     machine: Machine
     count: int
-    candidate: Candidate | None
+    candidate: EvaluatedSetup | None
     price: Price | None
     too_slow: str | None = None
     why_not: str | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether any setup does."""
+        """Whether any setup fits."""
         return self.candidate is not None and self.candidate.fits
 
     @property
     def nodes(self) -> int:
-        """Instances that so many devices take."""
+        """Instances needed for this many devices."""
         return -(-self.count // self.machine.accelerators)
 
     @property
     def order(self) -> tuple[bool, bool, bool, float]:
-        """Fits, meets the speed, has a price; then dollars a token, or the speed where there is no price."""
+        """Sort key: fits, reaches the speed, has a price; then dollars a token, or the speed without a price."""
         tokens = (self.candidate and self.candidate.tokens_per_second) or 0.0
         usd = self.candidate.usd_per_million_tokens if self.candidate else None
         return not self.fits, self.too_slow is not None, usd is None, -tokens if usd is None else usd
 
     def as_dict(self) -> dict[str, Any]:
-        """The row of this option."""
+        """Return the table row of this option."""
         described: dict[str, Any] = {"title": None, "fits": False}
         if self.candidate is not None:
             training = isinstance(self.candidate.setup, TrainingSetup)
@@ -95,27 +99,27 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Options:
+class InstanceOptions:
     """All options, the best first."""
 
     ordered: tuple[Option, ...]
 
     @property
     def best(self) -> Option | None:
-        """None where nothing both fits and meets the speed."""
+        """The best option; None if no option both fits and reaches the speed."""
         first = self.ordered[0] if self.ordered else None
         return first if first is not None and first.fits and first.too_slow is None else None
 
     @property
     def any_gpu(self) -> bool:
-        """Whether a GPU does it; true as well where none was looked at."""
+        """Whether a GPU option is feasible; also true if no GPU was considered."""
         gpus = [option for option in self.ordered if option.machine.accelerator.kind != "cpu"]
         return not gpus or any(option.fits for option in gpus)
 
     def answer(self) -> dict[str, Any]:
-        """`primary_recommendation` and what belongs to it."""
+        """Return `primary_recommendation` and the related keys."""
         usable = [option for option in self.ordered if option.fits and option.too_slow is None]
-        # CPUs of one family are one choice, however many cores.
+        # CPUs of one family count as one choice, regardless of cores.
         families = {_family(option): option.machine.accelerator.name for option in reversed(usable)}
         names = list(dict.fromkeys(families[_family(option)] for option in usable))
         best = self.best
@@ -140,7 +144,7 @@ class Options:
         }
 
     def explanation(self) -> str:
-        """A sentence: what, at what speed and price, and what comes next."""
+        """Return a sentence with the choice, its speed and price, and the runner-up."""
         best = self.best
         if best is None or best.candidate is None:
             return self._nothing()
@@ -171,14 +175,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Among:
-    """Which instances are looked at. providers as in `aws/p5.48xlarge`, accelerators by name; None: all."""
+    """Filter for instances. providers as in `aws/p5.48xlarge`, accelerators by name; None: all."""
 
     providers: tuple[str, ...] | None = None
     kinds: tuple[AcceleratorKind, ...] = ("cuda", "rocm", "cpu")
     accelerators: frozenset[str] | None = None
 
     def has(self, machine: Machine) -> bool:
-        """Whether this one is."""
+        """Return whether an instance passes the filter."""
         named = self.accelerators is None or machine.accelerator.name in self.accelerators
         offered = self.providers is None or machine.name.split("/")[0] in self.providers
         return offered and machine.accelerator.kind in self.kinds and named
@@ -186,11 +190,11 @@ class Among:
 
 def searched(
     wish: Wish, hardware: HardwareCatalog, among: Among, widen: bool = False, constants: Constants | None = None
-) -> tuple[Options, list[str]]:
-    """Options, and remarks on what was assumed.
+) -> tuple[InstanceOptions, list[str]]:
+    """Search options; also return remarks on assumptions.
 
-    widen: where no single GPU holds the model, several are tried. Who names no speed for generation wants to read
-    along, if anything can do that.
+    widen: try several GPUs if no single one holds the model. If no generation speed is given, reading speed is
+    required, provided that any option reaches it.
     """
     notes = []
     if wish.max_memory_bytes is not None:
@@ -211,8 +215,10 @@ def searched(
     return options, notes
 
 
-def options_on(wish: Wish, hardware: HardwareCatalog, among: Among, constants: Constants | None = None) -> Options:
-    """Every group of like instances, each with the fewest devices that fit."""
+def options_on(
+    wish: Wish, hardware: HardwareCatalog, among: Among, constants: Constants | None = None
+) -> InstanceOptions:
+    """Return one option per group of similar instances, each with the fewest devices that fit."""
     groups: dict[tuple[object, ...], list[tuple[Machine, Price | None]]] = {}
     for name, machine in hardware.instances().items():
         if among.has(machine):
@@ -224,15 +230,15 @@ def options_on(wish: Wish, hardware: HardwareCatalog, among: Among, constants: C
     for key, members in groups.items():
         count, group = int(str(key[0])), key[1:]
         if group in best and best[group].fits:
-            continue  # fewer devices do it
+            continue  # fewer devices suffice
         option = _option(wish, members, count, constants)
         if group not in best or option.fits or _lacking(option) < _lacking(best[group]):
             best[group] = option
-    return Options(tuple(sorted(best.values(), key=lambda option: option.order)))
+    return InstanceOptions(tuple(sorted(best.values(), key=lambda option: option.order)))
 
 
 def _alike(machine: Machine, count: int) -> tuple[object, ...]:
-    """What the prediction depends on besides the host's memory."""
+    """Return the properties that determine the prediction, except host memory."""
     alone = count <= machine.accelerators
     device, link = machine.accelerator, machine.neighbour
     inside = link.name if link and min(count, machine.accelerators) > 1 else None
@@ -242,7 +248,7 @@ def _alike(machine: Machine, count: int) -> tuple[object, ...]:
 
 
 def _option(wish: Wish, members: list[tuple[Machine, Price | None]], count: int, constants: Constants | None) -> Option:
-    """The cheapest member that fits; of members that all do not, the one with the most host memory."""
+    """Return the cheapest member that fits; if none fits, the one with the most host memory."""
     tried: list[Option] = []
     members = sorted(members, key=lambda m: (m[1] is None, m[1].usd_per_hour if m[1] else 0.0))
     for machine, price in members:
@@ -267,20 +273,20 @@ def _evaluated(wish: Wish, machine: Machine, price: Price | None, count: int, co
     try:
         candidate = ranked(setup, count, batch, within(LAUNCHABLE if wish.training else None, wish.max_memory_bytes),
                            constants)[0]  # fmt: skip
-    except ValueError as error:  # no link that joins so many, or no layout
+    except ValueError as error:  # no link for this many devices, or no layout
         return Option(machine, count, None, price, why_not=str(error))
     return Option(machine, count, candidate, price, _too_slow(wish, candidate))
 
 
 def inference_base(architecture: Architecture, machine: Machine, prompt_tokens: int, new_tokens: int) -> InferenceSetup:
-    """What is to be laid out: weights and products in the device's best format of 16 bits."""
+    """Return the base setup: weights and products in the device's best 16-bit format."""
     form = inference_format(machine.accelerator)
     return InferenceSetup(
         architecture, machine, prompt_tokens=prompt_tokens, new_tokens=new_tokens, weights=form, compute=form
     )
 
 
-def _too_slow(wish: Wish, candidate: Candidate) -> str | None:
+def _too_slow(wish: Wish, candidate: EvaluatedSetup) -> str | None:
     tokens, least, most = candidate.tokens_per_second, wish.min_tokens_per_second, wish.max_seconds_per_token
     if tokens is not None and least is not None and tokens < least:
         return f"is predicted to reach {tokens:,.0f} tokens/s of {least:,.0f}"
@@ -296,14 +302,14 @@ def _family(option: Option) -> str:
 
 
 def _lacking(option: Option) -> float:
-    """Memory that is needed over what is there."""
+    """Return the missing bytes of memory."""
     if option.candidate is None:
         return float("inf")
     return option.candidate.memory.total / option.machine.accelerator.memory_bytes
 
 
 def counts(distributed: bool, gpu_count: int | None, max_gpus: int | None) -> tuple[int, ...]:
-    """Devices to try: those named, else one, else 1, 2, 4 ... up to the most (8 where none is said)."""
+    """Return the device counts to try: those named, else one, else 1, 2, 4 ... up to the maximum (8 by default)."""
     if gpu_count is not None:
         return (gpu_count,)
     return tuple(_powers(max_gpus or 8)) if distributed or max_gpus else (1,)

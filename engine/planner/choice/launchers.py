@@ -1,4 +1,4 @@
-"""Ready files for what starts training: torchrun, DeepSpeed, Accelerate, Hugging Face's Trainer.
+"""Write launcher files for torchrun, DeepSpeed, Accelerate, Hugging Face's Trainer.
 
     written = launcher_files(setup)                 # of a TrainingSetup
     written.files["deepspeed.json"]                 # name -> text
@@ -8,8 +8,8 @@
     sh accelerate.sh train.py
     TrainingArguments(output_dir="out", **json.load(open("training_arguments.json")))
 
-A layout says nothing of learning rates: those come from `recipe`, whose defaults are those of a study's training
-workload. Every file states gradient clipping, since DeepSpeed clips at 1.0 where nothing is said.
+Learning rates come from `recipe`, whose defaults are those of a study's training workload. Every file states gradient
+clipping, because DeepSpeed clips at 1.0 by default.
 """
 
 import json
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from configs.training import TrainWorkload
+from configs.workloads.train import TrainWorkload
 from engine.planner.setup import TrainingSetup
 
 FILES = frozenset(
@@ -30,22 +30,22 @@ FILES = frozenset(
         "training_arguments.json",
     }
 )
-"""All names that `launcher_files` may give."""
+"""All file names that `launcher_files` may return."""
 NVME_PATH = "/local_nvme"
-"""Where DeepSpeed's documentation mounts a drive in its examples; to be edited for a machine that has it elsewhere."""
+"""Mount point of a drive in DeepSpeed's documentation; edit it for other machines."""
 _ADAM_BETAS, _ADAM_EPS = (0.9, 0.999), 1e-8
 
 
 @dataclass(frozen=True)
 class LauncherFiles:
-    """File names with their text, and the launchers that cannot do this setup with their reasons."""
+    """File names and contents, and the launchers that cannot express this setup with their reasons."""
 
     files: dict[str, str]
     left_out: dict[str, str]
 
 
 def launcher_files(setup: TrainingSetup, recipe: TrainWorkload | None = None) -> LauncherFiles:
-    """All files that start this setup. Raises ValueError where its ranks do not fill its nodes equally."""
+    """Return all files that start this setup. Raises ValueError if its ranks do not fill its nodes equally."""
     recipe = recipe or TrainWorkload()
     files = {"torchrun.sh": torchrun_command(setup)}
     left_out: dict[str, str] = {}
@@ -66,7 +66,7 @@ def launcher_files(setup: TrainingSetup, recipe: TrainWorkload | None = None) ->
 
 
 def nodes_of(setup: TrainingSetup) -> tuple[int, int]:
-    """Nodes, and ranks on each. Raises ValueError where the ranks cannot be shared out equally."""
+    """Return the number of nodes, and of ranks on each. Raises ValueError if ranks cannot be divided equally."""
     ranks, most = setup.layout.ranks, setup.machine.accelerators
     nodes = -(-ranks // most)
     if ranks % nodes:
@@ -75,7 +75,7 @@ def nodes_of(setup: TrainingSetup) -> tuple[int, int]:
 
 
 def torchrun_command(setup: TrainingSetup) -> str:
-    """A shell script that starts the ranks of one node; its arguments are the training script and its own."""
+    """Return a shell script that starts the ranks of one node; its arguments are the training script and its own."""
     nodes, each = nodes_of(setup)
     lines = ["#!/bin/sh"]
     if nodes == 1:
@@ -97,14 +97,14 @@ def torchrun_command(setup: TrainingSetup) -> str:
             '--master-port "${MASTER_PORT:-29500}"',
         ]
     if _on_cpu(setup):
-        # DeepSpeed on CPUs crashes under torchrun where this is not set.
+        # Without this, DeepSpeed on CPUs crashes under torchrun.
         lines.append(f"export LOCAL_SIZE={each}")
     command = " ".join(["exec torchrun", *where, f"--nproc-per-node {each}"])
     return "\n".join([*lines, f'{command} "$@"', ""])
 
 
 def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
-    """What a plain PyTorch script is to do, under torch's own names, so that it can pass values on as they are.
+    """Return the settings for a plain PyTorch script under torch's names, so that values can be passed on unchanged.
 
     Raises ValueError for DeepSpeed's strategies.
     """
@@ -112,7 +112,7 @@ def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any
     if strategy.startswith("zero"):
         raise ValueError(f"{_title(setup)} is DeepSpeed's; its settings are in deepspeed.json, torchrun.sh starts it")
     half = sixteen_bit(setup)
-    # Nulls would only have to be tested for: what is not used is not named.
+    # Unused settings are left out, so that scripts need no test for null.
     settings: dict[str, Any] = {
         "backend": "gloo" if _on_cpu(setup) else "nccl",
         "mesh": {"dp": setup.layout.dp, "tp": setup.layout.tp, "pp": setup.layout.pp},
@@ -135,7 +135,7 @@ def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any
             settings["CPUOffloadPolicy"] = {"pin_memory": True}
     else:
         if strategy == "ddp":
-            # Gradients live in the buckets that are reduced, instead of beside them.
+            # Gradients are views of the reduction buckets instead of separate tensors.
             settings["DistributedDataParallel"] = {"gradient_as_bucket_view": True}
         if half:
             settings["autocast"] = {"dtype": half}
@@ -143,7 +143,7 @@ def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any
 
 
 def deepspeed_config(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
-    """A DeepSpeed configuration. Raises ValueError for what DeepSpeed calls otherwise or its file cannot say."""
+    """Return a DeepSpeed configuration. Raises ValueError for settings that DeepSpeed cannot express."""
     _plain_layout(setup, "DeepSpeed")
     _whole_checkpointing(setup, "DeepSpeed")
     if setup.layout.strategy == "fsdp":
@@ -166,7 +166,7 @@ def deepspeed_config(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, A
                 "betas": list(_ADAM_BETAS),
                 "eps": _ADAM_EPS,
                 "weight_decay": recipe.weight_decay,
-                # On a CPU its own AdamW would have to be compiled first, for nothing.
+                # On a CPU, DeepSpeed's AdamW would have to be compiled first, without benefit.
                 **({"torch_adam": True} if _on_cpu(setup) else {}),
             },
         }
@@ -174,7 +174,7 @@ def deepspeed_config(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, A
 
 
 def zero_section(setup: TrainingSetup) -> dict[str, Any]:
-    """DeepSpeed's `zero_optimization`: the stage, and what is offloaded where.
+    """Return DeepSpeed's `zero_optimization`: the stage and the offload targets.
 
     Stages 1 and 2 offload optimizer states only (DeepSpeed offloads parameters in stage 3 alone).
     """
@@ -188,7 +188,7 @@ def zero_section(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def zero_stage(setup: TrainingSetup) -> int:
-    """1, 2 or 3; 0 where DeepSpeed shards nothing."""
+    """Return 1, 2 or 3; 0 without DeepSpeed sharding."""
     return int(setup.layout.strategy[-1]) if setup.layout.strategy.startswith("zero") else 0
 
 
@@ -199,10 +199,10 @@ def _offload(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def accelerate_config(setup: TrainingSetup) -> dict[str, Any]:
-    """A file for `accelerate launch --config_file`, which reads JSON by its ending.
+    """Return a file for `accelerate launch --config_file`, which detects JSON by the file extension.
 
-    Accumulation is no key of it outside DeepSpeed; `accelerate.sh` passes it on. Raises ValueError for what
-    Accelerate's file cannot say.
+    It has no key for accumulation outside DeepSpeed; `accelerate.sh` passes it. Raises ValueError for settings that
+    Accelerate's file cannot express.
     """
     _plain_layout(setup, "Accelerate")
     _whole_checkpointing(setup, "Accelerate")
@@ -219,7 +219,7 @@ def accelerate_config(setup: TrainingSetup) -> dict[str, Any]:
     }
     if strategy.startswith("zero"):
         config["distributed_type"] = "DEEPSPEED"
-        del config["mixed_precision"]  # deepspeed.json says it, and Accelerate refuses to be told twice
+        del config["mixed_precision"]  # set in deepspeed.json; Accelerate rejects a second setting
         config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
         if nodes > 1:
             config["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
@@ -235,13 +235,13 @@ def accelerate_config(setup: TrainingSetup) -> dict[str, Any]:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     else:
-        # MULTI_CPU would start one process only and wait for MPI to start the others.
+        # MULTI_CPU would start one process only and expect MPI to start the others.
         config["distributed_type"] = "MULTI_GPU" if setup.layout.ranks > 1 else "NO"
     return config
 
 
 def accelerate_command(setup: TrainingSetup) -> str:
-    """A shell script around `accelerate launch`, for what its file has no key for: accumulation, where files lie."""
+    """Return a shell script around `accelerate launch` for settings without a key in its file."""
     nodes, _ = nodes_of(setup)
     lines = ["#!/bin/sh", "# sh accelerate.sh train.py [ARGUMENTS]", "set -eu", 'here=$(dirname "$0")']
     options = ""
@@ -262,9 +262,9 @@ def accelerate_command(setup: TrainingSetup) -> str:
 
 
 def training_arguments(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
-    """Keyword arguments of transformers' TrainingArguments; the caller adds `output_dir` and how long to train.
+    """Return keyword arguments of transformers' TrainingArguments; the caller adds `output_dir` and the duration.
 
-    Raises ValueError for what they cannot say.
+    Raises ValueError for settings that they cannot express.
     """
     _plain_layout(setup, "Trainer")
     _whole_checkpointing(setup, "Trainer")
@@ -306,7 +306,7 @@ def _on_cpu(setup: TrainingSetup) -> bool:
 
 
 def sixteen_bit(setup: TrainingSetup) -> str | None:
-    """torch's name of the 16-bit format in use; None for float32. Devices without bfloat16 get float16."""
+    """Return torch's name of the 16-bit format in use; None for float32. Devices without bfloat16 get float16."""
     if setup.precision == "float32":
         return None
     if setup.precision == "float16_mixed" or "bfloat16" not in setup.machine.accelerator.peak_flops:

@@ -1,29 +1,29 @@
-"""From "four H100" or "whatever is cheapest" to a machine of the catalog, with what an hour of it costs.
+"""Resolve hardware requests ("four H100", "the cheapest") to a machine of the catalog with its price per hour.
 
 machine_for(accelerator("h100-80gb"), gpu_count=4)      # the cheapest instance that has them, else a plain node
-priced(machine, "spot", catalog())                      # the same at the spot price; None where none is known
+priced(machine, "spot", catalog())                      # the same at the spot price; None if unknown
 """
 
 from typing import Literal
 
-from configs.hardware import Accelerator, Machine
-from configs.hardware_catalog import HOME_REGIONS, HardwareCatalog
-from configs.prices import Market, Price, target_prices
-from configs.target import LocalTarget
+from configs.hardware.catalog import HOME_REGIONS, HardwareCatalog
+from configs.hardware.hardware import Accelerator, Machine
+from configs.hardware.prices import Market, Price, target_prices
+from configs.spec.target import LocalTarget
 from engine.planner.setup import Precision
 
 DEFAULT_ACCELERATOR = "h100-80gb"
-"""Assumed, and said to be assumed, where no hardware is named."""
+"""Assumed, and reported as an assumption, if no hardware is named."""
 _PLAIN_NODE = 8
 
 
 def machine_for(
     accelerator: Accelerator, gpu_count: int, catalog: HardwareCatalog, market: Market = "on_demand"
 ) -> Machine:
-    """The instance of this accelerator that holds so many in the fewest nodes, and of those the cheapest.
+    """Return the instance with this accelerator that needs the fewest nodes, then the cheapest.
 
-    Those without a known price come after those with one. No instance at all: a node of eight without a network,
-    which no price is known of.
+    Instances without a known price come after those with one. Without any instance: a node of eight without a network
+    and without a price.
     """
     found = [
         priced(machine, market, catalog)
@@ -42,9 +42,9 @@ def machine_for(
 
 
 def priced(machine: Machine, market: Market, catalog: HardwareCatalog, region: str | None = None) -> Machine:
-    """A machine of the catalog at its price on a market; without a price where none is known there.
+    """Return a catalog machine at its price on a market; without a price if none is known there.
 
-    On demand it has its price already, the user's own rate among them.
+    Its on-demand price is already set, including the user's own rate.
     """
     if market == "on_demand" and region is None:
         return machine
@@ -53,7 +53,7 @@ def priced(machine: Machine, market: Market, catalog: HardwareCatalog, region: s
 
 
 def instance_price(name: str, market: Market, catalog: HardwareCatalog, region: str | None = None) -> Price | None:
-    """What an hour costs on a market, in a region (none named: the provider's home region). None: not known there."""
+    """Return the price per hour on a market, in a region (default: the provider's home region). None: unknown."""
     place = region or HOME_REGIONS.get(name.split("/")[0])
     target = LocalTarget(machine=f"{name}/{place}" if place else name)
     prices = target_prices(target, catalog=[offer for _, offer in catalog.offers()])
@@ -62,12 +62,12 @@ def instance_price(name: str, market: Market, catalog: HardwareCatalog, region: 
 
 
 def training_precision(accelerator: Accelerator) -> Precision:
-    """16-bit where the device gains by it: a GPU always; a CPU where its bfloat16 is faster than its float32."""
+    """Return 16-bit precision if it is faster: always on a GPU; on a CPU if bfloat16 is faster than float32."""
     return "bfloat16_mixed" if _gains(accelerator) else "float32"
 
 
 def inference_format(accelerator: Accelerator) -> Literal["float32", "bfloat16", "float16"]:
-    """The format of weights: bfloat16, float16 where the device has no bfloat16, float32 on a CPU that has neither."""
+    """Return the weight format: bfloat16, else float16, else float32 on a CPU that supports neither."""
     if not _gains(accelerator):
         return "float32"
     return "bfloat16" if "bfloat16" in accelerator.peak_flops else "float16"

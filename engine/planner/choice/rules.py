@@ -1,10 +1,10 @@
-"""A common table of rules of thumb for the strategy, so that its choice can be printed beside the planner's own.
+"""A common rule-of-thumb table for the strategy, printed for comparison with the planner's choice.
 
     rule = rule_of_thumb(parameters=6.7e9, gpu_count=4)
     rule.words                      # "FSDP"
     rule.setup(base, 4)             # the same choice as a TrainingSetup, to be predicted like any other
 
-The table knows only the model's size and the number of GPUs:
+The table uses only the model's size and the number of GPUs:
 
 | parameters | GPUs | choice |
 | --- | --- | --- |
@@ -17,7 +17,7 @@ The table knows only the model's size and the number of GPUs:
 | | 5 to 8 | ZeRO-3 |
 | | 9 and more | ZeRO-3 with ZeRO-Infinity (NVMe offloading) |
 
-As it is handed down its rows overlap ("1-4" and "4+", "4-8" and "8+") and leave 3 GPUs out. Decided here: a count
+The usual form of the table has overlapping rows ("1-4" and "4+", "4-8" and "8+") and leaves 3 GPUs out. Here a count
 that two rows name belongs to the row of fewer GPUs, 3 GPUs of a medium model go with the next row (the one before ends
 at 2), and sizes are half open, so that exactly 1 billion is medium and exactly 10 billion large.
 """
@@ -25,7 +25,7 @@ at 2), and sizes are half open, so that exactly 1 billion is medium and exactly 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from configs.cell import Layout, Strategy
+from configs.common.execution import Layout, Strategy
 from engine.planner.setup import Checkpointing, Offload, TrainingSetup
 
 _SMALL_BELOW, _LARGE_FROM = 1e9, 10e9
@@ -33,7 +33,7 @@ _SMALL_BELOW, _LARGE_FROM = 1e9, 10e9
 
 @dataclass(frozen=True)
 class Rule:
-    """A row's choice. `otherwise` is taken where the first does not fit."""
+    """A row's choice. `otherwise` is used if the first does not fit."""
 
     words: str
     strategy: Strategy
@@ -42,15 +42,15 @@ class Rule:
     otherwise: "Rule | None" = None
 
     def setup(self, base: TrainingSetup, gpu_count: int) -> TrainingSetup:
-        """The choice for all of a base setup's fields that the table does not speak of.
+        """Return the choice with all other fields of the base setup.
 
-        Data parallel over all GPUs; the base's micro-batch and accumulation are kept as they are.
+        Data parallel over all GPUs; the base's micro-batch and accumulation are unchanged.
         """
         from engine.planner.choice.search import precision_for
 
         alone = gpu_count == 1 and self.strategy == "ddp"
         strategy: Strategy = "none" if alone else self.strategy
-        return base.but(
+        return base.replace(
             layout=Layout(dp=gpu_count, strategy=strategy),
             checkpointing=self.checkpointing,
             offload=self.offload,
@@ -61,7 +61,7 @@ class Rule:
 _DDP = Rule("DDP", "ddp")
 _FSDP = Rule("FSDP", "fsdp")
 _ZERO3 = Rule("DeepSpeed ZeRO-3", "zero3")
-# The most GPUs that a row speaks of (None: no limit), and its choice.
+# Largest number of GPUs of a row (None: no limit), and its choice.
 _SMALL = ((4, _DDP), (None, Rule("DDP", "ddp", otherwise=_FSDP)))
 _MEDIUM = (
     (2, Rule("DDP with gradient checkpointing", "ddp", checkpointing="full")),
@@ -76,7 +76,7 @@ _LARGE = (
 
 
 def rule_of_thumb(parameters: float, gpu_count: int, fits: Callable[[Rule], bool] | None = None) -> Rule:
-    """The table's choice. `fits` decides between a row's two; without it the first one stands.
+    """Return the table's choice. `fits` decides between a row's two; without it the first is used.
 
     Raises ValueError for a count below 1.
     """

@@ -1,12 +1,13 @@
-"""Every valid way to spread a model over the ranks at hand, the fastest first.
+"""Enumerate every valid distribution of a model over the available ranks, fastest first.
 
     base = TrainingSetup(find_model("llama-2-7b"), instance("aws/p5.48xlarge"), sequence_length=4096)
     for candidate in ranked(base, ranks=16, global_batch=128)[:5]:
         print(candidate.setup.layout, candidate.tokens_per_second, candidate.usd_per_million_tokens)
 
 `base` gives model, machine, precision and lengths; layout, strategy, micro-batch, accumulation, checkpointing and
-offload are searched, so that the sequences of a step stay the same. What fits is ranked by predicted time. Then
-follows, for each layout with nothing that fits, the leanest setup tried and why it does not fit, the nearest first.
+offload are searched, at a constant number of sequences per step. Setups that fit are ranked by predicted time. They are
+followed, for each layout without one, by the setup with the lowest memory and the reason why it does not fit, closest
+first.
 
 Valid: dp x tp x pp = ranks; tp divides attention heads and the feed-forward's width, and either divides the key-value
 heads or is a multiple of them; tp stays within a node unless nothing else fits; pp is at most the layers; dp divides
@@ -16,12 +17,12 @@ Not tried: offload or checkpointing beyond what the same layout and micro-batch 
 memory only, so what is left out is slower than something that is kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from configs.cell import Layout, Strategy
-from configs.hardware import Machine
+from configs.common.execution import Layout, Strategy
+from configs.hardware.hardware import Machine
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.training import training_memory
@@ -36,7 +37,7 @@ Axis = Literal["dp", "tp", "pp"]
 STRATEGIES: tuple[Strategy, ...] = ("none", "ddp", "fsdp", "zero1", "zero2", "zero3")
 CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 OFFLOADS: tuple[Offload, ...] = ("none", "cpu", "nvme")
-# In the order of what they cost in time. FSDP2 has no offload to NVMe; DDP has none at all.
+# Ordered by time cost. FSDP2 has no offload to NVMe; DDP has none at all.
 _OFFLOADS_OF: dict[Strategy, tuple[Offload, ...]] = {
     "none": ("none",),
     "ddp": ("none",),
@@ -49,8 +50,8 @@ _NOT_IN_PIPELINES = ("zero2", "zero3")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One setup with its predictions. Without `fits`, `why_not` says what is missing and there is no time."""
+class EvaluatedSetup:
+    """One setup with its predictions. Without `fits`, `why_not` gives the reason and there is no time."""
 
     setup: TrainingSetup | InferenceSetup
     memory: Memory
@@ -61,7 +62,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float | None:
-        """Of one optimizer step, or of one batch generated."""
+        """Seconds of one optimizer step, or of one generated batch."""
         return None if self.time is None else self.time.seconds
 
     @property
@@ -71,8 +72,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the search may use. max_memory_bytes: of each device, where less than all of it is to be used."""
+class SearchLimits:
+    """SearchLimits of the search. max_memory_bytes: usable bytes of each device, if less than all."""
 
     axes: tuple[Axis, ...] = ("dp", "tp", "pp")
     strategies: tuple[Strategy, ...] = STRATEGIES
@@ -81,26 +82,26 @@ class Limits:
     max_memory_bytes: int | None = None
 
 
-LAUNCHABLE = Limits(axes=("dp",), checkpointing=("none", "full"))
-"""What DDP, FSDP and DeepSpeed do by their files alone; the other axes are in the training script."""
+LAUNCHABLE = SearchLimits(axes=("dp",), checkpointing=("none", "full"))
+"""What launcher files of DDP, FSDP and DeepSpeed can express; other axes need code in the training script."""
 
 
-def within(limits: Limits | None, max_memory_bytes: int | None) -> Limits:
-    """The same limits (none: all that there is) with so much memory."""
-    return replace(limits or Limits(), max_memory_bytes=max_memory_bytes)
+def within(limits: SearchLimits | None, max_memory_bytes: int | None) -> SearchLimits:
+    """Return the same limits (default: none) with a memory limit."""
+    return replace(limits or SearchLimits(), max_memory_bytes=max_memory_bytes)
 
 
 def ranked(
     base: TrainingSetup | InferenceSetup,
     ranks: int,
     global_batch: int,
-    limits: Limits = Limits(),
+    limits: SearchLimits = SearchLimits(),
     constants: Constants | None = None,
-) -> list[Candidate]:
-    """All candidates: those that fit by predicted time, then what does not fit by memory.
+) -> list[EvaluatedSetup]:
+    """Return all candidates: those that fit by predicted time, then those that do not fit by memory.
 
     global_batch: sequences of a step, or generated at once, over all ranks.
-    Raises ValueError where no layout is valid at all, naming what would be.
+    Raises ValueError if no layout is valid, naming valid ones.
     """
     if ranks < 1 or global_batch < 1:
         raise ValueError(f"ranks {ranks}, batch {global_batch}: use at least 1 of each")
@@ -118,7 +119,7 @@ def ranked(
     return sorted(found, key=_order)
 
 
-def _order(candidate: Candidate) -> tuple[bool, float, str]:
+def _order(candidate: EvaluatedSetup) -> tuple[bool, float, str]:
     size = candidate.time.seconds if candidate.time else float(candidate.memory.total)
     return not candidate.fits, size, candidate.setup.layout.strategy
 
@@ -127,10 +128,10 @@ def layouts(
     base: TrainingSetup | InferenceSetup,
     ranks: int,
     global_batch: int,
-    limits: Limits = Limits(),
+    limits: SearchLimits = SearchLimits(),
     across_nodes: bool = False,
 ) -> Iterator[Layout]:
-    """Every valid layout; with `across_nodes` also those whose tensor parallelism leaves the node."""
+    """Yield every valid layout; with `across_nodes` also those whose tensor parallelism spans nodes."""
     training = isinstance(base, TrainingSetup)
     for tp in divisors(ranks) if "tp" in limits.axes else (1,):
         if not splits(base.architecture, tp) or not (across_nodes or _in_node(base.machine, ranks, tp)):
@@ -144,55 +145,48 @@ def layouts(
 
 
 def splits(architecture: Architecture, tp: int) -> bool:
-    """Whether tensor parallelism can share the model out equally over `tp` ranks."""
+    """Return whether tensor parallelism can split the model equally over `tp` ranks."""
     heads, kv_heads = architecture.heads, architecture.kv_heads
     shared = kv_heads % tp == 0 or tp % kv_heads == 0
     return heads % tp == 0 and architecture.feed_forward % tp == 0 and shared
 
 
 def precision_for(strategy: Strategy, precision: Precision) -> Precision:
-    """How a strategy does 16-bit training: DDP by autocast over float32 weights, those that shard by 16-bit copies."""
+    """Return a strategy's 16-bit precision: DDP uses autocast, sharded strategies 16-bit copies."""
     if precision in ("bfloat16_autocast", "bfloat16_mixed"):
         return "bfloat16_autocast" if strategy in ("none", "ddp") else "bfloat16_mixed"
     return precision
 
 
 def divisors(number: int) -> list[int]:
-    """Of a number above 0, the smallest first."""
+    """Return the divisors of a number above 0, smallest first."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def usd_per_million_tokens(machine: Machine, ranks: int, tokens_per_second: float) -> float | None:
-    """What whole nodes cost while they make a million tokens; None where their price is not known."""
+    """Return the cost of whole nodes per million tokens; None if their price is not known."""
     if machine.usd_per_hour is None:
         return None
     nodes = -(-ranks // machine.accelerators)
     return nodes * machine.usd_per_hour / 3600 / tokens_per_second * 1e6
 
 
-def by_price(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What fits and has a price by dollars a token, then the rest in its order: an unknown price is no low price."""
-    priced = [c for c in candidates if c.fits and c.usd_per_million_tokens is not None]
-    rest = [c for c in candidates if not (c.fits and c.usd_per_million_tokens is not None)]
-    return [*sorted(priced, key=lambda c: c.usd_per_million_tokens or 0.0), *rest]
-
-
 def _in_node(machine: Machine, ranks: int, tp: int) -> bool:
     return machine.accelerators % tp == 0 or tp <= ranks <= machine.accelerators
 
 
-def _strategies(limits: Limits, dp: int, pp: int) -> Iterator[Strategy]:
+def _strategies(limits: SearchLimits, dp: int, pp: int) -> Iterator[Strategy]:
     for strategy in limits.strategies:
         if dp > 1:
             valid = strategy != "none"
-        else:  # nothing is kept equal; FSDP and ZeRO serve there only to offload
+        else:  # sharding has no effect on one rank; FSDP and ZeRO serve only to offload
             valid = bool(_offloads(limits, strategy, dp))
         if valid and not (pp > 1 and strategy in _NOT_IN_PIPELINES):
             yield strategy
 
 
-def _offloads(limits: Limits, strategy: Strategy, dp: int) -> tuple[Offload, ...]:
+def _offloads(limits: SearchLimits, strategy: Strategy, dp: int) -> tuple[Offload, ...]:
     possible = tuple(offload for offload in _OFFLOADS_OF[strategy] if offload in limits.offloads)
     if dp == 1 and strategy != "none":
         return tuple(offload for offload in possible if offload != "none")
@@ -203,12 +197,12 @@ def _candidates(
     base: TrainingSetup | InferenceSetup,
     layout: Layout,
     global_batch: int,
-    limits: Limits,
+    limits: SearchLimits,
     constants: Constants | None,
-) -> Iterator[Candidate]:
-    """What fits of a layout; where nothing does, its leanest setup."""
+) -> Iterator[EvaluatedSetup]:
+    """Yield the setups of a layout that fit; if none does, the one with the lowest memory."""
     if isinstance(base, InferenceSetup):
-        yield evaluate(base.but(layout=layout, batch=global_batch // layout.dp), limits.max_memory_bytes, constants)
+        yield evaluate(base.replace(layout=layout, batch=global_batch // layout.dp), limits.max_memory_bytes, constants)
         return
     leanest: tuple[TrainingSetup, Memory, str] | None = None
     any_fits = False
@@ -223,9 +217,9 @@ def _candidates(
 
 
 def _training_setups(
-    base: TrainingSetup, layout: Layout, global_batch: int, limits: Limits
+    base: TrainingSetup, layout: Layout, global_batch: int, limits: SearchLimits
 ) -> Iterator[tuple[TrainingSetup, Memory, str | None]]:
-    """For each micro-batch and offload the least checkpointing that fits, and what was tried before it."""
+    """Yield, for each micro-batch and offload, the least checkpointing that fits, and the setups tried before it."""
     in_replica = global_batch // layout.dp
     precision = precision_for(layout.strategy, base.precision)
     all_ways: dict[Offload, tuple[Checkpointing, ...]] = dict.fromkeys(
@@ -234,7 +228,7 @@ def _training_setups(
     hopeful = dict(all_ways)
     for micro_batch in divisors(in_replica):
         if micro_batch == in_replica:
-            hopeful = dict(all_ways)  # nothing is accumulated any more, which takes room for gradients
+            hopeful = dict(all_ways)  # without accumulation, which needs memory for gradients
         for offload, checkpointings in list(hopeful.items()):
             for number, checkpointing in enumerate(checkpointings):
                 setup = TrainingSetup(
@@ -245,7 +239,7 @@ def _training_setups(
                 memory = training_memory(setup)
                 why_not = misfit(setup, memory, limits.max_memory_bytes)
                 yield setup, memory, why_not
-                # What did not fit for a micro-batch does not fit for a larger one, but for the last.
+                # A setup that does not fit at one micro-batch does not fit at a larger one, except at the last.
                 if why_not is None:
                     hopeful[offload] = checkpointings[number:]
                     break
@@ -253,29 +247,29 @@ def _training_setups(
                 del hopeful[offload]
                 continue
             if checkpointing == limits.checkpointing[0]:
-                break  # nothing was given up: more offload cannot be faster
+                break  # no checkpointing needed: more offload cannot be faster
 
 
 def evaluate(
     setup: TrainingSetup | InferenceSetup, max_memory_bytes: int | None = None, constants: Constants | None = None
-) -> Candidate:
-    """Predictions of one setup."""
+) -> EvaluatedSetup:
+    """Predict one setup."""
     memory = training_memory(setup) if isinstance(setup, TrainingSetup) else inference_memory(setup)
     return _candidate(setup, memory, misfit(setup, memory, max_memory_bytes), constants)
 
 
 def _candidate(
     setup: TrainingSetup | InferenceSetup, memory: Memory, why_not: str | None, constants: Constants | None
-) -> Candidate:
+) -> EvaluatedSetup:
     if why_not is not None:
-        return Candidate(setup, memory, None, None, False, why_not)
+        return EvaluatedSetup(setup, memory, None, None, False, why_not)
     time: StepTime | GenerationTime
     if isinstance(setup, TrainingSetup):
         time = step_time(setup, constants)
     else:
         time = generation_time(setup, constants)
     usd = usd_per_million_tokens(setup.machine, setup.layout.ranks, _throughput(time))
-    return Candidate(setup, memory, time, usd, True)
+    return EvaluatedSetup(setup, memory, time, usd, True)
 
 
 def _throughput(time: StepTime | GenerationTime) -> float:
@@ -285,15 +279,15 @@ def _throughput(time: StepTime | GenerationTime) -> float:
 
 
 def memory_limit(machine: Machine, max_memory_bytes: int | None = None) -> int:
-    """Bytes of each device that may be used."""
+    """Return the usable bytes of each device."""
     there = machine.accelerator.memory_bytes
     return there if max_memory_bytes is None else min(there, max_memory_bytes)
 
 
 def misfit(setup: TrainingSetup | InferenceSetup, memory: Memory, max_memory_bytes: int | None = None) -> str | None:
-    """Why it does not fit: the device's memory, the host's, the node's NVMe. None where it fits.
+    """Return why a setup does not fit: device memory, host memory or the node's NVMe. None if it fits.
 
-    A host memory that is not known is not held against a setup; an NVMe that is not known is none.
+    An unknown host memory is not checked; an unknown NVMe counts as none.
     """
     machine = setup.machine
     if machine.accelerator.kind == "cpu" and (memory.host_bytes or memory.storage_bytes):

@@ -1,4 +1,4 @@
-"""`HardwareSelector`: which hardware for a task, and how to train on it, answered in plain dictionaries.
+"""`HardwareSelector`: choose hardware for a task and a training configuration; results are plain dictionaries.
 
     selector = HardwareSelector()
     config = selector.get_distributed_training_config("text_generation", "facebook/opt-6.7b", gpu_count=4,
@@ -6,22 +6,22 @@
     config["distributed_strategy"], config["estimated_memory"]["per_gpu_gb"], config["explanation"]
     selector.select_hardware_for_task("text_generation", "llama-7b", "inference")["primary_recommendation"]
 
-`batch_size` of a training is sequences of one GPU in one optimizer step: global = batch_size x gpu_count. Where they do
-not fit at once they are split, so that per_gpu_batch_size x gradient_accumulation_steps = batch_size. (A layout with
-tensor or pipeline parallelism shares the same global batch out over fewer replicas.) `batch_size` of an inference is
-sequences served at once over all GPUs. GB is 10^9 bytes. Unknown prices stay None and never win.
+For training, `batch_size` is the sequences of one GPU in one optimizer step: global = batch_size x gpu_count. If they
+do not fit at once they are split, so that per_gpu_batch_size x gradient_accumulation_steps = batch_size. (A layout with
+tensor or pipeline parallelism splits the same global batch over fewer replicas.) For inference, `batch_size` is the
+sequences served at once over all GPUs. GB is 10^9 bytes. Unknown prices stay None and rank last.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from configs.hardware import Accelerator, AcceleratorKind, Machine
-from configs.hardware_catalog import HardwareCatalog, catalog
-from configs.prices import Market
+from configs.hardware.catalog import HardwareCatalog, catalog
+from configs.hardware.hardware import Accelerator, AcceleratorKind, Machine
+from configs.hardware.prices import Market
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import family_note, find_model
-from engine.planner.choice.described import (
+from engine.planner.choice.descriptions import (
     GB,
     deepspeed_dict,
     framework_of,
@@ -34,13 +34,13 @@ from engine.planner.choice.described import (
     title,
     training_dict,
 )
-from engine.planner.choice.explained import explain, explain_inference, mended
+from engine.planner.choice.explanations import explain, explain_inference, mended
 from engine.planner.choice.instances import Among, Wish, counts, inference_base, searched
 from engine.planner.choice.launchers import sixteen_bit
 from engine.planner.choice.lengths import TaskType, length_note, length_of
 from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced, training_precision
 from engine.planner.choice.rules import Rule, rule_of_thumb
-from engine.planner.choice.search import LAUNCHABLE, Candidate, divisors, evaluate, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate, ranked, within
 from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.constants import Constants
@@ -49,7 +49,7 @@ _SHOWN = 5
 
 
 class HardwareSelector:
-    """Answers from one catalog of hardware and prices; `catalog` brings the user's own layers."""
+    """Select hardware and configurations from one catalog of hardware and prices; `catalog` adds the user's layers."""
 
     def __init__(self, hardware: HardwareCatalog | None = None, constants: Constants | None = None) -> None:
         self.hardware = hardware or catalog()
@@ -68,12 +68,12 @@ class HardwareSelector:
         machine: str | Machine | None = None,
         market: Market = "on_demand",
     ) -> dict[str, Any]:
-        """The fastest predicted configuration that fits, beside the rule of thumb's, with what it rests on.
+        """Return the fastest predicted configuration that fits, the rule of thumb's choice, and the assumptions.
 
-        accelerator, machine: what to train on, by name of the catalog; none: an H100 is assumed and said so.
-        market: whose price of the catalog counts; a `Machine` of your own has its own price.
-        Nothing fits: the leanest one, `fits` False, what does not fit and the smallest change that would mend it.
-        Raises ValueError: a model that is not known (it asks for its config), a count below 1, an unknown machine.
+        accelerator, machine: hardware to train on, by catalog name; none: an H100 is assumed and reported.
+        market: the catalog's price to use; a custom `Machine` has its own price. If nothing fits: the setup with the
+        lowest memory, `fits` False, what does not fit, and the smallest change that makes it fit.
+        Raises ValueError: an unknown model (the message requests its config), a count below 1, an unknown machine.
         """
         _positive(
             gpu_count=gpu_count, batch_size=batch_size, max_memory_gb=max_memory_gb, sequence_length=sequence_length
@@ -109,7 +109,9 @@ class HardwareSelector:
         machine: str | Machine | None = None,
         market: Market = "on_demand",
     ) -> dict[str, Any]:
-        """The layout that serves `batch_size` sequences at once soonest; as `get_distributed_training_config`."""
+        """Return the layout with the lowest latency for `batch_size` sequences; as
+        `get_distributed_training_config`.
+        """
         _positive(
             gpu_count=gpu_count, batch_size=batch_size, max_memory_gb=max_memory_gb, new_tokens=new_tokens,
             prompt_tokens=prompt_tokens,
@@ -167,10 +169,10 @@ class HardwareSelector:
         critical: bool = True,
         region: str | None = None,
     ) -> dict[str, Any]:
-        """Instances that do the task, the cheapest that fits and meets the speed first.
+        """Return instances for the task, the cheapest that fits and reaches the speed first.
 
         gpu_count: devices; None: the fewest of 1, 2, 4 ... max_gpus that fit (without `distributed`: one).
-        critical: False takes spot prices where one is known. Raises ValueError as above, and for unknown words.
+        critical: False uses spot prices if known. Raises ValueError as above, and for unknown words.
         """
         _positive(
             batch_size=batch_size, gpu_count=gpu_count, max_gpus=max_gpus, max_memory_gb=max_memory_gb,
@@ -221,7 +223,7 @@ class HardwareSelector:
         return machine_for(device, gpu_count, self.hardware, market), assumptions
 
     def _training_answer(
-        self, chosen: Candidate, found: list[Candidate], everything: list[Candidate], limit: int | None
+        self, chosen: EvaluatedSetup, found: list[EvaluatedSetup], everything: list[EvaluatedSetup], limit: int | None
     ) -> dict[str, Any]:
         setup = chosen.setup
         assert isinstance(setup, TrainingSetup)
@@ -260,14 +262,16 @@ class HardwareSelector:
             answer["fsdp_config"] = fsdp_dict(setup)
         return answer
 
-    def _rule(self, setup: TrainingSetup, limit: int | None) -> tuple[Rule, Candidate]:
-        """The rule's choice at the micro-batch that is fastest for it."""
+    def _rule(self, setup: TrainingSetup, limit: int | None) -> tuple[Rule, EvaluatedSetup]:
+        """Return the rule's choice at its fastest micro-batch."""
         gpus, each = setup.layout.ranks, setup.global_batch // setup.layout.ranks
 
-        def best(rule: Rule) -> Candidate:
+        def best(rule: Rule) -> EvaluatedSetup:
             tried = [
                 evaluate(
-                    rule.setup(setup.but(micro_batch=micro, accumulation=each // micro), gpus), limit, self.constants
+                    rule.setup(setup.replace(micro_batch=micro, accumulation=each // micro), gpus),
+                    limit,
+                    self.constants,
                 )
                 for micro in divisors(each)
             ]
@@ -278,16 +282,16 @@ class HardwareSelector:
         return rule, best(rule)
 
 
-def _distinct(found: Sequence[Candidate]) -> list[Candidate]:
-    """The fastest of each layout, strategy, checkpointing and offload, of what fits."""
-    best: dict[str, Candidate] = {}
+def _distinct(found: Sequence[EvaluatedSetup]) -> list[EvaluatedSetup]:
+    """Return the fastest fitting candidate of each layout, strategy, checkpointing and offload."""
+    best: dict[str, EvaluatedSetup] = {}
     for each in found:
         if each.fits:
             best.setdefault(title(each.setup), each)
     return list(best.values())[:_SHOWN]
 
 
-def _misfits(found: Sequence[Candidate]) -> list[dict[str, Any]]:
+def _misfits(found: Sequence[EvaluatedSetup]) -> list[dict[str, Any]]:
     return [training_dict(each) for each in found if not each.fits]
 
 

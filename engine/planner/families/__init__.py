@@ -1,10 +1,9 @@
-"""From a Hugging Face config.json to an `Architecture`: the weights of each family, one by one.
+"""Build an `Architecture` from a Hugging Face config.json: the list of weights of each family.
 
     architecture = read_architecture(config, "llama-2-7b")
 
-Parameters are exact; tests count those of transformers' own modules. They are those of the class that the
-configuration names in `architectures`, or of the family's first where it names none that is known here;
-`Architecture.counted` says which.
+Parameters are exact; tests count those of transformers' own modules. They belong to the class named in the
+configuration's `architectures`, or to the family's first class if none is known here; see `Architecture.counted`.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +45,7 @@ READERS: dict[str, Callable[[Fields], Architecture]] = {
 
 
 def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture:
-    """The architecture of a config.json. Raises ValueError naming the family or key that is not known."""
+    """Return the architecture of a config.json. Raises ValueError naming the unknown family or key."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
         said = "has no model_type" if kind is None else f"model_type {kind!r} is not known to the planner"
@@ -60,7 +59,7 @@ def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture
 
 
 def _check(config: Mapping[str, Any], architecture: Architecture) -> None:
-    """What transformers refuses too, and would give figures that mean nothing."""
+    """Reject values that transformers rejects too, or that would give meaningless figures."""
     hidden, heads, kv_heads = architecture.hidden, architecture.heads, architecture.kv_heads
     where = f"{architecture.name}: config.json:"
     own_head_dim = {"head_dim", "d_kv", "kv_lora_rank"} & config.keys()

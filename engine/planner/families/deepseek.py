@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: keys and values made of one narrow latent vector, and many small experts.
+"""DeepSeek-V2 and V3: latent attention and many small experts.
 
 The cache keeps the latent vector and one rotary key for all heads (arXiv 2405.04434, section 2.1). Heads of
 multi-token prediction are not counted: transformers leaves them out.
@@ -7,7 +7,7 @@ multi-token prediction are not counted: transformers leaves them out.
 from engine.planner.architecture import Architecture
 from engine.planner.families.parts import (
     Fields,
-    Weights,
+    WeightTuple,
     decoder_classes,
     feed_forward,
     linear,
@@ -18,7 +18,7 @@ from engine.planner.families.parts import (
 
 
 def read_deepseek(fields: Fields) -> Architecture:
-    """The first blocks are dense (`first_k_dense_replace`), the others have experts."""
+    """Read the configuration: the first blocks are dense (`first_k_dense_replace`), the others have experts."""
     stem, dense_by_default, shared_by_default = {
         "deepseek_v2": ("DeepseekV2", 0, 2),
         "deepseek_v3": ("DeepseekV3", 3, 1),
@@ -77,14 +77,14 @@ def read_deepseek(fields: Fields) -> Architecture:
     )
 
 
-def _latent_attention(fields: Fields, hidden: int, heads: int, layers: int) -> Weights:
-    """Down to a latent vector, which every rank holds whole, and up to heads, which are shared out."""
+def _latent_attention(fields: Fields, hidden: int, heads: int, layers: int) -> WeightTuple:
+    """Return the projections to the latent vector, replicated on every rank, and to the heads, which are split."""
     latent, rope = fields.number("kv_lora_rank", default=512), fields.number("qk_rope_head_dim", default=64)
     plain, value = fields.number("qk_nope_head_dim", default=128), fields.number("v_head_dim", default=128)
     bias = fields.flag("attention_bias", False)
-    # A null means queries that are projected at once; a missing key is transformers' default.
+    # null: queries are projected directly; a missing key: transformers' default.
     query_latent = fields.number("q_lora_rank", default=1536)
-    queries: Weights
+    queries: WeightTuple
     if "q_lora_rank" in fields.config and fields.get("q_lora_rank") is None:
         queries = linear("attention.query", heads * (plain + rope), hidden, layers, split="column", groups=heads)
     else:

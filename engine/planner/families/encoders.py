@@ -1,8 +1,8 @@
 """Encoders of text: BERT, RoBERTa and XLM-RoBERTa, DistilBERT, ALBERT, ELECTRA.
 
-What is on top follows from the class that the configuration names in `architectures`: a published BERT says
-`BertForMaskedLM` (a transform and a tied head, no pooler), `BertModel` has a pooler and no head. Where none is
-named, it is the body with its pooler, as for embeddings.
+The head depends on the class named in the configuration's `architectures`: a published BERT has `BertForMaskedLM` (a
+transform and a tied head, no pooler), `BertModel` has a pooler and no head. Without a class, the model is the body with
+its pooler, as for embeddings.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.planner.architecture import Architecture
 from engine.planner.families.parts import (
     Fields,
-    Weights,
+    WeightTuple,
     attention,
     classifier,
     feed_forward,
@@ -23,7 +23,7 @@ from engine.planner.families.parts import (
 
 @dataclass(frozen=True)
 class _Encoder:
-    """width: of the embeddings. poolers: classes that have a pooler. dense: a classifier has a layer before it."""
+    """width: of the embeddings. pooler: the body has one. dense_classifier: a classifier has a layer before it."""
 
     stem: str
     hidden: int
@@ -41,18 +41,18 @@ class _Encoder:
 
 
 def read_bert(fields: Fields) -> Architecture:
-    """BERT."""
+    """Read a BERT configuration."""
     return _read(fields, _named_sizes(fields, "Bert"))
 
 
 def read_roberta(fields: Fields) -> Architecture:
-    """RoBERTa, XLM-RoBERTa. Rows of positions are as the configuration says (two more than tokens)."""
+    """Read RoBERTa and XLM-RoBERTa. Position rows are as configured (two more than tokens)."""
     stem = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[fields.model_type]
     return _read(fields, _named_sizes(fields, stem, dense_classifier=True))
 
 
 def read_distilbert(fields: Fields) -> Architecture:
-    """DistilBERT: no pooler, no types of tokens."""
+    """Read DistilBERT: no pooler, no token types."""
     hidden, layers = fields.number("dim", "hidden_size"), fields.number("n_layers", "num_hidden_layers")
     heads, inner = fields.number("n_heads", "num_attention_heads"), fields.number("hidden_dim", default=4 * hidden)
     positions = fields.number("max_position_embeddings", default=512)
@@ -66,7 +66,7 @@ def read_distilbert(fields: Fields) -> Architecture:
 
 
 def read_albert(fields: Fields) -> Architecture:
-    """ALBERT: narrow embeddings, and one block for all layers (or one for each group of them)."""
+    """Read ALBERT: narrow embeddings, and one block for all layers (or one for each group of them)."""
     groups = fields.number("num_hidden_groups", default=1)
     if fields.number("inner_group_num", default=1) != 1:
         raise ValueError(f"{fields.name}: config.json: inner_group_num above 1 is not known to the planner")
@@ -74,7 +74,7 @@ def read_albert(fields: Fields) -> Architecture:
 
 
 def read_electra(fields: Fields) -> Architecture:
-    """ELECTRA: narrow embeddings, no pooler; its usual class tells real tokens from replaced ones."""
+    """Read ELECTRA: narrow embeddings, no pooler; its usual class discriminates real from replaced tokens."""
     return _read(fields, _named_sizes(fields, "Electra", narrow=True, pooler=False, dense_classifier=True))
 
 
@@ -143,7 +143,7 @@ def _read(fields: Fields, sizes: _Encoder) -> Architecture:
 
 
 def _classes(stem: str) -> tuple[str, ...]:
-    """The classes of transformers that are known here, the body first."""
+    """Return the known transformers classes, the body first."""
     tops = ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"]
     if stem in ("Bert", "Albert", "Electra"):
         tops.append("ForPreTraining")
@@ -152,8 +152,8 @@ def _classes(stem: str) -> tuple[str, ...]:
     return (*(f"{stem}{top}" for top in tops), *(["BertLMHeadModel"] if stem == "Bert" else []))
 
 
-def _top(fields: Fields, sizes: _Encoder, top: str, tied: bool) -> Weights:
-    """What stands on the blocks of one class."""
+def _top(fields: Fields, sizes: _Encoder, top: str, tied: bool) -> WeightTuple:
+    """Return the weights on top of the blocks for one class."""
     stem, hidden = sizes.stem, sizes.hidden
     pooler = linear("pooler", hidden, hidden, 1, bias=True, block=False, per_sequence=True)
     doubled = not tied and stem not in ("DistilBert", "Electra")
@@ -161,7 +161,7 @@ def _top(fields: Fields, sizes: _Encoder, top: str, tied: bool) -> Weights:
         *linear("head.transform", sizes.width, hidden, 1, bias=True, block=False),
         *norm("head.norm", sizes.width, 1, block=False),
         *head(sizes.vocabulary, sizes.width, tied=tied, bias=True),
-        # An untied head of these has a second bias, which transformers adds to nothing.
+        # An untied head of these has a second bias, which transformers never uses.
         *(norm("head.unused_bias", sizes.vocabulary, 1, bias=False, block=False) if doubled else ()),
     )
     if top == "Model":
@@ -169,7 +169,7 @@ def _top(fields: Fields, sizes: _Encoder, top: str, tied: bool) -> Weights:
     if top == "ForTokenClassification":
         return linear("classifier", fields.labels, hidden, 1, bias=True, block=False)
     if top == "ForSequenceClassification":
-        # RoBERTa's, DistilBERT's and ELECTRA's dense layer has a pooler's shape.
+        # The dense layer of RoBERTa, DistilBERT and ELECTRA has a pooler's shape.
         return (*pooler, *classifier(fields.labels, hidden))
     if top == "ForPreTraining" and stem == "Electra":
         return (

@@ -1,6 +1,6 @@
 """Decoders of the GPT kind: LayerNorm, two matrices in the feed-forward, learned, rotary or ALiBi positions.
 
-GPT-2, GPT-Neo, GPT-NeoX, GPT-J, OPT, BLOOM, MPT, Falcon, Phi. What differs is biases, norms and positions.
+GPT-2, GPT-Neo, GPT-NeoX, GPT-J, OPT, BLOOM, MPT, Falcon, Phi. They differ in biases, norms and positions.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.planner.architecture import Architecture
 from engine.planner.families.parts import (
     Fields,
-    Weights,
+    WeightTuple,
     attention,
     decoder_classes,
     feed_forward,
@@ -35,7 +35,7 @@ class _Sizes:
 
 
 def read_gpt2(fields: Fields) -> Architecture:
-    """GPT-2 (and DialoGPT): learned positions, a tied head."""
+    """Read GPT-2 (and DialoGPT): learned positions, a tied head."""
     sizes = _gpt_sizes(fields, default_positions=1024)
     tied = fields.flag("tie_word_embeddings", True)
     classes = ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification")
@@ -51,7 +51,7 @@ def read_gpt2(fields: Fields) -> Architecture:
 
 
 def read_gptj(fields: Fields) -> Architecture:
-    """GPT-J: rotary positions, one norm a block, no biases in attention, a head with a bias."""
+    """Read GPT-J: rotary positions, one norm a block, no biases in attention, a head with a bias."""
     sizes = _gpt_sizes(fields, default_positions=2048)
     tied = fields.flag("tie_word_embeddings", False)
     counted, head = text_head(fields, decoder_classes("GPTJ"), sizes.hidden, sizes.vocabulary, tied=tied, bias=True)
@@ -60,7 +60,7 @@ def read_gptj(fields: Fields) -> Architecture:
 
 
 def read_gpt_neo(fields: Fields) -> Architecture:
-    """GPT-Neo: learned positions; every second layer looks back a window only."""
+    """Read GPT-Neo: learned positions; every second layer has a local attention window."""
     hidden, layers, heads = (
         fields.number(*keys) for keys in (("hidden_size",), ("num_layers", "num_hidden_layers"), ("num_heads",))
     )
@@ -85,7 +85,7 @@ def read_gpt_neo(fields: Fields) -> Architecture:
 
 
 def read_gpt_neox(fields: Fields) -> Architecture:
-    """GPT-NeoX and Pythia: rotary positions, an untied head."""
+    """Read GPT-NeoX and Pythia: rotary positions, an untied head."""
     sizes = _hidden_sizes(fields, fields.number("intermediate_size", default=24576))
     tied = fields.flag("tie_word_embeddings", False)
     counted, head = text_head(fields, decoder_classes("GPTNeoX"), sizes.hidden, sizes.vocabulary, tied=tied)
@@ -95,7 +95,7 @@ def read_gpt_neox(fields: Fields) -> Architecture:
 
 
 def read_phi(fields: Fields) -> Architecture:
-    """Phi-1, 1.5, 2: rotary positions, one norm a block, biases everywhere, the head's included."""
+    """Read Phi-1, 1.5, 2: rotary positions, one norm a block, biases everywhere, including the head."""
     sizes = _hidden_sizes(fields, fields.number("intermediate_size", default=8192), grouped=True)
     tied = fields.flag("tie_word_embeddings", False)
     counted, head = text_head(fields, decoder_classes("Phi"), sizes.hidden, sizes.vocabulary, tied=tied, bias=True)
@@ -110,7 +110,7 @@ def read_phi(fields: Fields) -> Architecture:
 
 
 def read_opt(fields: Fields) -> Architecture:
-    """OPT. Its table of positions has two rows more than positions; 350m embeds in fewer dimensions."""
+    """Read OPT. Its position table has two extra rows; 350m embeds in fewer dimensions."""
     sizes = _hidden_sizes(fields, fields.number("ffn_dim"))
     width = fields.number("word_embed_proj_dim", default=sizes.hidden)
     tied, rows = fields.flag("tie_word_embeddings", True), sizes.max_positions + 2
@@ -132,7 +132,7 @@ def read_opt(fields: Fields) -> Architecture:
 
 
 def read_bloom(fields: Fields) -> Architecture:
-    """BLOOM: ALiBi, and a norm of the embeddings."""
+    """Read BLOOM: ALiBi, and a norm after the embeddings."""
     hidden = fields.number("hidden_size", "n_embed")
     layers, heads = fields.number("n_layer", "num_hidden_layers"), fields.number("n_head", "num_attention_heads")
     positions = fields.number("seq_length", default=2048)
@@ -144,13 +144,13 @@ def read_bloom(fields: Fields) -> Architecture:
 
 
 def read_mpt(fields: Fields) -> Architecture:
-    """MPT: as on the hub (ALiBi, no biases), or as llm-foundry trains it without ALiBi: learned positions."""
+    """Read MPT: as on the hub (ALiBi, no biases), or as llm-foundry trains it without ALiBi: learned positions."""
     hidden, layers, heads = (fields.number(key) for key in ("d_model", "n_layers", "n_heads"))
     inner, positions = fields.number("expansion_ratio", default=4) * hidden, fields.number("max_seq_len", default=2048)
     attends = fields.get("attn_config") or {}
     kv_heads = attends.get("kv_n_heads") or (1 if attends.get("attn_type") == "multiquery_attention" else heads)
     sizes = _Sizes(layers, hidden, inner, heads, int(kv_heads), fields.number("vocab_size"), positions)
-    # transformers' own MPT always uses ALiBi, and then has no table whatever `learned_pos_emb` says.
+    # transformers' MPT always uses ALiBi and has no position table, regardless of `learned_pos_emb`.
     learned = fields.flag("learned_pos_emb", True) and not attends.get("alibi", True) and not attends.get("rope")
     bias, tied = not fields.flag("no_bias", True), fields.flag("tie_word_embeddings", True)
     counted, head = text_head(fields, decoder_classes("Mpt"), hidden, sizes.vocabulary, tied=tied)
@@ -164,7 +164,7 @@ def read_mpt(fields: Fields) -> Architecture:
 
 
 def read_falcon(fields: Fields) -> Architecture:
-    """Falcon: one key and value head (7b), some (40b, 180b) or all (rw); attention and feed-forward in parallel."""
+    """Read Falcon: one key and value head (7b), some (40b, 180b) or all (rw); parallel feed-forward."""
     sizes = _hidden_sizes(fields, 0)
     many = fields.flag("new_decoder_architecture", False)
     if many:
@@ -182,7 +182,7 @@ def read_falcon(fields: Fields) -> Architecture:
 
 
 def _gpt_sizes(fields: Fields, default_positions: int) -> _Sizes:
-    """Under the names that GPT-2's configuration has, or those that transformers maps to them."""
+    """Read sizes under GPT-2's names, or the names that transformers maps to them."""
     hidden, layers = fields.number("n_embd", "hidden_size"), fields.number("n_layer", "num_hidden_layers")
     heads, inner = fields.number("n_head", "num_attention_heads"), fields.number("n_inner", default=4 * hidden)
     positions = fields.number("n_positions", "max_position_embeddings", default=default_positions)
@@ -190,14 +190,14 @@ def _gpt_sizes(fields: Fields, default_positions: int) -> _Sizes:
 
 
 def _hidden_sizes(fields: Fields, inner: int, *, grouped: bool = False) -> _Sizes:
-    """Under the names that most configurations have. grouped: whether heads can share keys and values."""
+    """Read sizes under the most common names. grouped: whether heads can share keys and values."""
     hidden, layers, heads = (fields.number(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kv_heads = fields.number("num_key_value_heads", default=heads) if grouped else heads
     positions = fields.number("max_position_embeddings", default=2048)
     return _Sizes(layers, hidden, inner, heads, kv_heads, fields.number("vocab_size"), positions)
 
 
-def _embedding(sizes: _Sizes, width: int | None = None) -> Weights:
+def _embedding(sizes: _Sizes, width: int | None = None) -> WeightTuple:
     return table("embedding", sizes.vocabulary, width or sizes.hidden, split=True)
 
 
@@ -210,8 +210,8 @@ def _blocks(
     norms: int = 2,
     norm_bias: bool = True,
     final: bool = True,
-) -> Weights:
-    """All blocks and the last norm. `bias` is the feed-forward's."""
+) -> WeightTuple:
+    """Return all blocks and the last norm. `bias` is the feed-forward's."""
     return (
         *attention(
             sizes.hidden, sizes.heads, sizes.head_dim, sizes.layers,
@@ -226,7 +226,7 @@ def _blocks(
 def _architecture(
     fields: Fields,
     sizes: _Sizes,
-    weights: Weights,
+    weights: WeightTuple,
     tied: bool,
     activation: str,
     counted: str,

@@ -1,7 +1,7 @@
 """Decoders of the Llama kind: RMSNorm, rotary positions, gated feed-forward; and those with experts.
 
-Llama, Mistral, Mixtral, Qwen2, Qwen3 (and with experts), Gemma, Gemma 2, Gemma 3 (text), Phi-3 and 4. What differs
-is biases, norms and windows: a row of `VARIANTS`.
+Llama, Mistral, Mixtral, Qwen2, Qwen3 (and with experts), Gemma, Gemma 2, Gemma 3 (text), Phi-3 and 4. They differ in
+biases, norms and windows: a row of `VARIANTS`.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.planner.architecture import Architecture
 from engine.planner.families.parts import (
     Fields,
-    Weights,
+    WeightTuple,
     attention,
     decoder_classes,
     feed_forward,
@@ -43,11 +43,11 @@ def _upper_layers(fields: Fields, layers: int) -> list[bool]:
 
 @dataclass(frozen=True)
 class _Variant:
-    """How one family differs. Defaults are those of transformers' configuration classes.
+    """Properties of one family. Defaults are those of transformers' configuration classes.
 
-    qkv_bias: of queries, keys and values only; None: as `attention_bias` says, of the output too.
-    slides: which layers look back a window only, where the configuration has no `layer_types`.
-    window: tokens that they look back where the configuration is silent; null there means no window.
+    qkv_bias: of queries, keys and values only; None: `attention_bias` decides, for the output too.
+    slides: layers with a sliding window, if the configuration has no `layer_types`.
+    window: default window in tokens; null in the configuration means no window.
     """
 
     stem: str
@@ -62,7 +62,7 @@ class _Variant:
     slides: Callable[[Fields, int], list[bool]] | None = None
     window: int | None = None
     experts: tuple[int, int] | None = None  # how many there are, and to how many a token goes
-    classes: tuple[str, str, str] | None = None  # None: as the stem says
+    classes: tuple[str, str, str] | None = None  # None: derived from the stem
 
 
 _GEMMA = "gelu_pytorch_tanh"
@@ -96,7 +96,7 @@ VARIANTS = {
 
 
 def read_llama_like(fields: Fields) -> Architecture:
-    """An architecture of one of `VARIANTS`."""
+    """Read an architecture of one of `VARIANTS`."""
     variant = VARIANTS[fields.model_type]
     hidden, layers, heads = (fields.number(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     inner, vocabulary = fields.number("intermediate_size"), fields.number("vocab_size")
@@ -143,7 +143,7 @@ def read_llama_like(fields: Fields) -> Architecture:
 
 
 def _default_kv_heads(fields: Fields, variant: _Variant, heads: int) -> int:
-    # Where a configuration says null, transformers takes one for each query head; where it says nothing, the default.
+    # null: transformers uses one per query head; a missing key: the default.
     return heads if variant.kv_heads is None or "num_key_value_heads" in fields.config else variant.kv_heads
 
 
@@ -157,7 +157,7 @@ def _experts(fields: Fields, variant: _Variant) -> tuple[int, int]:
     )
 
 
-def _feed_forward(fields: Fields, variant: _Variant, hidden: int, inner: int, layers: int) -> Weights:
+def _feed_forward(fields: Fields, variant: _Variant, hidden: int, inner: int, layers: int) -> WeightTuple:
     if variant.experts is None:
         bias = variant.mlp_bias and fields.flag("mlp_bias", False)
         return feed_forward(hidden, inner, layers, gated=True, bias=bias)
@@ -174,7 +174,7 @@ def _feed_forward(fields: Fields, variant: _Variant, hidden: int, inner: int, la
 
 
 def _windows(fields: Fields, variant: _Variant, layers: int) -> tuple[int | None, ...]:
-    """Tokens that each layer looks back; empty where all look at all."""
+    """Return the attention window of each layer in tokens; empty if all layers are unlimited."""
     if variant.slides is None:
         return ()
     window = fields.get("sliding_window") if "sliding_window" in fields.config else variant.window

@@ -1,4 +1,4 @@
-"""What all readers of configurations share: access that names a missing key, and the weights of common parts.
+"""Shared parts of the configuration readers: checked access to keys, and the weights of common modules.
 
     fields = Fields(config, "opt")
     weights = (*table("embedding", fields.number("vocab_size"), 768), *linear("mlp.down", 768, 3072, 12, split="row"))
@@ -11,13 +11,13 @@ tensor parallelism (arXiv 1909.08053).
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from engine.planner.architecture import Role, Stream, Weight
+from engine.planner.architecture import Role, TokenStream, Weight
 
-Weights = tuple[Weight, ...]
+WeightTuple = tuple[Weight, ...]
 
 
 class Fields:
-    """A config.json whose numbers are checked when they are asked for."""
+    """A config.json whose numbers are checked on access."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.config = config
@@ -25,11 +25,11 @@ class Fields:
         self.model_type = str(config.get("model_type"))
 
     def get(self, *keys: str) -> Any:
-        """The value of the first of `keys` that is there and not null."""
+        """Return the value of the first of `keys` that is present and not null."""
         return next((self.config[key] for key in keys if self.config.get(key) is not None), None)
 
     def number(self, *keys: str, default: int | None = None) -> int:
-        """A positive whole number. Raises ValueError naming the key."""
+        """Return a positive whole number. Raises ValueError naming the key."""
         value = self.get(*keys)
         if value is None:
             value = default
@@ -39,22 +39,22 @@ class Fields:
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false; `default` is the one of transformers' configuration class."""
+        """Return true or false; `default` is that of transformers' configuration class."""
         value = self.get(key)
         return default if value is None else bool(value)
 
     def word(self, key: str, default: str) -> str:
-        """A name, such as that of an activation function."""
+        """Return a name, such as an activation function's."""
         return str(self.get(key) or default)
 
     @property
     def labels(self) -> int:
-        """Classes that a classifier tells apart; transformers assumes two."""
+        """Number of classes of a classifier; transformers' default is two."""
         labels = self.get("id2label")
         return len(labels) if labels else self.number("num_labels", default=2)
 
     def one_of(self, known: Sequence[str]) -> str:
-        """The class that the configuration names in `architectures`, or else the first of `known`."""
+        """Return the class named in the configuration's `architectures`, else the first of `known`."""
         named = self.get("architectures") or ()
         return next((name for name in named if name in known), known[0])
 
@@ -73,9 +73,9 @@ def linear(
     share: float = 1.0,
     uses: int | None = None,
     per_sequence: bool = False,
-    stream: Stream = "main",
-) -> Weights:
-    """A matrix of (outputs, inputs), with its bias where it has one."""
+    stream: TokenStream = "main",
+) -> WeightTuple:
+    """Return a matrix of (outputs, inputs), with its bias if it has one."""
     axis = {"column": 0, "row": 1, None: None}[split]
     matrix = Weight(
         name,
@@ -93,7 +93,7 @@ def linear(
     if not bias:
         return (matrix,)
     sharded = split == "column"
-    # A tied head's matrix has no copy, its bias has one.
+    # A tied head owns no copy of its matrix, but owns its bias.
     own = max(copies, 1) if role == "head" else copies
     vector = Weight(
         f"{name}.bias", (outputs,), own, "vector", 0 if sharded else None, groups if sharded else None, block=block
@@ -101,13 +101,13 @@ def linear(
     return (matrix, vector)
 
 
-def table(name: str, rows: int, width: int, *, split: bool = False) -> Weights:
-    """Rows that are looked up: words (which tensor parallelism can share out) or positions."""
+def table(name: str, rows: int, width: int, *, split: bool = False) -> WeightTuple:
+    """Return a lookup table: words (which tensor parallelism can shard) or positions."""
     return (Weight(name, (rows, width), 1, "embedding", 0 if split else None, block=False),)
 
 
-def norm(name: str, width: int, copies: int, *, bias: bool = True, block: bool = True) -> Weights:
-    """Scale, and shift where there is a bias: both are vectors of `width`."""
+def norm(name: str, width: int, copies: int, *, bias: bool = True, block: bool = True) -> WeightTuple:
+    """Return a scale, and a shift with `bias`: both are vectors of `width`."""
     return (Weight(name, (width,), copies * (2 if bias else 1), "vector", block=block),)
 
 
@@ -122,10 +122,10 @@ def attention(
     output_bias: bool | None = None,
     prefix: str = "",
     uses: int | None = None,
-    stream: Stream = "main",
-    key_value_stream: Stream | None = None,
-) -> Weights:
-    """Query, key and value projections and the output's. `bias` is that of the first three, and by default of all."""
+    stream: TokenStream = "main",
+    key_value_stream: TokenStream | None = None,
+) -> WeightTuple:
+    """Return query, key, value and output projections. `bias` is that of the first three, and by default of all."""
     kv_heads = kv_heads or heads
     doubled = None if uses is None else 2 * uses
     return (
@@ -154,9 +154,9 @@ def feed_forward(
     prefix: str = "",
     share: float = 1.0,
     uses: int | None = None,
-    stream: Stream = "main",
-) -> Weights:
-    """Two matrices, or three where the first is gated by another. `copies` counts experts too."""
+    stream: TokenStream = "main",
+) -> WeightTuple:
+    """Return two matrices, or three for a gated feed-forward. `copies` counts experts too."""
     first = "mlp.gate_up" if gated else "mlp.up"
     times = 2 if gated else 1
     return (
@@ -170,29 +170,29 @@ def feed_forward(
     )  # fmt: skip
 
 
-def head(vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> Weights:
-    """From hidden states to logits. A tied head's matrix is the embedding's."""
+def head(vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> WeightTuple:
+    """Return the projection from hidden states to logits. A tied head shares the embedding's matrix."""
     return linear("head", vocabulary, width, 0 if tied else 1, bias=bias, split="column", role="head", block=False)
 
 
-def classifier(labels: int, width: int, *, bias: bool = True) -> Weights:
-    """From one vector of a sequence to its class."""
+def classifier(labels: int, width: int, *, bias: bool = True) -> WeightTuple:
+    """Return the classifier of one vector of a sequence."""
     return linear("classifier", labels, width, 1, bias=bias, block=False, per_sequence=True)
 
 
 def decoder_classes(stem: str) -> tuple[str, str, str]:
-    """transformers' classes of a decoder: with a head to logits, without a head, with a head to classes."""
+    """Return transformers' classes of a decoder: with a language head, without a head, with a classifier."""
     return (f"{stem}ForCausalLM", f"{stem}Model", f"{stem}ForSequenceClassification")
 
 
 def text_head(
     fields: Fields, classes: tuple[str, str, str], width: int, vocabulary: int, *, tied: bool, bias: bool = False
-) -> tuple[str, Weights]:
-    """Which of the three classes is counted, and its head."""
+) -> tuple[str, WeightTuple]:
+    """Return which of the three classes is counted, and its head."""
     counted = fields.one_of(classes)
     if counted == classes[0]:
         return counted, head(vocabulary, width, tied=tied, bias=bias)
     if counted == classes[1]:
         return counted, ()
-    # transformers multiplies every token and picks one afterwards.
+    # transformers computes logits for every token and selects one afterwards.
     return counted, linear("classifier", fields.labels, width, 1, block=False)

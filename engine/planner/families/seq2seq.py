@@ -1,13 +1,13 @@
 """Encoder-decoders: T5 (v1.0, v1.1, FLAN, mT5), BART, Whisper.
 
-A decoder's block has a second attention, whose keys and values are made of the encoder's output: those weights
-see the source's tokens (`Weight.stream`).
+A decoder's block has a second attention, whose keys and values are made of the encoder's output: those weights multiply
+the source's tokens (`Weight.stream`).
 """
 
-from engine.planner.architecture import Architecture, Stream, Weight
+from engine.planner.architecture import Architecture, TokenStream, Weight
 from engine.planner.families.parts import (
     Fields,
-    Weights,
+    WeightTuple,
     attention,
     feed_forward,
     head,
@@ -18,9 +18,9 @@ from engine.planner.families.parts import (
 
 
 def read_t5(fields: Fields) -> Architecture:
-    """T5 and mT5. `tie_word_embeddings: false` (v1.1, FLAN) means a head of its own, as in the published weights.
+    """Read T5 and mT5. `tie_word_embeddings: false` (v1.1, FLAN) means an untied head, as in the published weights.
 
-    transformers 5 ties the head of every T5 that it makes from a configuration; what it loads keeps its own.
+    transformers 5 ties the head of every T5 that it builds from a configuration; a loaded T5 keeps its own.
     """
     stem = {"t5": "T5", "mt5": "MT5"}[fields.model_type]
     hidden, heads, head_dim = (fields.number(key) for key in ("d_model", "num_heads", "d_kv"))
@@ -33,7 +33,7 @@ def read_t5(fields: Fields) -> Architecture:
     buckets = fields.number("relative_attention_num_buckets", default=32)
     alone = counted.endswith("EncoderModel")
 
-    def stack(name: str, layers: int, stream: Stream) -> Weights:
+    def stack(name: str, layers: int, stream: TokenStream) -> WeightTuple:
         return (
             Weight(f"{name}.bias", (buckets, heads), 1, "embedding", 1, heads, block=False),
             *attention(hidden, heads, head_dim, layers, stream=stream),
@@ -76,12 +76,12 @@ def read_t5(fields: Fields) -> Architecture:
 
 
 def read_bart(fields: Fields) -> Architecture:
-    """BART: learned positions with two rows more than positions, on both sides; a tied head."""
+    """Read BART: learned positions with two extra rows, on both sides; a tied head."""
     hidden, vocabulary = fields.number("d_model", "hidden_size"), fields.number("vocab_size")
     positions = fields.number("max_position_embeddings", default=1024)
     tied = fields.flag("tie_word_embeddings", True)
     counted = fields.one_of(("BartForConditionalGeneration", "BartModel"))
-    edges: Weights = (
+    edges: WeightTuple = (
         *table("encoder.positions", positions + 2, hidden),
         *table("positions", positions + 2, hidden),
         *norm("embedding.norm", hidden, 2, block=False),
@@ -90,11 +90,11 @@ def read_bart(fields: Fields) -> Architecture:
 
 
 def read_whisper(fields: Fields) -> Architecture:
-    """Whisper: two convolutions over the sound's frames, two frames a token of the source; keys have no bias."""
+    """Read Whisper: two convolutions over the audio frames, two frames a source token; keys have no bias."""
     hidden, vocabulary = fields.number("d_model", "hidden_size"), fields.number("vocab_size")
     bins, positions = fields.number("num_mel_bins", default=80), fields.number("max_target_positions", default=448)
     counted = fields.one_of(("WhisperForConditionalGeneration", "WhisperModel"))
-    edges: Weights = (
+    edges: WeightTuple = (
         *linear("encoder.convolution_1", hidden, 3 * bins, 1, bias=True, block=False, uses=2, stream="source"),
         *linear("encoder.convolution_2", hidden, 3 * hidden, 1, bias=True, block=False, stream="source"),
         *table("encoder.positions", fields.number("max_source_positions", default=1500), hidden),
@@ -108,7 +108,7 @@ def read_whisper(fields: Fields) -> Architecture:
 def _both(
     fields: Fields,
     counted: str,
-    edges: Weights,
+    edges: WeightTuple,
     hidden: int,
     vocabulary: int,
     rows: int,
@@ -117,12 +117,12 @@ def _both(
     *,
     key_bias: bool,
 ) -> Architecture:
-    """BART's encoder and decoder. edges: what is not in a block."""
+    """Return BART's encoder and decoder. edges: weights outside of the blocks."""
     encoder, decoder = fields.number("encoder_layers"), fields.number("decoder_layers")
     heads, decoder_heads = fields.number("encoder_attention_heads"), fields.number("decoder_attention_heads")
     inner, decoder_inner = fields.number("encoder_ffn_dim"), fields.number("decoder_ffn_dim")
 
-    def attend(heads: int, layers: int, stream: Stream, prefix: str = "") -> Weights:
+    def attend(heads: int, layers: int, stream: TokenStream, prefix: str = "") -> WeightTuple:
         made = attention(
             hidden, heads, hidden // heads, layers,
             bias=True, prefix=prefix, stream=stream, key_value_stream="source" if prefix else None,
@@ -165,7 +165,7 @@ def _both(
 
 
 def _values_only(weight: Weight) -> Weight:
-    """Keys without a bias: of the vectors of keys and values, half the copies."""
+    """Drop the bias of keys: half the copies of the key and value vectors."""
     if not weight.name.endswith("attention.key_value.bias"):
         return weight
     return Weight(weight.name, weight.shape, weight.copies // 2, weight.role, weight.split, weight.groups)

@@ -5,7 +5,7 @@ from engine.planner.families.parts import Fields, attention, classifier, feed_fo
 
 
 def read_vit(fields: Fields) -> Architecture:
-    """ViT (one learned token) and DeiT (two). The sequence is as long as the table of positions."""
+    """Read ViT (one learned token) and DeiT (two). The sequence is as long as the position table."""
     stem, learned = {"vit": ("ViT", 1), "deit": ("DeiT", 2)}[fields.model_type]
     hidden, layers, heads, inner = (
         fields.number(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")

@@ -1,1 +1,1 @@
-"""Bytes: what training and inference hold, on the fullest rank, by what for."""
+"""Memory model: bytes on the fullest rank in training and inference, by purpose."""

@@ -2,9 +2,9 @@
 
     parts = parts_of(setup, framework)          # Parts: embedding, block, head, each with both passes
 
-Every family is one program: norm, projections, attention, residual, norm, feed-forward, residual; the architecture
-says which norm, how many heads, whether the feed-forward is gated. What an operator saves for its backward pass is
-what torch's derivatives.yaml says. Written down are the operators of `engine.llama`, and PyTorch's own for the rest.
+All families share one sequence of operators: norm, projections, attention, residual, norm, feed-forward, residual. The
+architecture determines the norm, the heads and whether the feed-forward is gated. Tensors saved for the backward pass
+follow torch's derivatives.yaml. The operators are those of `engine.models.llama`, and PyTorch's own for the rest.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from engine.planner.architecture import Architecture
 from engine.planner.memory.framework import Framework
-from engine.planner.memory.tape import PASS, Gradient, Passes, Tape, Value
+from engine.planner.memory.tape import PASS, Gradient, Tape, TapePasses, TapeValue
 from engine.planner.setup import TrainingSetup
 
 _FLOAT = 4
@@ -20,7 +20,7 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class Widths:
-    """Bytes of an element: of what matrices give (`product`), of the residual stream, of weights as they are used.
+    """Bytes of an element: of matrix products (`product`), of the residual stream, of weights in use.
 
     `cast`: torch.autocast converts each product's input and weight, and both copies are kept for the backward pass.
     """
@@ -32,7 +32,7 @@ class Widths:
 
 
 def widths(setup: TrainingSetup) -> Widths:
-    """By precision. Float8 products are done in blocks that are freed at once; what is saved is as for bfloat16."""
+    """Return widths by precision. Float8 blocks are freed at once; saved tensors are as for bfloat16."""
     if setup.precision == "float32":
         return Widths(4, 4, 4, False)
     if setup.precision == "bfloat16_autocast":
@@ -41,19 +41,19 @@ def widths(setup: TrainingSetup) -> Widths:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ActivationParts:
     """The model's parts on one rank, of one micro-batch.
 
-    input_bytes: of a block's input, which checkpointing keeps; policy_bytes: what else selective checkpointing keeps
-    of a block; policy_extra: of that, what a block without checkpointing would not keep; cast_copies: a block's weights
-    as torch.autocast keeps them to the end of the forward pass; tables: rotary tables and
-    positions, there from the first block to the last.
+    input_bytes: a block's input, which checkpointing keeps; policy_bytes: further bytes that selective checkpointing
+    keeps per block; policy_extra: the part of these that a block without checkpointing would not keep; cast_copies: a
+    block's weights as torch.autocast keeps them to the end of the forward pass; tables: rotary tables and positions,
+    alive from the first block to the last.
     """
 
-    embedding: Passes
-    block: Passes
-    head: Passes
-    logits_bytes: float  # of the head's peak, what is logits, loss and their gradients
+    embedding: TapePasses
+    block: TapePasses
+    head: TapePasses
+    logits_bytes: float  # at the head's peak: logits, loss and their gradients
     product_high: float  # of the head's forward pass, before the loss
     input_bytes: float
     policy_bytes: float
@@ -64,7 +64,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What the programs are written in: tokens and widths on one rank."""
+    """Tokens and widths on one rank, as used by the operator lists."""
 
     architecture: Architecture
     batch: int
@@ -81,7 +81,7 @@ class _Sizes:
 
     @property
     def scattered(self) -> float:
-        """Tokens of the residual stream: sequence parallelism shares them out."""
+        """Tokens of the residual stream on one rank; sequence parallelism splits them."""
         return self.tokens / (self.tp if self.framework.sequence_parallel else 1)
 
     @property
@@ -94,7 +94,7 @@ class _Sizes:
 
     @property
     def feed_forward(self) -> float:
-        """Of one expert, where there are experts."""
+        """Width of the feed-forward; of one expert, if there are experts."""
         experts = [weight.shape[0] for weight in self.architecture.weights if weight.share < 1 and weight.split == 0]
         return max(experts, default=self.architecture.feed_forward) / self.tp
 
@@ -104,8 +104,8 @@ class _Sizes:
         return self.scattered * self.architecture.hidden * self.widths.residual
 
 
-def parts_of(setup: TrainingSetup, framework: Framework) -> Parts:
-    """Both passes of each part of the model."""
+def parts_of(setup: TrainingSetup, framework: Framework) -> ActivationParts:
+    """Return both passes of each part of the model."""
     return _parts(
         setup.architecture, setup.micro_batch, setup.sequence_length, setup.layout.tp, widths(setup),
         setup.attention == "fused", setup.compiled, framework,
@@ -122,22 +122,24 @@ def _parts(
     fused_attention: bool,
     compiled: bool,
     framework: Framework,
-) -> Parts:
+) -> ActivationParts:
     sizes = _Sizes(architecture, batch, length, tp, wide, fused_attention, compiled, framework)
     block, policy, extra, copies = _block(sizes)
     head, logits, product_high = _head(sizes)
-    # In 16 bits each layer keeps its own copies of the tables, in float32 all keep the same.
+    # In 16 bits each layer keeps separate copies of the tables; in float32 all layers share them.
     shared = _rotary(architecture) and wide.product == _FLOAT
     tables = 2.0 * length * architecture.head_dim * _FLOAT if shared else 0.0
-    return Parts(_embedding(sizes), block, head, logits, product_high, sizes.stream, policy, extra, copies, tables)
+    return ActivationParts(
+        _embedding(sizes), block, head, logits, product_high, sizes.stream, policy, extra, copies, tables
+    )
 
 
 def _rotary(architecture: Architecture) -> bool:
-    """Whether positions are rotations of queries and keys: so do the gated decoders without a table."""
+    """Return whether positions are rotations of queries and keys: gated decoders without a position table."""
     return architecture.kind == "decoder" and architecture.gated and not architecture.positions
 
 
-def _embedding(sizes: _Sizes) -> Passes:
+def _embedding(sizes: _Sizes) -> TapePasses:
     tape, architecture = Tape(), sizes.architecture
     ids = tape.given(sizes.tokens * 8)
     tables = [each for each in architecture.weights if each.role == "embedding" and each.name != "positions"]
@@ -153,10 +155,11 @@ def _embedding(sizes: _Sizes) -> Passes:
     return tape.passes(x, sizes.stream)
 
 
-def _norm(tape: Tape, x: Value, sizes: _Sizes, elements: float, heads: float = 0.0) -> Value:
-    """LayerNorm as one operator, or RMSNorm in float32 as five (`engine.llama.RmsNorm`, `torch.rms_norm`).
+def _norm(tape: Tape, x: TapeValue, sizes: _Sizes, elements: float, heads: float = 0.0) -> TapeValue:
+    """Record LayerNorm as one operator, or RMSNorm in float32 as five (`engine.models.llama.RmsNorm`,
+    `torch.rms_norm`).
 
-    heads: the norm is of so many heads' queries or keys, instead of the residual stream.
+    heads: normalise this many heads' queries or keys, instead of the residual stream.
     """
     wide = sizes.widths
     tokens = sizes.tokens * heads if heads else sizes.scattered
@@ -177,30 +180,30 @@ def _norm(tape: Tape, x: Value, sizes: _Sizes, elements: float, heads: float = 0
 
 
 def _linear(
-    tape: Tape, x: Value, sizes: _Sizes, inner: float, outer: float, elements: float, tokens: float | None = None
-) -> Value:
-    """x [tokens, inner] times a weight: saves both; the weight's own bytes are not activations, a cast copy is."""
+    tape: Tape, x: TapeValue, sizes: _Sizes, inner: float, outer: float, elements: float, tokens: float | None = None
+) -> TapeValue:
+    """Record x [tokens, inner] times a weight: saves both; of the weight only a cast copy counts."""
     tokens = sizes.tokens if tokens is None else tokens
     wide = sizes.widths
     out, into = tokens * outer * wide.product, tokens * inner * wide.product
     if not wide.cast:
         return tape.apply((x,), out, (x,), (into,), (elements,), elements * wide.weight)
-    if tape.sizes[x.buffer] > into:  # else it is in bfloat16 already
+    if tape.sizes[x.buffer] > into:  # else it is already in bfloat16
         x = tape.apply((x,), into, (), (tokens * inner * wide.residual,))
     copy = tape.apply((tape.given(0),), elements * 2, (), (None,), (elements,), elements * wide.weight)
     tape.weight_copies.add(copy.buffer)
     return tape.apply((x, copy), out, (x, copy), (into, elements * 2))
 
 
-def _gathered(tape: Tape, x: Value, sizes: _Sizes) -> Value:
-    """The whole sequence before a product that is split by columns."""
+def _gathered(tape: Tape, x: TapeValue, sizes: _Sizes) -> TapeValue:
+    """Gather the whole sequence before a column-parallel product."""
     if not sizes.framework.sequence_parallel or sizes.tp == 1:
         return x
     return tape.apply((x,), sizes.tokens * sizes.architecture.hidden * sizes.widths.residual, (), (sizes.stream,))
 
 
-def _summed(tape: Tape, x: Value, sizes: _Sizes) -> Value:
-    """The sum over ranks after a product that is split by rows."""
+def _summed(tape: Tape, x: TapeValue, sizes: _Sizes) -> TapeValue:
+    """Sum over ranks after a row-parallel product."""
     if sizes.tp == 1:
         return x
     hidden, product = sizes.architecture.hidden, sizes.widths.product
@@ -210,8 +213,8 @@ def _summed(tape: Tape, x: Value, sizes: _Sizes) -> Value:
     )  # fmt: skip
 
 
-def _rotated(tape: Tape, heads: Value, size: float) -> Value:
-    """heads * cos + rotated halves * sin; the tables are kept, the heads are not."""
+def _rotated(tape: Tape, heads: TapeValue, size: float) -> TapeValue:
+    """Record heads * cos + rotated halves * sin; the tables are kept, the heads are not."""
     by_cosine = tape.apply((heads,), size, (), (size,))
     halves = tape.apply((heads,), None)
     negated = tape.apply((halves,), size / 2, (), (size / 2,))
@@ -220,8 +223,8 @@ def _rotated(tape: Tape, heads: Value, size: float) -> Value:
     return tape.apply((by_cosine, by_sine), size, (), (PASS, PASS))
 
 
-def _attention(tape: Tape, sizes: _Sizes, queries: Value, keys: Value, values: Value) -> Value:
-    """Fused attention keeps queries, keys, values, output and a float32 per row; eager keeps the probabilities."""
+def _attention(tape: Tape, sizes: _Sizes, queries: TapeValue, keys: TapeValue, values: TapeValue) -> TapeValue:
+    """Record attention: fused keeps queries, keys, values, output and float32 row sums; eager keeps probabilities."""
     product, architecture = sizes.widths.product, sizes.architecture
     heads = architecture.heads / sizes.tp
     full, rows = sizes.tokens * sizes.queries * product, sizes.tokens * heads * _FLOAT
@@ -246,18 +249,18 @@ def _attention(tape: Tape, sizes: _Sizes, queries: Value, keys: Value, values: V
     return tape.apply((shares, values), full, (shares, values), (scores * product, shared))
 
 
-def _block(sizes: _Sizes) -> tuple[Passes, float, float, float]:
-    """A block, what selective checkpointing keeps of it (and of that, what no block keeps), and its weights' copies."""
+def _block(sizes: _Sizes) -> tuple[TapePasses, float, float, float]:
+    """Record a block; return also what selective checkpointing keeps (and plain blocks do not), and cast copies."""
     architecture, wide = sizes.architecture, sizes.widths
     hidden, tokens, product = architecture.hidden, sizes.tokens, wide.product
     queries, keys = sizes.queries, sizes.keys
     per_rank = sum(w.shard(sizes.tp) * w.copies for w in architecture.weights if w.block) / max(architecture.layers, 1)
     matrices = hidden * (2 * queries + 2 * keys)
     matrices += (3 if architecture.gated else 2) * hidden * sizes.feed_forward * architecture.experts
-    # Layers that share their weights, or of several kinds: the mean layer's.
+    # With shared or different layers: the mean layer's.
     share = min(1.0, per_rank / matrices)
     vectors = max(0.0, per_rank - matrices) / 2
-    kept: list[float] = []  # outputs of products, in their order
+    kept: list[float] = []  # outputs of products, in order
     tape = Tape()
     x = tape.given(sizes.stream)
     normed = _gathered(tape, _norm(tape, x, sizes, vectors), sizes)
@@ -266,7 +269,7 @@ def _block(sizes: _Sizes) -> tuple[Passes, float, float, float]:
         kept.append(tokens * (queries + 2 * keys) * product)
         parts = tape.apply((fused,), None, (), (kept[-1],))
         q, k, v = (tape.apply((parts,), None) for _ in range(3))
-        # The three parts' gradients become one tensor again: the node of `parts`, at the end of the three.
+        # The three parts' gradients are concatenated again by the node of `parts`, at the end.
     else:
         q = _linear(tape, normed, sizes, hidden, queries, share * hidden * queries)
         k = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys)
@@ -288,7 +291,7 @@ def _block(sizes: _Sizes) -> tuple[Passes, float, float, float]:
     x = tape.apply((x, _feed_forward(tape, normed, sizes, kept, share)), sizes.stream, (), (PASS, _branch(sizes)))
     passes = tape.passes(x, sizes.stream)
     # torchtitan's policy "op" (December 2024, torchtitan/parallelisms/parallelize_llama.py): attention's output, every
-    # second product from the first, and what a reduce-scatter gives.
+    # second product from the first, and outputs of reduce-scatters.
     scattered = 2 * sizes.scattered * hidden * product if sizes.framework.sequence_parallel and sizes.tp > 1 else 0.0
     attention = tokens * queries * product + tokens * architecture.heads / sizes.tp * _FLOAT
     extra = scattered + (kept[-1] if len(kept) % 2 else 0.0)
@@ -297,13 +300,13 @@ def _block(sizes: _Sizes) -> tuple[Passes, float, float, float]:
 
 
 def _branch(sizes: _Sizes) -> Gradient:
-    """Gradient of a branch that is added to the residual stream: cast where the stream is wider."""
+    """Record the gradient of a branch added to the residual stream: cast if the stream is wider."""
     if sizes.widths.residual == sizes.widths.product:
         return PASS
     return sizes.scattered * sizes.architecture.hidden * sizes.widths.product
 
 
-def _feed_forward(tape: Tape, x: Value, sizes: _Sizes, kept: list[float], share: float) -> Value:
+def _feed_forward(tape: Tape, x: TapeValue, sizes: _Sizes, kept: list[float], share: float) -> TapeValue:
     architecture, product = sizes.architecture, sizes.widths.product
     hidden, inner = architecture.hidden, sizes.feed_forward
     tokens = sizes.tokens * architecture.experts_per_token
@@ -324,8 +327,8 @@ def _feed_forward(tape: Tape, x: Value, sizes: _Sizes, kept: list[float], share:
     return _summed(tape, down, sizes)
 
 
-def _head(sizes: _Sizes) -> tuple[Passes, float, float]:
-    """Last norm, head and loss; bytes of logits and their like at the peak; most bytes before the loss."""
+def _head(sizes: _Sizes) -> tuple[TapePasses, float, float]:
+    """Record last norm, head and loss; return logits' bytes at the peak, and the peak before the loss."""
     architecture, wide, framework = sizes.architecture, sizes.widths, sizes.framework
     tape = Tape()
     x = tape.given(sizes.stream)

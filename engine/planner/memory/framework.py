@@ -1,8 +1,8 @@
-"""What a training framework adds to the model's own memory: buckets, prefetching, how the loss is computed.
+"""Memory overhead of training frameworks: buckets, prefetching, computation of the loss.
 
 Framework()                              # the defaults of torch 2.13 and DeepSpeed 0.19.8
 Framework(reduce_bucket_size=50_000_000)
-of_engine(elements=13_000_000)           # as engine.training sets them up for a model of so many elements
+of_engine(elements=13_000_000)           # as configured by engine.training for a model of this size
 """
 
 from dataclasses import dataclass, replace
@@ -11,15 +11,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Framework:
-    """Elements, bytes and habits. The names of DeepSpeed's settings are those of its `zero_optimization`.
+    """Settings of a framework. DeepSpeed's settings are named as in its `zero_optimization`.
 
     swap_buffer_elements: of all its buffers for weights on NVMe (5 of 1e8).
-    holds_logits: the training loop keeps the logits during the backward pass, as a variable. loss_parallel: the loss
-    is computed on shards of the vocabulary. sequence_parallel: tensor-parallel ranks share out the residual stream.
+    holds_logits: a variable of the training loop holds the logits during the backward pass. loss_parallel: the loss is
+    computed on shards of the vocabulary. sequence_parallel: tensor-parallel ranks split the residual stream.
     expands_heads: keys and values are repeated for each query head before attention (`enable_gqa` does not).
-    prefetches: FSDP gathers the next block while one computes. stays_gathered: from the forward to the backward pass,
-    the root alone, the last block too, or all of them. fragmentation: share of what a GPU's caching allocator has
-    reserved that holds no tensor; 15 % on average over eight language models (GMLake, arXiv 2401.08156, 2024).
+    prefetches: FSDP gathers the next block while one computes. stays_gathered: units gathered from the forward to the
+    backward pass: the root alone, the last block too, or all. fragmentation: share of a GPU's reserved memory that
+    holds no tensor; 15 % on average over eight language models (GMLake, arXiv 2401.08156, 2024).
     context_bytes: of the CUDA context and the libraries' own, outside of the allocator.
     """
 
@@ -45,7 +45,7 @@ DEFAULT = Framework()
 
 
 def of_engine(elements: int) -> Framework:
-    """Our own engine: DeepSpeed's buckets no longer than the model, the logits forgotten once there is a loss."""
+    """Return our engine's settings: DeepSpeed's buckets at most as long as the model, logits freed after the loss."""
     return replace(
         DEFAULT,
         reduce_bucket_size=min(DEFAULT.reduce_bucket_size, elements),

@@ -1,13 +1,13 @@
-"""Which weights DeepSpeed's stage 3 has gathered, moment by moment: its fetching of parameters, replayed.
+"""Replay DeepSpeed stage 3's parameter fetching: the gathered weights over time.
 
     gathered = gather(weights, framework)           # Weights, in elements; Gathered, in elements
     gathered.start, gathered.forward[-1], gathered.head, gathered.backward[0]
 
 Modules run in a known order. Each one's weights are gathered before it, and further ones ahead until the prefetch
-bucket is full. What is gathered together arrives in one buffer and is copied out of it when the first of them is used;
-the buffer stays until the last of them has been. A weight that is used again soon is not let go. Source: DeepSpeed
-0.19.8, runtime/zero/partitioned_param_coordinator.py (`fetch_sub_module`, `release_sub_module`) and
-partition_parameters.py (`AllGatherCoalescedHandle`).
+bucket is full. Weights gathered together arrive in one buffer and are copied out when the first of them is used; the
+buffer stays until the last has been used. A weight that is reused soon is not released. Source: DeepSpeed 0.19.8,
+runtime/zero/partitioned_param_coordinator.py (`fetch_sub_module`, `release_sub_module`) and partition_parameters.py
+(`AllGatherCoalescedHandle`).
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ from engine.planner.memory.framework import Framework
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Elements of a model's weights as its modules have them.
+class GatheredWeights:
+    """Elements of a model's weights by module.
 
-    matrices: of one block, in order of use. head: the weight that makes logits, which the model itself uses and not a
-    module of its own; tied: it is the embedding's, too. tables: the (other) embeddings.
+    matrices: of one block, in order of use. head: the weight that computes logits, used by the model itself and not by
+    a submodule; tied: it is the embedding's too. tables: the (other) embeddings.
     """
 
     matrices: tuple[float, ...]
@@ -37,7 +37,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Moment:
-    """Elements that are gathered, at most; `arriving`: with the second buffer that gloo has for what it gathers."""
+    """Peak of gathered elements; `arriving`: including the second buffer that gloo uses for gathered data."""
 
     held: float = 0.0
     arriving: float = 0.0
@@ -48,7 +48,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Gathered:
-    """By moment of a micro-batch; `backward` in the order in which blocks are passed, the last one first."""
+    """Gathered elements by moment of a micro-batch; `backward` in the order of the backward pass, last block first."""
 
     start: Moment
     forward: tuple[Moment, ...]
@@ -59,7 +59,10 @@ class Gathered:
 
 @dataclass(frozen=True)
 class _Use:
-    """A module runs: the weights it needs; `block` -1 for the model's own. `backward`: it is its backward pass."""
+    """One module's execution and the weights it needs; `block` -1: the model's own weights.
+
+    `backward`: its backward pass.
+    """
 
     weights: tuple[int, ...]
     block: int
@@ -67,7 +70,7 @@ class _Use:
 
 
 class _Batch:
-    """Weights that were asked for together."""
+    """Weights requested together."""
 
     def __init__(self, weights: list[int]) -> None:
         self.awaited = set(weights)
@@ -76,16 +79,16 @@ class _Batch:
 
 
 class _Coordinator:
-    """What is gathered, on its way, or queued to be fetched ahead."""
+    """Weights that are gathered, in transfer, or queued for prefetching."""
 
     def __init__(self, uses: list[_Use], sizes: list[float], external: int, framework: Framework) -> None:
         self.uses, self.sizes, self.external, self.framework = uses, sizes, external, framework
         self.held = 0.0  # elements of weights and of buffers
-        self.available = 0.0  # elements of weights that have been asked for
+        self.available = 0.0  # elements of weights that have been requested
         self.present: set[int] = set()
         self.on_way: dict[int, _Batch] = {}
         self.queue = deque((weight, step) for step, use in enumerate(uses) for weight in use.weights)
-        self.fetched = dict.fromkeys(range(len(sizes)), -1)  # the use for which a weight was last fetched, or kept
+        self.fetched = dict.fromkeys(range(len(sizes)), -1)  # last use for which a weight was fetched or kept
         self.passed = list(accumulate((sum(sizes[one] for one in use.weights) for use in uses), initial=0.0))
         self.next_use = self._next_uses()
 
@@ -98,7 +101,7 @@ class _Coordinator:
         return following[::-1]
 
     def fetch(self, step: int) -> Moment:
-        """The module's weights, then those ahead."""
+        """Fetch the module's weights, then prefetch further ones."""
         needed = self.uses[step].weights
         arriving = self._ask([weight for weight in needed if not self._there(weight)])
         for weight in needed:
@@ -126,10 +129,10 @@ class _Coordinator:
         return list(found)
 
     def _ask(self, weights: list[int]) -> float:
-        """Returns what is held while they arrive, which is all where there are none."""
+        """Request weights; return the elements held while they arrive."""
         size = sum(self.sizes[weight] for weight in weights)
         self.available += size
-        self.held += size  # one alone arrives where it stays
+        self.held += size  # a single weight is not copied
         batch = _Batch(weights)
         batch.copied = len(weights) == 1
         self.on_way |= dict.fromkeys(weights, batch)
@@ -149,7 +152,7 @@ class _Coordinator:
             self.held -= size
 
     def release(self, step: int) -> None:
-        """The module has run: what is not kept for later goes."""
+        """Release the module's weights after it has run, except those kept for later."""
         for weight in self.uses[step].weights:
             later = self.next_use[step].get(weight)
             near = later is not None and self.passed[later] - self.passed[step + 1] < self.framework.max_reuse_distance
@@ -159,8 +162,8 @@ class _Coordinator:
                 self.available -= self.sizes[weight]
 
 
-def _uses(weights: Weights, sizes: list[float]) -> Iterator[_Use]:
-    """A micro-batch's modules in order; fills in the sizes of the weights by number. Number 0 is the head's."""
+def _uses(weights: GatheredWeights, sizes: list[float]) -> Iterator[_Use]:
+    """Yield a micro-batch's modules in order; fills in the sizes of the weights by number. Number 0 is the head's."""
     sizes.append(weights.head)
     own = (0,) if weights.head else ()
     yield _Use(own, -1, False)
@@ -185,8 +188,8 @@ def _uses(weights: Weights, sizes: list[float]) -> Iterator[_Use]:
 
 
 @lru_cache(maxsize=1024)
-def gather(weights: Weights, framework: Framework) -> Gathered:
-    """Elements of gathered weights at the moments of a micro-batch; small weights are always there and do not count."""
+def gather(weights: GatheredWeights, framework: Framework) -> Gathered:
+    """Return elements of gathered weights at the moments of a micro-batch; small weights do not count."""
     threshold = framework.param_persistence_threshold
     sizes: list[float] = []
     uses = [
@@ -209,5 +212,5 @@ def gather(weights: Weights, framework: Framework) -> Gathered:
         else:
             start |= moment
         coordinator.release(step)
-    # The embedding's weights, the last module's, stay: its input has no gradient whose coming would release them.
+    # The embedding's weights (the last module) stay: its input has no gradient that would release them.
     return Gathered(start, tuple(forward), head, tuple(reversed(backward)), moment)

@@ -1,7 +1,7 @@
-"""Bytes that inference needs on the fullest rank, and how much fits.
+"""Predict inference memory on the fullest rank, and the largest batch that fits.
 
     memory = inference_memory(setup)                       # InferenceSetup -> Memory
-    largest_batch(setup, 80e9), smallest_tp(setup, 80e9)   # None: nothing fits
+    largest_batch(setup, 80e9)   # None: nothing fits
 
 Parameters are exact. The peak is the prefill of the whole batch (or of a micro-batch) at once, with the cache allocated
 for the whole context, as our engine and most do; activations are the largest set of tensors alive at once in a block of
@@ -10,16 +10,17 @@ plain PyTorch without gradients (listed at `_block_elements`). Decode needs less
 
 from math import ceil
 
-from configs.hardware import Accelerator
+from configs.hardware.hardware import Accelerator
 from engine.planner.architecture import Architecture
-from engine.planner.memory.stored import BYTES, feed_forward_width, stage_layers, stored_bytes
+from engine.planner.memory.stored import BYTES, feed_forward_width, stored_bytes, stored_stage_layers
 from engine.planner.results import Memory
 from engine.planner.setup import InferenceSetup
 
 _MIB = 2**20
 CPU_PROCESS_BYTES = 195 * _MIB
-"""A process of this project's engine with torch's libraries used once, its model left out: 191 to 198 MiB in four cells
-of 1M and 110M parameters (torch 2.13, x86-64). A calibrated machine brings its own (`Accelerator.framework_bytes`)."""
+"""A process of this engine with torch's libraries initialised, without the model: 191 to 198 MiB in four cells of 1M
+and 110M parameters (torch 2.13, x86-64). A calibrated machine has its own (`Accelerator.framework_bytes`).
+"""
 GPU_CONTEXT_BYTES = 500 * _MIB
 """CUDA or HIP context with the kernels of the libraries: assumption, 300 to 600 MiB by device and driver."""
 GPU_WORKSPACE_BYTES = 64 * _MIB
@@ -27,20 +28,23 @@ GPU_WORKSPACE_BYTES = 64 * _MIB
 NCCL_BYTES = 400 * _MIB
 """NCCL's buffers for one group within a node: assumption; 4 MiB (NCCL_BUFFSIZE) a channel and peer, and its kernels."""
 _ALLOCATOR_SHARE = 0.03
-"""What a caching allocator cannot use of tensors that come and go: assumption."""
+"""Share of memory that a caching allocator loses to short-lived tensors: assumption."""
 
 
 def inference_memory(setup: InferenceSetup, all_logits: bool = False) -> Memory:
-    """Predict the peak. `all_logits`: of every prompt position, where an engine computes them (ours: the last only)."""
+    """Predict the peak.
+
+    `all_logits`: logits of every prompt position, if an engine computes them (ours: the last only).
+    """
     stages = [_stage(setup, stage, all_logits) for stage in range(setup.layout.pp)]
     return max(stages, key=lambda memory: memory.total)
 
 
 def largest_batch(setup: InferenceSetup, memory_bytes: float) -> int | None:
-    """The largest `batch` that fits in the memory of one device; None where not even one sequence fits."""
+    """Return the largest `batch` that fits in one device's memory; None if not even one sequence fits."""
 
     def fits(batch: int) -> bool:
-        return inference_memory(setup.but(batch=batch)).total <= memory_bytes
+        return inference_memory(setup.replace(batch=batch)).total <= memory_bytes
 
     if not fits(1):
         return None
@@ -58,28 +62,17 @@ def largest_batch(setup: InferenceSetup, memory_bytes: float) -> int | None:
 _MOST_SEQUENCES = 2**20
 
 
-def smallest_tp(setup: InferenceSetup, memory_bytes: float, largest: int = 64) -> int | None:
-    """The smallest tensor-parallel degree, a power of two that divides the heads, at which the setup fits; or None."""
-    degree = 1
-    while degree <= largest and setup.architecture.heads % degree == 0:
-        layout = setup.layout.model_copy(update={"tp": degree})
-        if inference_memory(setup.but(layout=layout)).total <= memory_bytes:
-            return degree
-        degree *= 2
-    return None
-
-
 def framework_bytes(accelerator: Accelerator, ranks: int) -> int:
-    """What a process takes before its first tensor, and a group's buffers."""
+    """Return the bytes of a process before its first tensor, and of a group's buffers."""
     if accelerator.kind == "cpu":
         return accelerator.framework_bytes or CPU_PROCESS_BYTES
     return GPU_CONTEXT_BYTES + GPU_WORKSPACE_BYTES + (NCCL_BYTES if ranks > 1 else 0)
 
 
 def _stage(setup: InferenceSetup, stage: int, all_logits: bool) -> Memory:
-    """One pipeline stage's fullest tensor-parallel rank."""
+    """Return the memory of one pipeline stage's fullest tensor-parallel rank."""
     architecture, layout = setup.architecture, setup.layout
-    layers = stage_layers(setup)[stage]
+    layers = stored_stage_layers(setup)[stage]
     first, last = stage == 0, stage == layout.pp - 1
     element = BYTES[setup.compute]
     tokens = setup.at_once * setup.prompt_tokens
@@ -106,9 +99,9 @@ def _stage(setup: InferenceSetup, stage: int, all_logits: bool) -> Memory:
 
 
 def _parameter_bytes(setup: InferenceSetup, layers: range, first: bool, last: bool) -> float:
-    """Blocks by their share of the layers; tables on the first stage, norm and head on the last (a tied head's too).
+    """Return parameter bytes: blocks by their share of layers; tables on the first stage; norm and head on the last.
 
-    On a CPU products are packed, so that a tied head is a copy beside the table.
+    On a CPU products are packed, so a tied head is a copy beside the table.
     """
     architecture, packs = setup.architecture, setup.machine.accelerator.kind == "cpu"
     share = len(layers) / max(architecture.layers, 1)
@@ -125,7 +118,7 @@ def _parameter_bytes(setup: InferenceSetup, layers: range, first: bool, last: bo
 
 
 def _cache_bytes(setup: InferenceSetup, layers: range) -> float:
-    """Keys and values of the whole context; an encoder-decoder's decoder keeps its source's too."""
+    """Return keys and values of the whole context; an encoder-decoder's decoder caches its source's too."""
     architecture = setup.architecture
     if not architecture.decoder_layers:
         return 0.0
@@ -136,20 +129,20 @@ def _cache_bytes(setup: InferenceSetup, layers: range) -> float:
         own, source = max(1, setup.new_tokens), setup.prompt_tokens
     elements = sum(architecture.attended(layer, own) + source for layer in layers if layer >= start) * per_token
     form = setup.cache or setup.compute
-    # Narrow caches keep one 16-bit scale for each token and head.
+    # Quantised caches store one 16-bit scale for each token and head.
     heads = -(-architecture.kv_heads // setup.layout.tp)
     scales = 2 * heads * 2 / per_token if form in ("int8", "int4") else 0.0
     return setup.batch * elements * (BYTES[form] + scales)
 
 
 def _block_elements(architecture: Architecture, tp: int, widened: bool) -> float:
-    """Elements a token of the tensors that live at once in a block, where they are most.
+    """Return elements a token of the tensors alive at a block's peak.
 
-    Always the block's input, the residual stream and its norm. In attention: keys and values, and of the rotation the
-    projected queries, their products with cosine and sine, and the halves exchanged: four times the queries. In the
-    feed-forward: the activation, what it gates, their product (three times its width; without a gate, two), for each
-    expert that the token goes to. `widened`: 16-bit products are made in float32 first, so that while the last one is
-    made, one more is there.
+    Always included: the block's input, the residual stream and its norm. In attention: keys and values, and for the
+    rotation the projected queries, their products with cosine and sine, and the swapped halves: four times the queries.
+    In the feed-forward: the activation, the gated half, their product (three times its width; without a gate, two), for
+    each expert that the token goes to. `widened`: 16-bit products are computed in float32 first, so one more tensor is
+    alive during the last one.
     """
     queries = ceil(architecture.heads / tp) * architecture.head_dim
     keys = ceil(architecture.kv_heads / tp) * architecture.head_dim
@@ -161,7 +154,7 @@ def _block_elements(architecture: Architecture, tp: int, widened: bool) -> float
 
 
 def _logits_elements(setup: InferenceSetup, all_logits: bool) -> float:
-    """Of the last position; an encoder's head gives all. Shards are gathered, so both are there."""
+    """Return elements of the last position; an encoder's head returns all. Shards are gathered, so both are alive."""
     architecture, tp = setup.architecture, setup.layout.tp
     if not any(weight.role == "head" for weight in architecture.weights):
         return 0.0

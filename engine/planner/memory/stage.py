@@ -1,7 +1,7 @@
-"""The weights of one rank: what a pipeline's stage and a tensor-parallel shard of it hold.
+"""The weights of one rank: its pipeline stage and tensor-parallel shard.
 
-stage = stage_of(setup, 0)      # the first stage of the pipeline; the only one without a pipeline
-stage.elements, stage.block, stage.touched(8)
+stage = stage_of(setup, 0)      # the first stage; the only one without pipeline parallelism stage.elements,
+stage.block, stage.touched(8)
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,12 +12,12 @@ from engine.planner.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageElements:
     """Elements of weights on one tensor- and pipeline-parallel rank, before data-parallel sharding.
 
     block: of one block; matrices: its matrices in order of use; root: those outside of the blocks, `tables`
-    (embeddings) and `head` among them (0 where the embedding is the head); unembedding: the weight that makes logits,
-    whosesoever it is; vectors: elements of all vectors.
+    (embeddings) and `head` among them (0 where the embedding is the head); unembedding: the weight that computes
+    logits, tied or not; vectors: elements of all vectors.
     """
 
     block: float
@@ -35,7 +35,7 @@ class Stage:
         return self.block * self.layers + self.root
 
     def touched(self, ranks: int) -> float:
-        """Elements of the weights that one of `ranks` equal partitions touches, each whole; of the fullest partition.
+        """Return elements of the weights that one of `ranks` equal partitions touches, each counted whole; the maximum.
 
         In the order of a flat buffer: tables, block by block, the last norm and the head.
         """
@@ -50,8 +50,8 @@ class Stage:
         return most
 
 
-def stage_of(setup: TrainingSetup, index: int) -> Stage:
-    """Weights on a rank of a pipeline's stage; the first has the embedding, the last the head."""
+def stage_of(setup: TrainingSetup, index: int) -> StageElements:
+    """Return the weights on a rank of a pipeline stage; the first has the embedding, the last the head."""
     architecture, layout = setup.architecture, setup.layout
     layers = -(-architecture.layers // layout.pp)
     sizes: dict[bool, float] = {True: 0.0, False: 0.0}
@@ -69,11 +69,11 @@ def stage_of(setup: TrainingSetup, index: int) -> Stage:
             last = weight.role in ("head", "vector")
             if weight.role == "head":
                 head, unembedding = one * weight.copies, one
-            # A tied head is on the last stage too, which then has a copy.
+            # A tied head is copied to the last stage.
             copies = max(1, weight.copies) if layout.pp > 1 and weight.role == "head" else weight.copies
             if index == (layout.pp - 1 if last else 0):
                 root += one * copies
                 tables += one * copies if weight.role == "embedding" else 0.0
     block = sizes[True] / max(architecture.layers, 1)
     matrices_or_all = tuple(matrices) or (block,)
-    return Stage(block, layers, root, tables, head, unembedding, vectors, matrices_or_all, largest)
+    return StageElements(block, layers, root, tables, head, unembedding, vectors, matrices_or_all, largest)

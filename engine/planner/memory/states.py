@@ -1,25 +1,25 @@
-"""What each strategy holds besides activations, moment by moment: weights, gradients, optimizer states, buckets.
+"""Memory of each strategy besides activations, over a step: weights, gradients, optimizer states, buckets.
 
     states = Ddp(stage, setup, framework)
     states.begin(0); states.gradients((elements, ...)); ...; states.step()
 
-A strategy is told what happens (a micro-batch begins, a block is entered, gradients appear, the step is taken) and
-keeps `held` up to date; what it needs on top for a moment is `momentary`. DeepSpeed's are in `zero_states`. Sources:
-torch 2.13 (nn/parallel/distributed.py and reducer.cpp for DDP; distributed/fsdp/_fully_shard for FSDP2).
+A strategy receives events (a micro-batch begins, a block is entered, gradients appear, the optimizer steps) and updates
+`held`; temporary memory is in `momentary`. DeepSpeed's are in `zero_states`. Sources: torch 2.13
+(nn/parallel/distributed.py and reducer.cpp for DDP; distributed/fsdp/_fully_shard for FSDP2).
 """
 
 from dataclasses import dataclass
 
 from engine.planner.memory.framework import Framework
-from engine.planner.memory.stage import Stage
+from engine.planner.memory.stage import StageElements
 from engine.planner.setup import TrainingSetup
 
 _FLOAT = 4
 
 
 @dataclass
-class Held:
-    """Bytes by what for."""
+class StateBytes:
+    """Bytes by purpose."""
 
     parameters: float = 0.0
     gradients: float = 0.0
@@ -34,16 +34,16 @@ class Held:
 
 
 class States:
-    """One rank without data parallelism; the others change what differs."""
+    """One rank without data parallelism; base class of the strategies."""
 
-    def __init__(self, stage: Stage, setup: TrainingSetup, framework: Framework) -> None:
+    def __init__(self, stage: StageElements, setup: TrainingSetup, framework: Framework) -> None:
         self.stage, self.setup, self.framework = stage, setup, framework
         self.mixed = setup.precision not in ("float32", "bfloat16_autocast")
         self.width = 2 if self.mixed else _FLOAT
         self.moments = 2 * _FLOAT if setup.optimizer == "adamw" else 0
         self.ranks = setup.layout.dp
         self.on_cpu = setup.machine.accelerator.kind == "cpu"
-        self.held = Held()
+        self.held = StateBytes()
         self.momentary = 0.0
         self.micro = 0
         self.lay_out()
@@ -59,13 +59,13 @@ class States:
         return self.micro == self.setup.accumulation - 1
 
     def lay_out(self) -> None:
-        """What is there all the time."""
+        """Allocate what exists during the whole step."""
         elements = self.stage.elements
         self.held.parameters = elements * self.width
         self._optimizer(elements * (self.moments + (_FLOAT if self.mixed else 0)))
 
     def _optimizer(self, size: float) -> None:
-        """Optimizer states, where the setup wants them."""
+        """Allocate optimizer states, if the setup has an optimizer."""
         if self.setup.offload == "cpu":
             self.held.host += size
         elif self.setup.offload == "nvme":
@@ -74,45 +74,45 @@ class States:
             self.held.optimizer += size
 
     def begin(self, micro: int) -> None:
-        """A micro-batch's forward pass begins."""
+        """Begin a micro-batch's forward pass."""
         self.micro = micro
 
     def enter_forward(self, block: int) -> None:
-        """The forward pass comes to the first block or the last one, or, as if it were one more, to the head."""
+        """Enter the first or last block in the forward pass; the head counts as one more block."""
 
     def enter_head(self) -> None:
-        """The backward pass begins, with the head's product."""
+        """Begin the backward pass, with the head's product."""
 
     def enter_block(self, first: bool) -> None:
-        """The backward pass comes to a block; `first`: there is none below it."""
+        """Enter a block in the backward pass; `first`: the model's first block."""
 
     def leave_block(self) -> None:
-        """The block's backward pass is over."""
+        """Finish the block's backward pass."""
 
     def gradients(self, weights: tuple[float, ...]) -> None:
-        """Weights' gradients are handed on; with earlier ones they are added in place."""
+        """Receive the weights' gradients; they are added in place to earlier ones."""
         if self.micro == 0:
             self.held.gradients += sum(weights) * self.width
 
     def skip(self, blocks: int) -> None:
-        """So many blocks go as those before."""
+        """Skip this many blocks, equal to those before."""
         if blocks > 0:
             self.gradients((self.stage.block * blocks,))
 
     def end(self) -> None:
-        """The backward pass is over."""
+        """Finish the backward pass."""
 
     def step(self) -> None:
-        """The optimizer's step: `momentary` is what it needs for itself; afterwards gradients are gone."""
+        """Take the optimizer's step: `momentary` is its temporary memory; afterwards gradients are freed."""
         self.momentary = self._temporaries(self.stage.elements)
 
     def _temporaries(self, elements: float) -> float:
-        """AdamW on lists of tensors makes the square roots of all second moments; fused it makes nothing."""
+        """Return temporary memory: foreach AdamW computes the square roots of all second moments; fused needs none."""
         return 0.0 if self.framework.fused_optimizer or not self.moments else elements * _FLOAT
 
 
 class Ddp(States):
-    """Gradients are views of buckets that are never freed; while `no_sync` accumulates, they are beside them."""
+    """Gradients are views of buckets that are never freed; during `no_sync` accumulation they are separate."""
 
     def lay_out(self) -> None:
         super().lay_out()
@@ -124,12 +124,12 @@ class Ddp(States):
             return
         if self.micro == 0:
             self.held.gradients += size
-        elif self.last:  # copied into the bucket, which takes their place
+        elif self.last:  # copied into the bucket and replaced by a view
             self.held.gradients -= size
 
 
 class Fsdp(States):
-    """FSDP2: shards of each block and of the root; float32 shards, gathered in the precision of computing."""
+    """FSDP2: shards of each block and of the root; float32 shards, gathered in the compute precision."""
 
     def lay_out(self) -> None:
         stage = self.stage
@@ -141,10 +141,10 @@ class Fsdp(States):
             self.held.host += self.held.parameters * 2
             self.held.parameters = 0.0
         self._optimizer(self.shard * self.moments)
-        self.previous = 0.0  # input of the reduce-scatter before, kept until the next
-        self.raw = 0.0  # gradients of the unit that is being computed
+        self.previous = 0.0  # input of the previous reduce-scatter, kept until the next
+        self.raw = 0.0  # gradients of the unit being computed
         self.root_raw = 0.0
-        self.staying = 0.0  # bytes of blocks that are gathered still
+        self.staying = 0.0  # bytes of blocks that are still gathered
 
     def begin(self, micro: int) -> None:
         super().begin(micro)
@@ -157,7 +157,7 @@ class Fsdp(States):
         self.momentary = 2 * self.stage.block * self.width
 
     def _gather(self) -> None:
-        """A block's weights arrive, unless they are still there; gloo has a buffer of its own for them."""
+        """Gather a block's weights unless they are present; gloo has an additional buffer for them."""
         block = self.stage.block * self.width
         self.momentary = 0.0
         if self.staying:
@@ -167,7 +167,7 @@ class Fsdp(States):
         self.momentary = (block if self.on_cpu else 0.0) + (block / self.ranks if self.mixed else 0.0)
 
     def enter_head(self) -> None:
-        self._gather()  # of the last block, ahead
+        self._gather()  # prefetch of the last block
 
     def enter_block(self, first: bool) -> None:
         self.momentary = 0.0
@@ -178,19 +178,19 @@ class Fsdp(States):
     def gradients(self, weights: tuple[float, ...]) -> None:
         self.momentary = 0.0
         size = sum(weights) * self.width
-        if self.defers and self.micro > 0 and not self.mixed:  # added in place to those that are kept
+        if self.defers and self.micro > 0 and not self.mixed:  # added in place to the gradients kept
             self.momentary = size
             return
         self.raw += size
         self.held.communication += size
 
     def head_gradients_stay(self) -> None:
-        """What the root's weights got is reduced last."""
+        """Keep the root's gradients, which are reduced last."""
         self.root_raw, self.raw = self.raw, 0.0
 
     def _reduce(self, elements: float, raw: float) -> None:
         whole = elements * _FLOAT
-        if self.defers and not self.last:  # whole ones stay, in the precision in which they will be reduced
+        if self.defers and not self.last:  # unsharded gradients stay, in the precision of the later reduction
             self.held.communication -= raw
             self.held.gradients += whole if self.micro == 0 else 0.0
             self.momentary = 0.0

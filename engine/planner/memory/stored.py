@@ -1,11 +1,11 @@
-"""How many bytes a model's weights take in the format that they are stored in, on one rank and pipeline stage.
+"""Bytes of a model's weights in their storage format, on one rank and pipeline stage.
 
     stored_bytes(weight, setup)          # of one copy, on the fullest tensor-parallel rank
     stage_layers(setup)                  # [range(0, 40), range(40, 80)]: layers of each pipeline stage
 
-Quantised are the matrices that multiply; tables, norms and biases stay in the format of the products. int8 has a
-16-bit scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero point for each
-`int4_group` weights (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
+Only matrices of products are quantised; tables, norms and biases stay in the format of the products. int8 has a 16-bit
+scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero point for each `int4_group` weights
+(GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
 """
 
 from engine.planner.architecture import Architecture, Weight
@@ -18,20 +18,20 @@ _SCALE_BYTES = 2
 
 
 def is_quantised(weight: Weight, setup: InferenceSetup) -> bool:
-    """Whether a weight is kept in fewer bits than it is multiplied in."""
+    """Return whether a weight is stored in fewer bits than it is multiplied in."""
     if setup.weights not in QUANTISED:
         return False
     return weight.role == "matrix" or (weight.role == "head" and setup.quantised_head)
 
 
 def shard(weight: Weight, setup: InferenceSetup) -> int:
-    """Elements of one copy on the fullest tensor-parallel rank."""
+    """Return elements of one copy on the fullest tensor-parallel rank."""
     whole = not setup.sharded_vocabulary and not weight.block and weight.role in ("embedding", "head")
     return weight.shard(1 if whole else setup.layout.tp)
 
 
 def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
-    """Bytes of one copy on the fullest tensor-parallel rank, scales included."""
+    """Return bytes of one copy on the fullest tensor-parallel rank, scales included."""
     elements = shard(weight, setup)
     if not is_quantised(weight, setup):
         return elements * BYTES[setup.compute if setup.weights in QUANTISED else setup.weights]
@@ -43,10 +43,10 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
     return elements + _SCALE_BYTES * rows
 
 
-def stage_layers(setup: InferenceSetup) -> list[range]:
-    """Layers of each pipeline stage, as the engine shares them out; those of all kinds count alike.
+def stored_stage_layers(setup: InferenceSetup) -> list[range]:
+    """Return the layers of each pipeline stage, as the engine splits them; layers of all kinds count equally.
 
-    Raises ValueError where there are more stages than layers.
+    Raises ValueError for more stages than layers.
     """
     layers, stages = setup.architecture.layers, setup.layout.pp
     if stages > layers:
@@ -66,19 +66,19 @@ def stage_layers(setup: InferenceSetup) -> list[range]:
 
 
 def slowest_stage(setup: InferenceSetup) -> float:
-    """Share of all that a forward pass multiplies with which the busiest pipeline stage has."""
+    """Return the busiest pipeline stage's share of a forward pass's products."""
     architecture = setup.architecture
     blocks = head = 0.0
     for weight in architecture.weights:
         multiplied = weight.products * stored_bytes(weight, setup)
         blocks, head = (blocks + multiplied, head) if weight.block else (blocks, head + multiplied)
-    work = [blocks * len(layers) / max(architecture.layers, 1) for layers in stage_layers(setup)]
+    work = [blocks * len(layers) / max(architecture.layers, 1) for layers in stored_stage_layers(setup)]
     work[-1] += head
     return max(work) / sum(work)
 
 
 def feed_forward_width(architecture: Architecture) -> int:
-    """Elements that one token has in the widest feed-forward: of a dense one, or of all experts that it goes to."""
+    """Return elements a token in the widest feed-forward: a dense one's, or of all routed experts."""
     dense = [weight for weight in architecture.weights if "mlp" in weight.name and weight.split == 0]
     routed = max((weight.shape[0] for weight in dense if weight.share < 1), default=0) * architecture.experts_per_token
     plain = max((weight.shape[0] for weight in dense if weight.share == 1), default=0)

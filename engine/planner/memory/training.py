@@ -3,18 +3,17 @@
     memory = training_memory(setup)                             # TrainingSetup -> Memory
     memory = training_memory(setup, Framework(holds_logits=False))
 
-A step is replayed: forward pass, loss, backward pass block by block, optimizer. At each moment what the strategy
-holds (`states`) and what autograd holds (`activations`) are added up; the answer is the largest sum, and its parts
-are those of that moment.
+A step is replayed: forward pass, loss, backward pass block by block, optimizer. At each moment the bytes of the
+strategy (`states`) and of autograd (`activations`) are summed; the result is the largest sum with its parts.
 """
 
 from dataclasses import replace
 
-from engine.planner.memory.activations import Parts, parts_of
+from engine.planner.memory.activations import ActivationParts, parts_of
 from engine.planner.memory.framework import DEFAULT, Framework
-from engine.planner.memory.stage import Stage, stage_of
-from engine.planner.memory.states import Ddp, Fsdp, Held, States
-from engine.planner.memory.tape import Passes
+from engine.planner.memory.stage import StageElements, stage_of
+from engine.planner.memory.states import Ddp, Fsdp, StateBytes, States
+from engine.planner.memory.tape import TapePasses
 from engine.planner.memory.zero_states import Zero3, Zero12
 from engine.planner.results import Memory
 from engine.planner.setup import TrainingSetup
@@ -22,12 +21,12 @@ from engine.planner.setup import TrainingSetup
 _STATES: dict[str, type[States]] = {
     "none": States, "ddp": Ddp, "fsdp": Fsdp, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3,
 }  # fmt: skip
-# Blocks are alike: the highest moment is in the first or the last ones, those between are passed over.
+# Blocks are equal: the peak is in the first or the last ones, so those between are skipped.
 _REPLAYED_BLOCKS = 2
 
 
 def training_memory(setup: TrainingSetup, framework: Framework = DEFAULT) -> Memory:
-    """The peak of a step on the fullest rank, once optimizer states exist."""
+    """Return the peak of a step on the fullest rank, once optimizer states exist."""
     stages = {0, setup.layout.pp - 1}
     return max((_stage_memory(setup, framework, index) for index in sorted(stages)), key=lambda memory: memory.total)
 
@@ -37,18 +36,18 @@ class _Peak:
 
     def __init__(self) -> None:
         self.total = -1.0
-        self.held = Held()
+        self.held = StateBytes()
         self.activations = self.logits = self.momentary = 0.0
 
     def see(self, states: States, activations: float, logits: float = 0.0) -> None:
-        """A moment: what is held, what is needed for it, and what autograd has."""
+        """Update the peak with a moment: held and temporary bytes of the strategy, and autograd's."""
         total = states.held.total + states.momentary + activations
         if total > self.total:
             self.total, self.held, self.momentary = total, replace(states.held), states.momentary
             self.activations, self.logits = activations, min(logits, activations)
 
     def memory(self, setup: TrainingSetup, framework: Framework) -> Memory:
-        """Whole bytes by what for."""
+        """Return whole bytes by purpose."""
         held = self.held
         tensors = Memory(
             round(held.parameters), round(held.gradients), round(held.optimizer),
@@ -69,7 +68,7 @@ def _stage_memory(setup: TrainingSetup, framework: Framework, index: int) -> Mem
     states = _STATES[setup.layout.strategy](stage, setup, framework)
     peak = _Peak()
     pipeline = setup.layout.pp
-    # Micro-batches that a stage of the 1F1B schedule has begun and not ended (arXiv 2104.04473).
+    # Micro-batches in progress on a stage of the 1F1B schedule (arXiv 2104.04473).
     begun = min(pipeline - index, setup.accumulation)
     replay = _Replay(setup, parts, stage, states, peak, begun - 1)
     replay.embeds, replay.heads = index == 0, index == pipeline - 1
@@ -85,7 +84,13 @@ class _Replay:
     """One micro-batch after another on one stage."""
 
     def __init__(
-        self, setup: TrainingSetup, parts: Parts, stage: Stage, states: States, peak: _Peak, others: int
+        self,
+        setup: TrainingSetup,
+        parts: ActivationParts,
+        stage: StageElements,
+        states: States,
+        peak: _Peak,
+        others: int,
     ) -> None:
         self.setup, self.parts, self.stage, self.states, self.peak = setup, parts, stage, states, peak
         self.embeds = self.heads = True
@@ -100,7 +105,7 @@ class _Replay:
         self.below = parts.tables + parts.embedding.saved + others * self.kept * stage.layers
 
     def micro_batch(self) -> None:
-        """Forward, loss, backward."""
+        """Run forward, loss and backward."""
         parts, states, peak = self.parts, self.states, self.peak
         kept = self.below + self.kept * self.stage.layers
         checkpointed = self.setup.checkpointing != "none"
@@ -117,7 +122,7 @@ class _Replay:
             peak.see(states, kept + parts.product_high + copies * self.stage.layers)
         pending = 0.0
         if self.heads:
-            # The loss is computed within autocast, which forgets its copies of the weights afterwards.
+            # The loss is computed within autocast, which then frees its copies of the weights.
             peak.see(states, kept + parts.head.forward_high + copies * self.stage.layers, parts.logits_bytes)
             pending = self._events(parts.head, kept, tied_bytes=self._tied(), head=True) + parts.head.held
         if isinstance(states, Fsdp):
@@ -130,17 +135,17 @@ class _Replay:
         states.momentary = 0.0
 
     def _tied(self) -> float:
-        """Autograd holds a tied head's gradient until the embedding's is there too."""
+        """Hold a tied head's gradient until the embedding's is computed, as autograd does."""
         tied = self.stage.unembedding and not self.stage.head and self.embeds
         return self.states.width if tied else 0.0
 
-    def _events(self, passes: Passes, base: float, tied_bytes: float = 0.0, head: bool = False) -> float:
-        """The backward pass of a part of the root; returns bytes that wait for the other end of a tied weight."""
+    def _events(self, passes: TapePasses, base: float, tied_bytes: float = 0.0, head: bool = False) -> float:
+        """Run the backward pass of a part of the root; returns bytes that wait for the other end of a tied weight."""
         pending = 0.0
         first, *rest = passes.events
         logits = self.parts.logits_bytes if head else 0.0
         if head:
-            # The loss comes before the head's product, and with it what a strategy does for the product.
+            # The loss precedes the head's product and its weight gathering.
             self.peak.see(self.states, base + passes.loss_high, logits)
             self.states.enter_head()
         for number, event in enumerate((first, *rest)):

@@ -1,9 +1,9 @@
-"""What DeepSpeed's ZeRO holds besides activations, moment by moment; told as `states` says.
+"""Memory of DeepSpeed's ZeRO besides activations, over a step; the events are those of `states`.
 
 Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py.
 """
 
-from engine.planner.memory.gathering import Moment, Weights, gather
+from engine.planner.memory.gathering import GatheredWeights, Moment, gather
 from engine.planner.memory.states import States
 
 _FLOAT, _DOUBLE = 4, 8
@@ -16,10 +16,10 @@ class Zero12(States):
         self.partition = self.stage.elements / self.ranks
         self.held.parameters = self.stage.elements * self.width
         self._optimizer(self.partition * (self.moments + _FLOAT))
-        # Where gradients of the own partition are kept; a weight that lies across its border is kept whole.
+        # Buffer for gradients of the own partition; a weight across its border is kept whole.
         self.copy = self.stage.touched(self.ranks) * self.width
         if self.offloads:
-            # Float32 gradients and the new 16-bit weights are made on the host; one buffer brings gradients there.
+            # Float32 gradients and the new 16-bit weights are created on the host; one buffer brings gradients there.
             self.held.host += self.partition * (_FLOAT + self.width)
             self.held.communication = self.stage.largest * self.width
             self.copy = 0.0
@@ -34,7 +34,7 @@ class Zero12(States):
 
     def gradients(self, weights: tuple[float, ...]) -> None:
         self.momentary = 0.0
-        if not self.has_bucket:  # it is made when the first gradient comes, which is then copied into it
+        if not self.has_bucket:  # created by the first gradient, which is then copied into it
             self.held.communication += self.bucket * self.width
             self.has_bucket = True
             self.momentary = sum(weights) * self.width if self.second else 0.0
@@ -45,7 +45,7 @@ class Zero12(States):
             if self.filled + elements > self.bucket:
                 self._flush()
             self.filled += elements
-            if elements > self.bucket:  # it is reduced where it is, when the next one comes
+            if elements > self.bucket:  # reduced in place when the next one comes
                 self.oversized = elements * self.width
                 self.held.gradients += self.oversized
 
@@ -59,11 +59,11 @@ class Zero12(States):
         if not self.has_copy:  # the fullest rank is the last, whose partition comes first in the backward pass
             self.held.gradients += self.copy
             self.has_copy = True
-            if not self.on_cpu:  # gloo's threads may let go of what they reduced a moment after the copy is made
+            if not self.on_cpu:  # gloo's threads may release reduced data shortly after the copy
                 self.momentary = max(0.0, self.momentary - self.copy)
 
     def _flattened(self) -> float:
-        """Bytes: what belongs to several ranks is put together in a tensor of its own to be reduced."""
+        """Return bytes of the temporary tensor that joins gradients of several ranks for the reduction."""
         end = self.stage.elements - self.reduced
         first, last = (end - self.filled + 0.5) // self.partition, (end - 0.5) // self.partition
         return self.filled * self.width if first != last else 0.0
@@ -88,7 +88,7 @@ class Zero12(States):
             if self.micro > 0:
                 self.held.gradients -= self.copy
             self.has_copy = False
-            self.momentary += before - self.held.total  # all of that is still there
+            self.momentary += before - self.held.total  # all of that still exists
             return
         if self.last:
             self.momentary = self.copy
@@ -99,7 +99,7 @@ class Zero12(States):
             self.has_bucket = False
 
     def step(self) -> None:
-        """The partition's gradients as one flat tensor, then in float32; norms in float64 came before."""
+        """Step: the partition's gradients as one flat tensor, then in float32; norms in float64 come before."""
         self._drop_bucket()
         self.held.gradients = self.copy
         if self.offloads:
@@ -112,7 +112,7 @@ class Zero12(States):
 
 
 class Zero3(States):
-    """DeepSpeed's stage 3: all is partitioned; matrices are gathered one by one, ahead of their use."""
+    """DeepSpeed's stage 3: everything is partitioned; matrices are gathered one by one, ahead of use."""
 
     def lay_out(self) -> None:
         framework, stage = self.framework, self.stage
@@ -120,12 +120,12 @@ class Zero3(States):
         small = sum(size for size in stage.matrices if size < framework.param_persistence_threshold) * stage.layers
         # A partition of one rank is the weight itself: nothing has to be gathered.
         self.alias = self.ranks == 1 and not self.offloads
-        # Small weights are never partitioned again.
+        # Small weights stay gathered.
         persistent = 0.0 if self.alias else (stage.vectors + small) * self.width
         self.held.parameters = self.partition * self.width + persistent
         self._optimizer(self.partition * (self.moments + _FLOAT))
         self.held.gradients = self.partition * self.width
-        if self.offloads:  # weights too; what is on the device for good are the vectors
+        if self.offloads:  # weights too; only vectors stay on the device
             self.held.parameters -= self.partition * self.width
             self.held.gradients = 0.0
             self.held.host += self.partition * _FLOAT
@@ -138,7 +138,7 @@ class Zero3(States):
         self.steady = self.held.communication
         tied = stage.unembedding > 0 and not stage.head and stage.tables >= stage.unembedding
         self.gathered = gather(
-            Weights(
+            GatheredWeights(
                 stage.matrices, stage.layers, stage.tables - (stage.unembedding if tied else 0.0), stage.unembedding,
                 tied, recomputed=self.setup.checkpointing != "none",
             ),
@@ -160,14 +160,14 @@ class Zero3(States):
         self.passed += 1
 
     def _hold(self, moment: Moment) -> None:
-        """What is gathered at a moment, and for a moment gloo's buffer of what arrives."""
+        """Hold the gathered weights of a moment, and gloo's temporary receive buffer."""
         if self.alias:
             moment = Moment()
         self.held.communication = self.steady + moment.held * self.width
         self.momentary = max(0.0, moment.arriving - moment.held) * self.width if self.on_cpu else 0.0
 
     def gradients(self, weights: tuple[float, ...]) -> None:
-        """Into the bucket; a full one is padded, reduced and added to the partition."""
+        """Copy gradients into the bucket; a full one is padded, reduced and added to the partition."""
         self.momentary = 0.0
         for elements in weights:
             if self.filled + elements > self.framework.reduce_bucket_size:
@@ -184,7 +184,7 @@ class Zero3(States):
         self.filled = 0.0
 
     def step(self) -> None:
-        """A group's gradients as one flat tensor, then in float32."""
+        """Step: a group's gradients as one flat tensor, then in float32."""
         self.held.communication = self.steady
         group = 0.0 if self.offloads else min(self.partition, self.framework.sub_group_size)
         self.momentary = group * (self.width + (_FLOAT if self.mixed else 0)) + self._temporaries(group)

@@ -1,1 +1,1 @@
-"""Seconds: computation, communication, bubbles, of training steps and of inference."""
+"""Time model: computation, communication and bubbles of training steps and of inference."""

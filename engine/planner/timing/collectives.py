@@ -1,13 +1,13 @@
-"""How long a collective takes, by the alpha-beta model: a hop costs its latency, a byte the inverse of the bandwidth.
+"""Predict collectives by the alpha-beta model: a hop costs its latency, a byte the inverse of the bandwidth.
 
     all_reduce_seconds(message_bytes, ranks, machine)             # ring or tree, whichever is the faster one
     all_gather_seconds(message_bytes, ranks, machine, stride=8)   # ranks stand 8 apart (tensor parallelism of 8)
 
-`message_bytes` is the whole tensor on each rank (all-reduce, broadcast), the gathered one (all-gather), the one that
-goes in (reduce-scatter). Ranks are placed node by node, so `ranks` of them fill the first nodes. A ring that leaves a
-node does so once in and once out; several rings run at once, one through each rank's own way out, so that the rate
-between nodes is the sum of the shares of the group's members in a node, and the ring runs at the slower of the two
-rates. A hop costs its link's latency; on GPUs all hops are made by one kernel, so that is the latency of NCCL's hop.
+`message_bytes` is the whole tensor on each rank (all-reduce, broadcast), the gathered one (all-gather), the input
+(reduce-scatter). Ranks are placed node by node, so `ranks` of them fill the first nodes. A ring that leaves a node does
+so once in and once out; several rings run at once, one through each rank's own way out, so that the rate between nodes
+is the sum of the shares of the group's members in a node, and the ring runs at the slower of the two rates. A hop costs
+its link's latency; on GPUs all hops are made by one kernel, so that is the latency of NCCL's hop.
 
 Formulas: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005
 (ring and tree); the bus bandwidth factors of nccl-tests, doc/PERFORMANCE.md; the pipelined tree of NCCL 2.4 (Jeaugey,
@@ -17,16 +17,17 @@ Formulas: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communicat
 from dataclasses import dataclass
 from math import ceil, log2
 
-from configs.hardware import Link, Machine
+from configs.hardware.hardware import Link, Machine
 
 _COPIED_BYTES_PER_SECOND = 1.5e9
-"""Written to memory that the kernel has to clear first, and copied back: an all-gather of 52 MB over 1 Gbit/s took
-60 ms longer than its bytes need, a reduce-scatter 60 ms longer than an all-reduce (this project's lab, 2026-11)."""
+"""Rate of a write to memory that the kernel must clear first, and a copy back: an all-gather of 52 MB over 1 Gbit/s
+took 60 ms longer than its bytes need, a reduce-scatter 60 ms longer than an all-reduce (this project's lab, 2026-11).
+"""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A group of ranks as a ring sees it: its hops of each kind, and the rate at which it turns."""
+    """A group of ranks as a ring: its hops of each kind, and its rate."""
 
     ranks: int
     nodes: int
@@ -52,7 +53,7 @@ class Ring:
 
 
 def ring(ranks: int, machine: Machine, stride: int = 1) -> Ring:
-    """The ring of `ranks` that stand `stride` apart. Raises ValueError naming the link that is not known."""
+    """Return the ring of `ranks` at distance `stride`. Raises ValueError naming the unknown link."""
     members = min(ranks, max(1, machine.accelerators // stride))
     nodes = ceil(ranks / members)
     inside, between = machine.neighbour if members > 1 else None, machine.between if nodes > 1 else None
@@ -75,7 +76,9 @@ def ring(ranks: int, machine: Machine, stride: int = 1) -> Ring:
 def all_reduce_seconds(
     message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
 ) -> float:
-    """Ring: 2 (n-1) hops and 2 (n-1)/n of the bytes; tree: up and down, all bytes twice. `share`: of the link's rate.
+    """Predict an all-reduce.
+
+    Ring: 2 (n-1) hops and 2 (n-1)/n of the bytes; tree: up and down, all bytes twice. `share`: of the link's rate.
 
     gloo, on CPUs, has only the ring (gloo/allreduce.cc).
     """
@@ -91,7 +94,7 @@ def all_reduce_seconds(
 def all_gather_seconds(
     message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
 ) -> float:
-    """Ring: n-1 hops and (n-1)/n of the bytes; gloo's goes through a buffer of torch's own."""
+    """Predict an all-gather. Ring: n-1 hops and (n-1)/n of the bytes; gloo's uses an additional buffer of torch."""
     if ranks == 1:
         return 0.0
     group = ring(ranks, machine, stride)
@@ -100,15 +103,16 @@ def all_gather_seconds(
 
 
 def copy_seconds(message_bytes: float, ranks: int) -> float:
-    """Of torch's copy of a gathered or scattered tensor, which gloo works on; nothing on one rank."""
+    """Predict torch's copy of a gathered or scattered tensor for gloo; 0 on one rank."""
     return message_bytes / _COPIED_BYTES_PER_SECOND if ranks > 1 else 0.0
 
 
 def reduce_scatter_seconds(
     message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
 ) -> float:
-    """An all-gather run backwards; the sums are made while bytes arrive. gloo has none: torch all-reduces the whole
-    (counted on a link: 2 (n-1)/n of the bytes, torch 2.13) in a copy of its own."""
+    """Predict a reduce-scatter: a reversed all-gather with sums during the transfer. gloo has none: torch all-reduces
+    the whole (counted on a link: 2 (n-1)/n of the bytes, torch 2.13) in a separate copy.
+    """
     if machine.accelerator.kind == "cpu":
         summed = all_reduce_seconds(message_bytes, ranks, machine, stride=stride, share=share)
         return summed + copy_seconds(message_bytes, ranks)
@@ -118,7 +122,7 @@ def reduce_scatter_seconds(
 def point_to_point_seconds(
     message_bytes: float, ranks: int, machine: Machine, *, stride: int = 1, share: float = 1.0
 ) -> float:
-    """From a rank to the one `stride` further, of `ranks` in that row: between nodes, if the row leaves a node at all.
+    """Predict a message from a rank to the one `stride` further, among `ranks`: between nodes, if the row spans nodes.
 
     One pair has one rank's share of the way out, not the node's.
     """

@@ -1,10 +1,10 @@
-"""Seconds of computing in one micro-batch on one rank: products, attention, elementwise kernels, logits, optimizer.
+"""Compute time of one micro-batch on one rank: products, attention, elementwise kernels, logits, optimizer.
 
     blocks = block_seconds(setup, constants)        # a stage's blocks
-    blocks.forward, blocks.backward, blocks.again   # `again`: what checkpointing computes twice
+    blocks.forward, blocks.backward, blocks.again   # `again`: recomputation by checkpointing
 
-A roofline per kind of kernel: max(FLOPs over the rate that its shape allows, bytes over the memory's), and never less
-than the device's least time of a kernel.
+A roofline per kind of kernel: max(FLOPs over the rate for its shape, bytes over the memory bandwidth), and at least the
+device's minimum kernel time.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ _EAGER_SCORE_BYTES = 20  # scores written, scaled and masked, normalised in floa
 _ADAMW_BYTES, _FOREACH_ADAMW_BYTES = 40, 92
 _OFFLOADS_WEIGHTS = ("fsdp", "zero3")
 _SGD_BYTES = 24  # the same of plain SGD: 3 accesses, 3 of clipping
-_FLOAT8_CAST_BYTES = 4  # of an operand: read in 16 bits, written in 8 as it is and transposed for the backward
+_FLOAT8_CAST_BYTES = 4  # of an operand: read in 16 bits, written in 8 as is and transposed for the backward
 # Of a logit, both ways: written, then read and written in float32 by cast, log-softmax, its gradient and cast back.
 _LOGIT_BYTES, _COMPILED_LOGIT_BYTES = 30, 14
 PRODUCT_FORMAT = {
@@ -37,7 +37,7 @@ PRODUCT_FORMAT = {
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one micro-batch: forward, backward, and what is computed a second time."""
+    """Seconds of one micro-batch: forward, backward, and recomputation."""
 
     forward: float
     backward: float
@@ -45,7 +45,7 @@ class Seconds:
 
 
 def block_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
-    """Of the blocks of the fullest pipeline stage."""
+    """Predict the blocks of the fullest pipeline stage."""
     architecture = setup.architecture
     products = _products(setup, constants, (weight for weight in architecture.weights if weight.block))
     attention = _attention(setup, constants)
@@ -59,7 +59,7 @@ def block_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
 
 
 def root_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
-    """Of the head, the logits and the loss; a pipeline's last stage has them."""
+    """Predict the head, the logits and the loss, on a pipeline's last stage."""
     architecture = setup.architecture
     roots = [weight for weight in architecture.weights if not weight.block]
     products = _products(setup, constants, roots)
@@ -72,7 +72,7 @@ def root_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
 
 
 def optimizer_seconds(setup: TrainingSetup, constants: Constants) -> float:
-    """Of the update of the parameters that one rank owns, over the host's link where its states are offloaded."""
+    """Predict the update of one rank's parameters; over the host's link if states are offloaded."""
     layout = setup.layout
     owned = setup.architecture.rank_parameters(layout.tp) / layout.pp
     if layout.strategy in ("fsdp", "zero1", "zero2", "zero3"):
@@ -81,8 +81,8 @@ def optimizer_seconds(setup: TrainingSetup, constants: Constants) -> float:
     if setup.offload == "none":
         of_adamw = _ADAMW_BYTES if setup.fused_optimizer else _FOREACH_ADAMW_BYTES
         return owned * (of_adamw if adamw else _SGD_BYTES) / _bandwidth(setup, constants)
-    # A fused update on the host reads and writes each state once; gradients come down and weights go up for it,
-    # where they do not travel in every micro-batch anyway (`offload_seconds`).
+    # A fused update on the host reads and writes each state once; gradients come down and weights go up for it, unless
+    # they are transferred in every micro-batch (`offload_seconds`).
     carried = 0 if layout.strategy in _OFFLOADS_WEIGHTS else 4 + 4
     seconds = owned * (carried + (28 if adamw else 12)) / constants.host_bytes_per_second
     if setup.offload == "nvme":
@@ -92,10 +92,10 @@ def optimizer_seconds(setup: TrainingSetup, constants: Constants) -> float:
 
 
 def offload_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
-    """Of one micro-batch's shards on their way: weights up for the forward and again for the backward, gradients down.
+    """Predict the transfer of one micro-batch's shards: weights up for the forward and the backward, gradients down.
 
-    FSDP2 carries its float32 shards and gradients, ZeRO-3 16-bit ones, from NVMe where they lie there. Other strategies
-    keep their weights on the device.
+    FSDP2 transfers float32 shards and gradients, ZeRO-3 16-bit ones, from NVMe if they are stored there. Other
+    strategies keep their weights on the device.
     """
     layout = setup.layout
     if setup.offload == "none" or layout.strategy not in _OFFLOADS_WEIGHTS:
@@ -113,12 +113,12 @@ def _bandwidth(setup: TrainingSetup, constants: Constants) -> float:
 
 
 def _rows(setup: TrainingSetup, weight: Weight) -> float:
-    """Rows that one micro-batch multiplies with a weight (of experts: with each of them)."""
+    """Return the rows that one micro-batch multiplies with a weight (for experts: with each of them)."""
     return setup.micro_batch * (1.0 if weight.per_sequence else setup.sequence_length * weight.share)
 
 
 def _products(setup: TrainingSetup, constants: Constants, weights: Iterable[Weight]) -> Seconds:
-    """Of all products with these weights; with float8, heads stay in bfloat16."""
+    """Predict all products with these weights; with float8, heads stay in bfloat16."""
     device, tp = setup.machine.accelerator, setup.layout.tp
     bandwidth, least = _bandwidth(setup, constants), device.kernel_seconds
     forward = backward = 0.0
@@ -134,7 +134,7 @@ def _products(setup: TrainingSetup, constants: Constants, weights: Iterable[Weig
         inputs, rows = elements // outputs, _rows(setup, weight)
         arithmetic = 2 * rows * elements / (device.flops(number) * constants.matmul)
         touched = (rows * (inputs + outputs) + elements) * element / bandwidth
-        # A tile's pipeline is filled with as many bytes of the inner dimension in any format.
+        # Filling a tile's pipeline takes the same bytes of the inner dimension in any format.
         depth = constants.product_depth * 2 / element
         # Backward: gradients of the inputs (inner length: outputs), and of the weights (inner length: rows).
         by_inputs, by_outputs, by_rows = (
@@ -150,7 +150,7 @@ def _products(setup: TrainingSetup, constants: Constants, weights: Iterable[Weig
 
 
 def _attention(setup: TrainingSetup, constants: Constants) -> Seconds:
-    """Of scores and what they weigh; eager attention computes all of them and keeps them in memory."""
+    """Predict scores and weighted values; eager attention computes all of them and stores them in memory."""
     architecture, device = setup.architecture, setup.machine.accelerator
     number = PRODUCT_FORMAT[setup.precision]
     peak = device.flops("bfloat16" if number == "float8" else number)
@@ -170,10 +170,10 @@ def _attention(setup: TrainingSetup, constants: Constants) -> Seconds:
 
 
 def _pairs(architecture: Architecture, length: int, *, fused: bool) -> float:
-    """Pairs of query and key of one sequence and head that are computed, all layers together.
+    """Return the query-key pairs computed for one sequence and head, all layers together.
 
-    A fused kernel leaves out what the causal mask or the window hides, but for the tiles that they cut. An
-    encoder-decoder has as many tokens on either side.
+    A fused kernel skips masked pairs, except in tiles on the mask's edge. An encoder-decoder has equally many tokens on
+    both sides.
     """
     decoders = architecture.decoder_layers
     encoders = architecture.layers - decoders
@@ -188,7 +188,7 @@ def _pairs(architecture: Architecture, length: int, *, fused: bool) -> float:
 
 
 def _elementwise(setup: TrainingSetup, constants: Constants) -> Seconds:
-    """Norms, residual sums, activation functions: bytes over bandwidth.
+    """Predict norms, residual sums and activation functions: bytes over bandwidth.
 
     Forward, in elements a token: two norms read and write h, two sums read 2h and write h, the activation reads and
     writes f (gated: five times f in two kernels). Backward about one and a half times that. A compiler fuses sums

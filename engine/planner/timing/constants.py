@@ -1,31 +1,31 @@
-"""The few constants of the time model: which share of a device's figures real work reaches.
+"""Constants of the time model: the share of a device's peak figures that real work reaches.
 
-    constants_for(accelerator)      # what planning uses: priors, and what published training runs taught (LEARNT)
+    constants_for(accelerator)      # used for planning: priors, corrected by published training runs (LEARNT)
     prior_for(accelerator)          # before anything is measured; what `timing.fitting` starts from
 
-Each has a physical meaning and a prior with a source; a device whose figures are rates measured on the spot
-(`Accelerator.measured`) has nothing to lose any more, so its shares are 1.
+Each has a physical meaning and a prior with a source; a device with measured rates (`Accelerator.measured`) has shares
+of 1.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from configs.hardware import Accelerator
+from configs.hardware.hardware import Accelerator
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Shares of the device's figures, and what overlaps.
+    """Shares of the device's peak figures, and overlap.
 
     matmul: of peak FLOP/s, by a large product. attention: of peak FLOP/s, by fused attention with heads of 128, of the
-    FLOPs that a causal mask leaves. memory: of the memory's bandwidth. link: of the links' rates. passes: how many
-    times the bytes that `timing.compute` counts elementwise kernels really move (biases, casts and copies are not
-    counted). overlap: share of compute behind which FSDP's or DDP's communication can hide. contention: what hidden
-    communication still costs, as a share of its own time (its kernels hold multiprocessors and memory bandwidth, also
-    while they wait). product_depth: inner length at which a product reaches half of its rate (filling and emptying the
-    pipeline of a tile, writing its result). head_depth: head length at which attention reaches half of its rate (the
-    exponentials are as many for short heads as for long ones). recomputed: share of a forward's time that checkpointing
-    adds (under 1: torch stops early, for the last product of a block need not be computed again).
+    FLOPs that a causal mask leaves. memory: of the memory's bandwidth. link: of the links' rates. passes: real memory
+    traffic of elementwise kernels over the bytes that `timing.compute` counts (biases, casts and copies are not
+    counted). overlap: share of compute behind which FSDP's or DDP's communication can hide. contention: cost of hidden
+    communication, as a share of its time (its kernels hold multiprocessors and memory bandwidth, also while they wait).
+    product_depth: inner length at which a product reaches half of its rate (filling and emptying the pipeline of a
+    tile, writing its result). head_depth: head length at which attention reaches half of its rate (the exponentials are
+    as many for short heads as for long ones). recomputed: share of a forward's time that checkpointing adds (under 1:
+    torch stops early, for the last product of a block need not be computed again).
     """
 
     matmul: float = 0.65
@@ -41,29 +41,30 @@ class Constants:
     host_bytes_per_second: float = 25e9  # a GPU's way to host memory: PCIe 4.0 x16, 32 GB/s less protocol
     storage_bytes_per_second: float = 3e9  # one NVMe drive, shared by nobody
 
-    def but(self, **changes: float) -> "Constants":
-        """The same with some changed."""
+    def replace(self, **changes: float) -> "Constants":
+        """Return the constants with some changed."""
         return replace(self, **changes)
 
 
 LEARNT: Mapping[str, float] = {
     "matmul": 0.94, "passes": 1.37, "contention": 2.34, "product_depth": 1.63, "recomputed": 0.63,
 }  # fmt: skip
-"""How many times their priors `timing.fitting` finds on docs/measurements/published/mpt_training_throughput.csv, 81
-runs of llm-foundry on A100 and H100 in 2023. What it finds of attention is left out: kernels have become faster.
-`python -m flows.bench_planner throughput` prints them again; a test holds these to that."""
+"""Multiples of the priors that `timing.fitting` finds on docs/measurements/published/mpt_training_throughput.csv, 81
+runs of llm-foundry on A100 and H100 in 2023. Attention is left out, because kernels have become faster. `python -m
+benchmarks.planner.bench throughput` prints them; a test compares these with its output.
+"""
 
 
 def constants_for(accelerator: Accelerator) -> Constants:
-    """What planning uses: of a data sheet's device, priors times what published runs taught."""
+    """Return the constants for planning: for a data-sheet device, priors times the factors from published runs."""
     prior = prior_for(accelerator)
     if accelerator.measured or accelerator.kind == "cpu":
         return prior
-    return prior.but(**{name: getattr(prior, name) * times for name, times in LEARNT.items()})
+    return prior.replace(**{name: getattr(prior, name) * times for name, times in LEARNT.items()})
 
 
 def prior_for(accelerator: Accelerator) -> Constants:
-    """Of a device, before anything is measured."""
+    """Return a device's priors, before any measurement."""
     if accelerator.measured or accelerator.kind == "cpu":
         return _CPU
     for prefix, constants in _PRIORS.items():
@@ -75,7 +76,7 @@ def prior_for(accelerator: Accelerator) -> Constants:
 _CPU = Constants(
     matmul=1.0, attention=0.7, memory=1.0, link=1.0, overlap=0.0, contention=0.0, product_depth=16.0, head_depth=16.0
 )
-"""Rates that were measured; the core that would communicate computes, so nothing is hidden (overlap 0)."""
+"""Measured rates; the communicating core also computes, so nothing is hidden (overlap 0)."""
 _PRIORS = {
     # Large cuBLAS products reach about 250 of 312 TFLOP/s on A100, and about 650 of 989 on H100, which its power limits
     # (common microbenchmarks, from memory).

@@ -1,23 +1,22 @@
-"""Seconds on the cores of a CPU that was calibrated: sums of measured operators, where GPUs get a roofline.
+"""Predict times on a calibrated CPU by sums of measured operators (GPUs use a roofline).
 
     time = measured_generation_time(setup)     # InferenceSetup -> GenerationTime; the machine has `operators`
     step = measured_step_time(setup)           # TrainingSetup -> StepTime
     can_measure(architecture, accelerator)
 
-On a core a product of few rows reaches neither the peak of the arithmetic nor the bandwidth of the memory: PyTorch's
-bfloat16 product of one row reads its weights at a quarter of what a plain read reaches. So the time of a product is
-looked up by its rows, between two measured numbers linearly in time (reading weights costs the same for any rows,
-arithmetic grows with them). Operators other than products are issued one by one and take a least time each
-(`layer_seconds`; in a decode step, which is recorded, `recorded_layer_seconds`), and grow with rows x hidden
-(`element_seconds`). A training step is that of ranks that share data by any strategy: `timing.waiting` says what it
-waits for.
+On a core, a product of few rows reaches neither peak arithmetic nor memory bandwidth: PyTorch's bfloat16 product of one
+row reads its weights at a quarter of what a plain read reaches. The time of a product is therefore interpolated by its
+rows, linearly in time (reading weights costs the same for any rows, arithmetic grows with them). Other operators are
+issued one by one and take a minimum time each (`layer_seconds`; in a decode step, which is recorded,
+`recorded_layer_seconds`), and grow with rows x hidden (`element_seconds`). Training steps may use any data-parallel
+strategy: `timing.waiting` predicts the exposed communication.
 """
 
 from collections.abc import Mapping
 from itertools import pairwise
 from math import log2
 
-from configs.hardware import Accelerator, NumberFormat, OperatorRates
+from configs.hardware.hardware import Accelerator, NumberFormat, OperatorRates
 from engine.planner.architecture import Architecture
 from engine.planner.results import GenerationTime, StepTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
@@ -28,17 +27,17 @@ _BYTES: dict[NumberFormat, int] = {"float32": 4, "bfloat16": 2}
 _ATTENTION_BACKWARD = 2.5  # five products where the forward has two (arXiv 2205.14135)
 _SHARED_CACHE = 8
 _REFERENCE_ROWS = 256
-"""Rows at which `training_flops` was measured (`engine.calibrate_probes.Sizes.prompt`)."""
+"""Rows at which `training_flops` was measured (`engine.tools.calibrate_probes.Sizes.prompt`)."""
 
 
 def can_measure(architecture: Architecture, accelerator: Accelerator) -> bool:
-    """Whether measured operators add up to this model: a dense gated decoder."""
+    """Return whether measured operators cover this model: a dense gated decoder."""
     dense = architecture.kind == "decoder" and architecture.experts == 1 and architecture.gated
     return accelerator.operators is not None and dense
 
 
 def measured_generation_time(setup: InferenceSetup) -> GenerationTime:
-    """Prefill and mean decode step of one batch; the first new token comes out of the prefill."""
+    """Predict prefill and the mean decode step of one batch; the prefill returns the first new token."""
     rates = setup.machine.accelerator.operators
     assert rates is not None
     architecture, batch, number = setup.architecture, setup.batch, _format(setup.compute)
@@ -67,9 +66,9 @@ def measured_generation_time(setup: InferenceSetup) -> GenerationTime:
 
 
 def measured_step_time(setup: TrainingSetup) -> StepTime:
-    """One step: forward and backward, loss, what is computed again, exchange of gradients and weights, clipping, AdamW.
+    """Predict one step: forward and backward, loss, recomputation, exchange of gradients and weights, clipping, AdamW.
 
-    Sharded strategies update their own part only; sums of tensor parallelism are between dependent products.
+    Sharded strategies update their own shard only; all-reduces of tensor parallelism are between dependent products.
     """
     rates = setup.machine.accelerator.operators
     assert rates is not None
@@ -78,7 +77,7 @@ def measured_step_time(setup: TrainingSetup) -> StepTime:
     rows, tp = setup.micro_batch * setup.sequence_length, layout.tp
     weights = sum(weight.shard(tp) * weight.products for weight in architecture.weights)
     table = rates.linear[number]
-    # Fewer rows than were measured with reach less; the forward's own table says how much less.
+    # With fewer rows than measured, products are slower; the forward's table gives the ratio.
     slower = (seconds_at(table, rows) / rows) / (seconds_at(table, _REFERENCE_ROWS) / _REFERENCE_ROWS)
     products = 6 * rows * weights / rates.training_flops[number] * max(1.0, slower)
     elements = architecture.layers * rows * architecture.hidden * rates.training_element_seconds[number]
@@ -89,7 +88,7 @@ def measured_step_time(setup: TrainingSetup) -> StepTime:
     micro_batch = products + elements + (1 + _ATTENTION_BACKWARD) * attention + loss + again
     waits = waits_of(setup, backward_seconds=micro_batch - (products + elements) / 3 - attention - loss / 2)
     owned = architecture.rank_parameters(tp) / (1 if layout.strategy in ("none", "ddp") else setup.shards)
-    # Scores by the convention of MFU (PaLM, arXiv 2204.02311): nothing is taken off for the mask.
+    # Scores by the convention of MFU (PaLM, arXiv 2204.02311): the mask is not subtracted.
     scores = 2 * _attention_flops(architecture, setup.sequence_length) * setup.global_batch
     multiplied = sum(weight.size * weight.products for weight in architecture.weights)
     return StepTime(
@@ -104,15 +103,16 @@ def measured_step_time(setup: TrainingSetup) -> StepTime:
 
 
 def _again(setup: TrainingSetup, products: float, elements: float, attention: float) -> float:
-    """What checkpointing computes a second time, of the forward's parts: all, or all but attention and half of the
-    products (the policy of `engine.training.strategies.recompute`). The head is no block, but near enough one."""
+    """Return the recomputation of checkpointing, of the forward's parts: all, or all but attention and half of the
+    products (the policy of `engine.training.strategies.recompute`). The head is treated as a block.
+    """
     if setup.checkpointing == "none":
         return 0.0
     return products + elements + attention if setup.checkpointing == "full" else products / 2 + elements
 
 
 def seconds_at(table: Mapping[int, float], rows: float) -> float:
-    """Between two measured numbers of rows on the line through both; above the largest in proportion."""
+    """Interpolate linearly between two measured numbers of rows; above the largest, scale in proportion."""
     known = sorted(table)
     if rows >= known[-1]:
         return table[known[-1]] * rows / known[-1]
@@ -124,17 +124,17 @@ def seconds_at(table: Mapping[int, float], rows: float) -> float:
 
 
 def _format(compute: str) -> NumberFormat:
-    """The measured format that a computation is nearest to."""
+    """Return the measured format closest to a computation's."""
     return "float32" if compute == "float32" else "bfloat16"
 
 
 def _products_table(
     rates: OperatorRates, architecture: Architecture, number: NumberFormat, tp: int
 ) -> dict[int, float]:
-    """Seconds a weight by rows: of cached weights for a shard that fits a core's own cache, else of cold ones.
+    """Return seconds a weight by rows: cached for a shard that fits a core's private cache, else cold.
 
-    Up to _SHARED_CACHE times its size a share of both, linear in the logarithm: a shared cache is there, and how much
-    of it a rank gets, nobody knows (in a cloud, other tenants have theirs of it).
+    Up to _SHARED_CACHE times its size a mixture of both, linear in the logarithm, because a rank's part of the shared
+    cache is unknown (in a cloud, other tenants use it too).
     """
     held = sum(weight.shard(tp) * weight.products for weight in architecture.weights) * _BYTES[number]
     cold = min(1.0, max(0.0, log2(held / rates.cache_bytes) / log2(_SHARED_CACHE)))
@@ -145,7 +145,7 @@ def _products_table(
 def _pass(
     architecture: Architecture, table: Mapping[int, float], rows: int, last: int, element: float, tp: int
 ) -> float:
-    """Products and other operators of one forward; the head multiplies the `last` rows only."""
+    """Return products and other operators of one forward; the head multiplies the `last` rows only."""
     products = sum(
         weight.shard(tp) * weight.products * seconds_at(table, last if weight.role == "head" else rows)
         for weight in architecture.weights
@@ -155,7 +155,7 @@ def _pass(
 
 
 def _sent_seconds(setup: InferenceSetup, rows: int, number: NumberFormat) -> float:
-    """A sum after each product that is split by its inputs (tensor parallelism), a message between stages."""
+    """Return an all-reduce after each row-parallel product (tensor parallelism), and a message between stages."""
     architecture, layout = setup.architecture, setup.layout
     message = rows * architecture.hidden * _BYTES[number]
     seconds = 0.0
@@ -168,7 +168,7 @@ def _sent_seconds(setup: InferenceSetup, rows: int, number: NumberFormat) -> flo
 
 
 def _attention_flops(architecture: Architecture, tokens: int) -> float:
-    """Of one sequence's causal attention, all layers; what a window hides is not computed."""
+    """Return FLOPs of one sequence's causal attention, all layers; positions outside a window are not computed."""
     pairs = 0.0
     for layer in range(architecture.layers):
         seen = architecture.attended(layer, tokens)

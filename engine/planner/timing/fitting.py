@@ -1,19 +1,19 @@
-"""Constants of the time model, and what they leave over, learnt from training throughput that was measured.
+"""Fit the constants of the time model, and a correction of the residuals, to measured training throughput.
 
     calibrated = calibrate(setups, tokens_per_second, groups)       # groups: the model of each row
     seconds, sigma = calibrated.step_seconds(setup)                 # of any other setup
 
-First the few `Constants`: each moves from its prior only as far as the rows insist (least squares of log errors with a
-robust loss, and a ridge toward the prior). Those of software are shared by all devices; `matmul` and `attention` are
-a device's too, so each device of the rows has its own deviation from the shared change. Then what is left is learnt by
-likeness of rows (`engine.planner.correction`). A device that no row has gets its priors times the shared change.
+First the `Constants`: each moves from its prior only as far as the rows require (least squares of log errors with a
+robust loss, and a ridge toward the prior). Those of software are shared by all devices; `matmul` and `attention` are a
+device's too, so each device of the rows has its own deviation from the shared change. Then the residuals are learned by
+similarity of rows (`engine.planner.correction`). A device without rows gets its priors times the shared change.
 
 On the 81 published runs of docs/measurements/published (2026-11; in brackets how they move when a model is left out):
 matmul 0.75 of peak on A100 (0.74 to 0.76) and 0.60 on H100 (0.60 to 0.61), attention 0.32 (0.31 to 0.32) and 0.17
 (0.17), passes 1.37 (1.34 to 1.48), contention 0.70 (0.65 to 0.74), product_depth 208 (185 to 225), head_depth 11 (11 to
-15), recomputed 0.63 (0.61 to 0.66). Which constants there are was decided with all of these rows in view; their values,
-and the correction's, never see the rows that are left out. What a left-out model lies off by is within 1.645 sigma in
-84 % of rows, not 90: sigma knows of the rows' scatter, and not how uncertain the constants are.
+15), recomputed 0.63 (0.61 to 0.66). The set of constants was chosen with all of these rows in view; their values, and
+the correction's, are fitted without the left-out rows. Errors of a left-out model are within 1.645 sigma in 84 % of
+rows, not 90, because sigma includes the rows' scatter but not the uncertainty of the constants.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from configs.hardware import Accelerator
+from configs.hardware.hardware import Accelerator
 from engine.planner.correction import Correction
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import PRODUCT_FORMAT
@@ -36,27 +36,27 @@ SHARED: Mapping[str, float] = {
     "matmul": 0.15, "attention": 0.4, "passes": 0.3, "contention": 0.7, "product_depth": 0.7, "head_depth": 0.7,
     "recomputed": 0.5,
 }  # fmt: skip
-"""Standard deviation of each constant's logarithm about its prior: how well it is known before anything is measured.
+"""Standard deviation of each constant's logarithm about its prior: its uncertainty before any measurement.
 
 A library's products are within 15 % of their share of peak; attention kernels of different years differ by 1.5; bytes
 of elementwise kernels are known to 30 %; contention, and lengths at which kernels saturate, to a factor of two.
 """
 OF_A_DEVICE: Mapping[str, float] = {"matmul": 0.1, "attention": 0.3}
-"""The same of a device's own deviation from the shared change."""
+"""The same for a device's deviation from the shared change."""
 _NOISE = 0.04
-"""What a row is usually off by, of which the model's own part is most; rows off by more count less (pseudo-Huber)."""
+"""Usual error of a row, mostly of the model; larger errors count less (pseudo-Huber)."""
 _LEAST_SHARE, _MOST_SHARE = 0.01, 1.0
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """How many times its prior each constant is: for all devices, and for one more than for the others."""
+    """Each constant as a multiple of its prior: shared by all devices, and per device."""
 
     shared: Mapping[str, float] = field(default_factory=dict)
     of_device: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def constants(self, accelerator: Accelerator) -> Constants:
-        """Of a device; shares stay shares."""
+        """Return a device's constants; shares stay at most 1."""
         prior = prior_for(accelerator)
         own = self.of_device.get(accelerator.name, {})
         changed = {
@@ -66,30 +66,30 @@ class Fitted:
         for name in ("matmul", "attention"):
             if name in changed:
                 changed[name] = min(max(changed[name], _LEAST_SHARE), _MOST_SHARE)
-        return prior.but(**changed)
+        return prior.replace(**changed)
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Constants, and the correction of what they leave over."""
+    """Constants, and the correction of their residuals."""
 
     fitted: Fitted
     correction: Correction
 
     def step_seconds(self, setup: TrainingSetup) -> tuple[float, float]:
-        """Of one step, and the standard deviation of the logarithm of its error."""
+        """Return seconds of one step, and the standard deviation of the logarithm of its error."""
         factor, sigma = self.correction.at(row_features(setup))
         return step_time(setup, self.fitted.constants(setup.machine.accelerator)).seconds / factor, sigma
 
     def tokens_per_second(self, setup: TrainingSetup) -> float:
-        """Over all ranks."""
+        """Return tokens/s over all ranks."""
         return setup.tokens_per_step / self.step_seconds(setup)[0]
 
 
 def calibrate(
     setups: Sequence[TrainingSetup], tokens_per_second: Sequence[float], groups: Sequence[Hashable] | None = None
 ) -> Calibrated:
-    """From measured rows; the priors alone without any.
+    """Fit to measured rows; without rows, return the priors.
 
     groups: as in `Correction.learn`. Raises ValueError for a figure that is not above 0.
     """
@@ -104,7 +104,7 @@ def calibrate(
 
 
 def fit_constants(setups: Sequence[TrainingSetup], log_tokens_per_second: Array) -> Fitted:
-    """The likeliest constants under their priors and the rows."""
+    """Return the most likely constants given their priors and the rows."""
     devices = sorted({setup.machine.accelerator.name for setup in setups})
     sigmas = np.array([*SHARED.values(), *(sigma for _ in devices for sigma in OF_A_DEVICE.values())])
 
@@ -130,7 +130,7 @@ def fit_constants(setups: Sequence[TrainingSetup], log_tokens_per_second: Array)
 
 
 def row_features(setup: TrainingSetup) -> list[float]:
-    """A setup as the correction compares them: half a power of two of most sizes is as much as one of the width."""
+    """Return a setup's features for the correction: half a power of two of most sizes equals one of the width."""
     accelerator = setup.machine.accelerator
     return [
         float(np.log2(setup.architecture.hidden)),
@@ -143,7 +143,7 @@ def row_features(setup: TrainingSetup) -> list[float]:
 
 
 def _predicted(setups: Sequence[TrainingSetup], fitted: Fitted) -> Array:
-    """Logarithms of tokens/s."""
+    """Return logarithms of tokens/s."""
     constants: dict[str, Constants] = {}
     found = []
     for setup in setups:

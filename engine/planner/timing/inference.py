@@ -1,19 +1,17 @@
-"""Seconds of generation: the prompt at once (prefill), then one token after another (decode).
+"""Predict generation time: the prompt at once (prefill), then one token after another (decode).
 
     time = generation_time(setup)                 # InferenceSetup -> GenerationTime
     time.tokens_per_second, time.token_seconds
 
-Every matrix product takes the longer of its arithmetic and of reading its weights (roofline, Williams et al.,
-CACM 52(4), 2009); what a kernel needs to start, fill and drain the machine comes on top of each
-(`Accelerator.kernel_seconds`), and after every product that is split by its inputs the ranks sum up (Megatron-LM,
-arXiv 1909.08053). In decode it is the weights and the cache that are read for each token, the kernels and the sums
-that count; in prefill the arithmetic. Of a batch in micro-batches all pipeline stages work at once, else one after
-another.
+Every matrix product takes the longer of its arithmetic and of reading its weights (roofline, Williams et al., CACM
+52(4), 2009); the kernel's start, fill and drain time is added (`Accelerator.kernel_seconds`), and an all-reduce follows
+every row-parallel product (Megatron-LM, arXiv 1909.08053). Decode is dominated by reading weights and cache, kernels
+and all-reduces; prefill by arithmetic. With micro-batches all pipeline stages work at once, else one after another.
 """
 
 from dataclasses import dataclass, replace
 
-from configs.hardware import Accelerator, Machine
+from configs.hardware.hardware import Accelerator, Machine
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.memory.stored import (
     BYTES,
@@ -22,8 +20,8 @@ from engine.planner.memory.stored import (
     is_quantised,
     shard,
     slowest_stage,
-    stage_layers,
     stored_bytes,
+    stored_stage_layers,
 )
 from engine.planner.results import GenerationTime
 from engine.planner.setup import InferenceSetup
@@ -34,10 +32,10 @@ from engine.planner.timing.cpu import can_measure, measured_generation_time
 
 @dataclass(frozen=True)
 class KernelConstants:
-    """What inference has beside `timing.constants`.
+    """Constants of inference besides `timing.constants`.
 
-    dequantised: share of the usual bandwidth, where weights are narrower than the products. block, gate, root: kernels
-    of a block, more where its feed-forward is gated, and of a token's rest (table, last norm, head, sampling).
+    dequantised: share of the usual bandwidth, if weights are narrower than the products. block, gate, root: kernels of
+    a block, more where its feed-forward is gated, and of a token's rest (table, last norm, head, sampling).
     """
 
     dequantised: float
@@ -47,7 +45,7 @@ class KernelConstants:
 
 
 def kernel_constants(accelerator: Accelerator) -> KernelConstants:
-    """Priors, fixed for the reasons given.
+    """Return fixed priors, justified as follows.
 
     GPU, dequantised 0.75: an A100's multiprocessor converts 16 numbers and multiplies 64 in a cycle (CUDA C++
     Programming Guide, throughput of native arithmetic instructions, compute capability 8.0), so converting int8 takes
@@ -55,7 +53,8 @@ def kernel_constants(accelerator: Accelerator) -> KernelConstants:
     comes to about the same. Kernels of a compiled and captured graph: norm, QKV, rotation with the cache's update,
     attention in two (the context is split and combined), output, norm, up with gate and activation, down.
     CPU: int8 packed products reach half the bandwidth of packed bfloat16 (13.6 of 28 GB/s, measured on AVX-512 with
-    torch 2.13). PyTorch without compilation runs about 40 operators a block, two more with a gate (`engine.llama`).
+    torch 2.13). PyTorch without compilation runs about 40 operators a block, two more with a gate
+    (`engine.models.llama`).
     """
     if accelerator.kind == "cpu":
         return KernelConstants(0.5, 40, 2, 20)
@@ -63,9 +62,9 @@ def kernel_constants(accelerator: Accelerator) -> KernelConstants:
 
 
 _HOP_SECONDS = 1e-6
-"""From a store to a neighbour's memory until it is seen there, over NVLink or Infinity Fabric: assumption of ours."""
+"""Latency of a store to a neighbour's memory over NVLink or Infinity Fabric: assumption."""
 _PEER_BYTES_PER_SECOND = 1e11
-"""Links at least as fast as this join memories that kernels address directly."""
+"""Links at least this fast connect memories that kernels address directly."""
 _EXPERT_KERNELS = 4  # router, choice, gathering, weighted sum
 _CROSS_KERNELS = 5  # norm, query, attention in two, output
 
@@ -76,7 +75,7 @@ def generation_time(setup: InferenceSetup, constants: Constants | None = None) -
     A calibrated CPU is predicted from its measured operators where they suffice (`timing.cpu`). Raises ValueError for
     ranks that no known link joins, and for more pipeline stages than layers.
     """
-    stage_layers(setup)
+    stored_stage_layers(setup)
     if setup.at_once < setup.batch:
         return _in_micro_batches(setup, constants)
     plain = setup.weights not in QUANTISED
@@ -101,13 +100,13 @@ def generation_time(setup: InferenceSetup, constants: Constants | None = None) -
 
 
 def _in_micro_batches(setup: InferenceSetup, constants: Constants | None) -> GenerationTime:
-    """Each stage works on one micro-batch after another.
+    """Predict a batch split into micro-batches.
 
-    A step of all takes as long as the busiest stage works, and no less than one micro-batch takes through all stages;
-    a prefill as long as its first micro-batch through all stages, and then the busiest stage for each of the others.
+    A decode step takes as long as the busiest stage works, and at least one micro-batch's time through all stages. A
+    prefill takes its first micro-batch's time through all stages, plus the busiest stage's time for each of the others.
     """
     count = -(-setup.batch // setup.at_once)
-    one = generation_time(setup.but(batch=setup.at_once, micro_batch=None), constants)
+    one = generation_time(setup.replace(batch=setup.at_once, micro_batch=None), constants)
     busiest = slowest_stage(setup)
     prefill, token = 1 + (count - 1) * busiest, max(1.0, count * busiest)
     return replace(
@@ -121,12 +120,12 @@ def _in_micro_batches(setup: InferenceSetup, constants: Constants | None) -> Gen
 
 
 def touched_experts(share: float, tokens: float) -> float:
-    """Expected share of the experts that at least one of `tokens` goes to, were they drawn at random."""
+    """Return the expected share of experts used by at least one of `tokens`, under random routing."""
     return 1.0 if share >= 1 else 1 - (1 - share) ** max(1.0, tokens)
 
 
 def small_all_reduce_seconds(message_bytes: float, ranks: int, machine: Machine, share: float = 1.0) -> float:
-    """A sum over ranks within a step: the faster of a ring or tree and, between directly joined GPUs, of one shot.
+    """Predict an all-reduce within a step: the faster of a ring or tree and, between directly joined GPUs, of one shot.
 
     One shot: every rank reads all others' parts in one kernel, after one exchange of flags and before another
     (TensorRT-LLM, vLLM and PyTorch's symmetric memory do so for small messages).
@@ -144,14 +143,14 @@ def small_all_reduce_seconds(message_bytes: float, ranks: int, machine: Machine,
 
 @dataclass(frozen=True)
 class _Rates:
-    """A setup and the shares that hold for it."""
+    """A setup and its efficiency shares."""
 
     setup: InferenceSetup
     constants: Constants
     kernels: KernelConstants
 
     def prefill(self) -> tuple[float, float]:
-        """Seconds of computing and of communicating for the prompt and the first new token."""
+        """Return compute and communication seconds for the prompt and the first new token."""
         setup, architecture = self.setup, self.setup.architecture
         prompt, batch = setup.prompt_tokens, setup.batch
         tokens = batch * prompt
@@ -165,7 +164,7 @@ class _Rates:
         return computing, summing + self._hand_over(tokens)
 
     def token(self) -> tuple[float, float]:
-        """Seconds of computing and of communicating for one more token of each sequence, at the mean context."""
+        """Return compute and communication seconds for one more token of each sequence, at the mean context."""
         batch, layers = self.setup.batch, self.setup.architecture.decoder_layers
         computing = self._products("main", batch) + self._cached_attention() + self._kernels(layers)
         return computing, self._sums("main", batch) + self._hand_over(batch)
@@ -179,7 +178,7 @@ class _Rates:
         return self.setup.machine.accelerator.bytes_per_second * self.constants.memory
 
     def _products(self, stream: str, tokens: int) -> float:
-        """All matrix products with `tokens` rows; the head's with one row of a sequence in generation."""
+        """Predict all matrix products with `tokens` rows; in generation the head's with one row of a sequence."""
         if not tokens:
             return 0.0
         weights = [w for w in self.setup.architecture.weights if w.products and w.stream == stream]
@@ -200,7 +199,7 @@ class _Rates:
         return weight.products * touched * max(arithmetic, reading)
 
     def _prompt_attention(self, prompt: int, both: bool) -> float:
-        """Scores and mixtures: 2 x heads x (head_dim + value_dim) FLOPs for each pair of tokens that see each other."""
+        """Predict scores and mixtures: 2 x heads x (head_dim + value_dim) FLOPs for each attended pair of tokens."""
         architecture, setup = self.setup.architecture, self.setup
         heads = -(-architecture.heads // setup.layout.tp)
         pairs = 0.0
@@ -216,7 +215,7 @@ class _Rates:
         return flops / (setup.machine.accelerator.flops(setup.compute) * self.constants.attention)
 
     def _cached_attention(self) -> float:
-        """Keys and values read for one token, at the context half-way."""
+        """Predict reading keys and values for one token, at the mean context."""
         architecture, setup = self.setup.architecture, self.setup
         half = setup.new_tokens // 2
         own = half if architecture.kind == "encoder_decoder" else setup.prompt_tokens + half
@@ -234,7 +233,7 @@ class _Rates:
         return count * self.setup.machine.accelerator.kernel_seconds
 
     def _sums(self, stream: str, tokens: int) -> float:
-        """One after every product that is split by its inputs, one for the table's shards, and the logits gathered."""
+        """Predict the all-reduces: one per row-parallel product, one for the table, and the gathered logits."""
         setup, architecture, tp = self.setup, self.setup.architecture, self.setup.layout.tp
         if tp == 1 or not tokens:
             return 0.0
@@ -250,7 +249,7 @@ class _Rates:
         return count * small_all_reduce_seconds(message, tp, setup.machine, link) + gather
 
     def _hand_over(self, tokens: int) -> float:
-        """From stage to stage, and the chosen token back to the first."""
+        """Predict transfers between stages, and of the chosen token back to the first."""
         setup, layout = self.setup, self.setup.layout
         if layout.pp == 1:
             return 0.0
@@ -263,9 +262,9 @@ class _Rates:
 
 
 def _touched_elements(architecture: Architecture, tp: int) -> float:
-    """Elements a token that elementwise operators read and write, over all layers.
+    """Return elements a token that elementwise operators read and write, over all layers.
 
-    Of the residual stream eight at two norms and two sums, of the feed-forward its gate, its other half and product.
+    Residual stream: eight at two norms and two sums. Feed-forward: its gate, its other half and their product.
     """
     wide = (3 if architecture.gated else 2) * feed_forward_width(architecture) / tp
     return architecture.layers * (8 * architecture.hidden + wide)

@@ -1,19 +1,18 @@
-"""What the ranks send each other in one optimizer step, by strategy and layout: bytes and calls.
+"""Communication of one optimizer step, by strategy and layout: bytes and calls.
 
     for transfer in traffic(setup):
         print(transfer.purpose, transfer.collective, transfer.calls, transfer.bytes_per_call)
 
 DDP all-reduces gradients once, in the last micro-batch (`no_sync` before). ZeRO-1 keeps whole gradients and so reduces
-them once too, then gathers the weights that each rank has updated. ZeRO-2 keeps only a shard of the gradients: a
-micro-batch's whole gradients have no place to wait for the next, so it reduces them in every micro-batch. ZeRO-3 and
-FSDP gather the weights for the forward and, having freed them, again for the backward of every micro-batch (ZeRO,
-arXiv 1910.02054); once where they are kept (`reshard` False: FSDP's SHARD_GRAD_OP). FSDP2 frees blocks only: the root
-(tables, head) stays. Hybrid sharding does so within a node, and sums shards between nodes. Gradients travel in the
-format of the weights that were multiplied, in float32 where the setup says so (`wide_reduction`).
+them once too, then gathers the weights that each rank has updated. ZeRO-2 keeps only a shard of the gradients, so it
+reduces them in every micro-batch. ZeRO-3 and FSDP gather the weights for the forward and, having freed them, again for
+the backward of every micro-batch (ZeRO, arXiv 1910.02054); once if they are kept (`reshard` False: FSDP's
+SHARD_GRAD_OP). FSDP2 frees blocks only: the root (tables, head) stays. Hybrid sharding does so within a node, and sums
+shards between nodes. Gradients are sent in the format of the multiplied weights, or in float32 with `wide_reduction`.
 
-DeepSpeed 0.19.8 on CPUs: stages 1 and 2 all-reduce whole buckets, of which each rank keeps its part
-(`use_multi_rank_bucket_allreduce`, stage_1_and_2.py); stage 3 keeps weights gathered until they are used again, where
-they are fewer than `max_reuse_distance`.
+DeepSpeed 0.19.8 on CPUs: stages 1 and 2 all-reduce whole buckets and each rank keeps its part
+(`use_multi_rank_bucket_allreduce`, stage_1_and_2.py); stage 3 keeps weights gathered until their next use, if they are
+fewer than `max_reuse_distance`.
 
 Tensor parallelism sums a block's two outputs forward and the gradients of its two inputs backward (Megatron-LM,
 arXiv 1909.08053): four all-reduces a layer, six where the forward is computed again.
@@ -22,17 +21,17 @@ arXiv 1909.08053): four all-reduces a layer, six where the forward is computed a
 from dataclasses import dataclass
 from typing import Literal
 
-from configs.hardware import Machine
+from configs.hardware.hardware import Machine
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing import collectives
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "point_to_point"]
+TrafficCollective = Literal["all_reduce", "all_gather", "reduce_scatter", "point_to_point"]
 Phase = Literal["forward", "backward", "last_backward", "step", "blocking"]
 
 _DDP_BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's bucket_cap_mb
-_DDP_FIRST_BUCKET_BYTES = 2**20  # so that the first sum begins early
+_DDP_FIRST_BUCKET_BYTES = 2**20  # small, so that the first all-reduce begins early
 _DEEPSPEED_BUCKET_ELEMENTS = 5e8  # reduce_bucket_size and allgather_bucket_size
-_DEEPSPEED_REUSE_ELEMENTS = 1e9  # stage3_max_reuse_distance: from use to use, there and back
+_DEEPSPEED_REUSE_ELEMENTS = 1e9  # stage3_max_reuse_distance: between two uses, forward to backward
 _SECONDS = {
     "all_reduce": collectives.all_reduce_seconds,
     "all_gather": collectives.all_gather_seconds,
@@ -45,12 +44,12 @@ _SECONDS = {
 class Transfer:
     """Calls of one kind in a step, seen from one rank.
 
-    bytes_per_call: as in `collectives`. phase: what it can hide behind: the forward or backward of every micro-batch,
-    the backward of the last one; `step` (after the last backward) and `blocking` hide behind nothing.
+    bytes_per_call: as in `collectives`. phase: the computation that can hide it: the forward or backward of every
+    micro-batch, or the backward of the last one; `step` (after the last backward) and `blocking` are never hidden.
     """
 
     purpose: str
-    collective: Collective
+    collective: TrafficCollective
     bytes_per_call: float
     calls: int
     ranks: int
@@ -59,27 +58,27 @@ class Transfer:
 
     @property
     def bytes(self) -> float:
-        """In the whole step."""
+        """Bytes in the whole step."""
         return self.bytes_per_call * self.calls
 
     def seconds(self, machine: Machine, share: float = 1.0) -> float:
-        """Of all calls, one after another."""
+        """Return seconds of all calls, one after another."""
         call = _SECONDS[self.collective]
         return self.calls * call(self.bytes_per_call, self.ranks, machine, stride=self.stride, share=share)
 
 
 def weight_bytes(setup: TrainingSetup) -> int:
-    """Of one parameter as it is multiplied and gathered."""
+    """Return bytes of one parameter as multiplied and gathered."""
     return 4 if setup.precision in ("float32", "bfloat16_autocast") else 2
 
 
 def activation_bytes(setup: TrainingSetup) -> int:
-    """Of one element of the activations."""
+    """Return bytes of one element of the activations."""
     return 4 if setup.precision == "float32" else 2
 
 
 def traffic(setup: TrainingSetup) -> list[Transfer]:
-    """All transfers of a step; empty on one rank."""
+    """Return all transfers of a step; empty on one rank."""
     return [*_data_parallel(setup), *_tensor_parallel(setup), *_pipeline(setup)]
 
 
@@ -97,19 +96,19 @@ def _data_parallel(setup: TrainingSetup) -> list[Transfer]:
 
 
 def _transfer(
-    setup: TrainingSetup, purpose: str, collective: Collective, phase: Phase, size: float, calls: int = 1
+    setup: TrainingSetup, purpose: str, collective: TrafficCollective, phase: Phase, size: float, calls: int = 1
 ) -> Transfer:
-    """Among all replicas."""
+    """Return a transfer among all replicas."""
     return Transfer(purpose, collective, size, calls, setup.layout.dp, setup.layout.tp, phase)
 
 
 def on_gloo(setup: TrainingSetup) -> bool:
-    """Whether ranks on CPUs exchange through gloo."""
+    """Return whether ranks on CPUs communicate through gloo."""
     return setup.machine.accelerator.kind == "cpu"
 
 
 def elements_of(setup: TrainingSetup) -> tuple[float, float]:
-    """Of this rank's stage before sharding: in blocks, and in the root."""
+    """Return elements of this rank's stage before sharding: in blocks, and in the root."""
     whole = setup.architecture.rank_parameters(setup.layout.tp) / setup.layout.pp
     root = sum(
         weight.shard(setup.layout.tp) * weight.copies for weight in setup.architecture.weights if not weight.block
@@ -119,7 +118,7 @@ def elements_of(setup: TrainingSetup) -> tuple[float, float]:
 
 
 def ddp_buckets(setup: TrainingSetup) -> list[float]:
-    """Elements of DDP's buckets in the order of the backward pass; a weight is never cut."""
+    """Return elements of DDP's buckets in the order of the backward pass; a weight is never split."""
     width = weight_bytes(setup)
     cap, filled, buckets = float(_DDP_FIRST_BUCKET_BYTES), 0.0, []
     for _, size in reversed_weights(setup):
@@ -131,10 +130,10 @@ def ddp_buckets(setup: TrainingSetup) -> list[float]:
 
 
 def reversed_weights(setup: TrainingSetup) -> list[tuple[float, float]]:
-    """(share of the backward pass that is over, elements) of weights, in the order in which gradients are there.
+    """Return (completed share of the backward pass, elements) of weights, in the order of their gradients.
 
-    The share is that of the products' FLOPs; a tied head's gradient waits for the embedding's. Of a block all at once,
-    shared out over eight weights of equal size, which is near enough to see where buckets end.
+    The share is that of the products' FLOPs; a tied head's gradient waits for the embedding's. A block is approximated
+    by eight weights of equal size, which is accurate enough for bucket borders.
     """
     architecture, layout = setup.architecture, setup.layout
     layers = max(1, architecture.layers // layout.pp)
@@ -154,7 +153,7 @@ def _zero12(setup: TrainingSetup) -> list[Transfer]:
     buckets = max(1, round(tensor / weight_bytes(setup) / _DEEPSPEED_BUCKET_ELEMENTS))
     phase: Phase = "backward" if setup.layout.strategy == "zero2" else "last_backward"
     times = every if setup.layout.strategy == "zero2" else 1
-    reduction: Collective = "all_reduce" if on_gloo(setup) else "reduce_scatter"
+    reduction: TrafficCollective = "all_reduce" if on_gloo(setup) else "reduce_scatter"
     return [
         _transfer(setup, "gradients", reduction, phase, tensor / buckets, buckets * times),
         _transfer(setup, "updated weights", "all_gather", "step", tensor / buckets, buckets),
@@ -162,13 +161,13 @@ def _zero12(setup: TrainingSetup) -> list[Transfer]:
 
 
 def matrices_of(setup: TrainingSetup) -> int:
-    """Matrices of this rank's blocks, which ZeRO-3 gathers one by one."""
+    """Return the matrices of this rank's blocks, which ZeRO-3 gathers one by one."""
     tall = (weight.copies for weight in setup.architecture.weights if weight.block and weight.role == "matrix")
     return max(1, sum(tall) // setup.layout.pp)
 
 
 def _zero3(setup: TrainingSetup) -> list[Transfer]:
-    """On CPUs: 45 calls were counted in a step of a model of 42 matrices."""
+    """Return ZeRO-3's transfers. On CPUs: 45 calls were counted in a step of a model of 42 matrices."""
     width, every, matrices = weight_bytes(setup), setup.accumulation, matrices_of(setup)
     blocks, root = elements_of(setup)
     again = max(0.0, blocks - _DEEPSPEED_REUSE_ELEMENTS / 2)
@@ -192,7 +191,9 @@ def _fully_sharded(setup: TrainingSetup) -> list[Transfer]:
     reduced = 4 if setup.wide_reduction else width
     times = 1 if setup.deferred else every
 
-    def parts(purpose: str, kind: Collective, phase: Phase, size: int, count: int, root_too: bool) -> list[Transfer]:
+    def parts(
+        purpose: str, kind: TrafficCollective, phase: Phase, size: int, count: int, root_too: bool
+    ) -> list[Transfer]:
         found = [Transfer(purpose, kind, blocks * size / layers, layers * count, shards, layout.tp, phase)]
         if root_too and root:
             found.append(Transfer(purpose, kind, root * size, count, shards, layout.tp, phase))
@@ -216,21 +217,23 @@ def _fully_sharded(setup: TrainingSetup) -> list[Transfer]:
 
 
 def network_bytes(setup: TrainingSetup) -> float | None:
-    """What one node hands to its link to other nodes in a step; None on one node."""
+    """Return the bytes that one node sends to other nodes in a step; None on one node."""
     machine, found, several = setup.machine, 0.0, False
     for transfer in traffic(setup):
         members = min(transfer.ranks, max(1, machine.accelerators // transfer.stride))
         if transfer.ranks <= members:
             continue
         several = True
-        # A ring leaves a node through one of its members, and each of the groups in a node has a ring.
+        # A ring leaves a node through one of its members, and each group in a node has a ring.
         rings = max(1, min(machine.accelerators, setup.layout.ranks) // members)
         found += rings * transfer.bytes * _sent(transfer.collective, transfer.ranks, on_gloo(setup))
     return found if several else None
 
 
-def _sent(collective: Collective, ranks: int, gloo: bool) -> float:
-    """Of a message, what each rank of a ring sends on. gloo's reduce-scatter is an all-reduce of the whole."""
+def _sent(collective: TrafficCollective, ranks: int, gloo: bool) -> float:
+    """Return the bytes that each rank of a ring sends for a message. gloo's reduce-scatter is an all-reduce of the
+    whole.
+    """
     if collective == "point_to_point":
         return 1.0
     twice = collective == "all_reduce" or (gloo and collective == "reduce_scatter")
@@ -242,7 +245,7 @@ def _tensor_parallel(setup: TrainingSetup) -> list[Transfer]:
     if layout.tp == 1:
         return []
     message = setup.micro_batch * setup.sequence_length * architecture.hidden * activation_bytes(setup)
-    # A block has two outputs to sum, a decoder's block that looks at an encoder three; each once more backwards.
+    # A block has two all-reduces of outputs, a cross-attention block three; the same number in the backward pass.
     crossed = architecture.decoder_layers if architecture.kind == "encoder_decoder" else 0
     outputs = -(-(2 * architecture.layers + crossed) // layout.pp)
     calls = (3 if setup.checkpointing == "full" else 2) * outputs * setup.accumulation

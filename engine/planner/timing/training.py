@@ -1,13 +1,13 @@
-"""Seconds of one optimizer step: compute by a roofline, communication by alpha and beta, what hides behind what.
+"""Predict one optimizer step: compute by a roofline, communication by the alpha-beta model, and their overlap.
 
     step_time(setup).seconds                    # priors of the device
     step_time(setup, constants)                 # efficiencies from `timing.fitting`
     traffic(setup)                              # bytes and calls of each collective
 
-A micro-batch is the forward and the backward of its slowest stage. Communication that belongs to the forward or the
-backward hides behind `overlap` of that phase's compute (layer by layer the ratio is the same, for blocks are alike);
-what is hidden still costs `contention` of its time. Tensor-parallel sums stand between dependent products and hide
-behind nothing. A pipeline of p stages and m micro-batches (1F1B) takes m + p - 1 turns: the bubble is p - 1 of them
+A micro-batch is the forward and the backward of its slowest stage. Communication of the forward or the backward hides
+behind `overlap` of that phase's compute (the ratio is the same in each layer, because blocks are equal); hidden
+communication still costs `contention` of its time. Tensor-parallel all-reduces are between dependent products and are
+never hidden. A pipeline of p stages and m micro-batches (1F1B) takes m + p - 1 turns: the bubble is p - 1 of them
 (GPipe, arXiv 1811.06965; PipeDream-Flush and Megatron-LM, arXiv 2104.04473).
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Constants", "Transfer", "constants_for", "step_time", "traffic"]
 
 
 def step_time(setup: TrainingSetup, constants: Constants | None = None) -> StepTime:
-    """Seconds of one step of `setup`. Raises ValueError naming the link or number format that is not known."""
+    """Return the seconds of one step of `setup`. Raises ValueError naming the unknown link or number format."""
     constants = constants or constants_for(setup.machine.accelerator)
     blocks, root = block_seconds(setup, constants), root_seconds(setup, constants)
     forward, backward = blocks.forward + root.forward, blocks.backward + blocks.again + root.backward
@@ -51,6 +51,6 @@ def step_time(setup: TrainingSetup, constants: Constants | None = None) -> StepT
 
 
 def _exposed(communication: float, compute: float, constants: Constants) -> float:
-    """What of a phase's communication adds to the step."""
+    """Return the exposed communication of a phase."""
     hidden = min(communication, constants.overlap * compute)
     return communication - hidden + constants.contention * hidden

@@ -1,44 +1,47 @@
-"""What a step on CPUs waits for: gloo's transfers, what of them hides behind the backward pass, and what they cost.
+"""Exposed communication of a step on CPUs: gloo's transfers, the part hidden behind the backward pass, and its cost.
 
     waits = waits_of(setup, backward_seconds)
     waits.exposed, waits.stolen
 
-FSDP2 and DeepSpeed call gloo in the thread that computes: all of it is waited for. DDP hands buckets to gloo's thread
-as gradients appear, one after another over one link; what is left of that when the backward pass ends is waited for.
-The rest was not free: what the processor does for a transfer (the kernel's copies, the sums), it takes from the core
-that computes. That share is known from the transfer between ranks of one machine, where there is no wire to wait for;
-only the wire hides. Within one machine therefore nothing does.
+FSDP2 and DeepSpeed call gloo in the compute thread, so all of it is exposed. DDP passes buckets to gloo's thread as
+gradients appear, one after another over one link; the remainder at the end of the backward pass is exposed. The hidden
+part is not free: the CPU work of a transfer (the kernel's copies, the sums) takes time from the computing core. That
+share is known from transfers between ranks of one machine, which have no network time; only network time is hidden.
+Within one machine nothing is hidden.
 """
 
 from dataclasses import dataclass
 
-from configs.cell import Strategy
-from configs.hardware import Machine
+from configs.common.execution import Strategy
+from configs.hardware.hardware import Machine
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.traffic import Transfer, ddp_buckets, elements_of, matrices_of, reversed_weights, traffic
 
 _HANDLED_BYTES: dict[Strategy, tuple[int, int]] = {
     "ddp": (0, 2 * 4), "fsdp": (2 * 4, 2 * 4), "zero1": (0, 10 * 4), "zero2": (0, 10 * 4), "zero3": (2 * 4, 10 * 4),
 }  # fmt: skip
-"""Of a parameter, read and written in the thread that computes, besides the exchange itself: for each time that it is
-gathered, and for each time that its gradient is reduced. Counted in the sources: DDP copies gradients into buckets
-(reducer.cpp); FSDP2 copies gathered shards out and gradients in (_fsdp_collectives.py); DeepSpeed copies gradients into
-its bucket, divides, flattens and copies back, and its own part twice by halves (stage_1_and_2.py). One probe of a step
-of 12.6 million parameters, on a busy machine, is near that at 9 GB/s: FSDP2 took 36 ms, ZeRO-1 48 ms of processor time
-more than DDP; another had FSDP2 at 13 ms (this project, 2026-11)."""
+"""Bytes per parameter read and written in the compute thread, besides the exchange: per gather of the weight, and per
+reduction of its gradient. Counted in the sources: DDP copies gradients into buckets (reducer.cpp); FSDP2 copies
+gathered shards out and gradients in (_fsdp_collectives.py); DeepSpeed copies gradients into its bucket, divides,
+flattens and copies back, and its own part twice by halves (stage_1_and_2.py). One probe of a step of 12.6 million
+parameters, on a busy machine, agrees at 9 GB/s: FSDP2 took 36 ms, ZeRO-1 48 ms of processor time more than DDP; another
+had FSDP2 at 13 ms (this project, 2026-11).
+"""
 
 
 _ZERO3_MATRIX_SECONDS = 2e-3
-"""What DeepSpeed's hooks around every module take in Python, there and back, by matrix that is gathered: processor
-seconds of the same step (42 matrices) were about 136 ms more than DDP's, 50 of them copies. One run on a busy machine,
-so an upper end: a quiet one without a shaped link had ZeRO-3 no slower than the other stages, where this has it slowest
-(docs/examples/strategies)."""
+"""Python time of DeepSpeed's hooks around every module, forward and backward, per gathered matrix: processor seconds of
+the same step (42 matrices) were about 136 ms more than DDP's, 50 of them copies. One run on a busy machine, so an upper
+bound: a quiet one without a shaped link had ZeRO-3 no slower than the other stages, where this has it slowest
+(docs/examples/strategies).
+"""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds of a step. transfers: of all, were nothing else to do; exposed: waited for; stolen: taken from computing
-    by those that hide."""
+    """Seconds of a step. transfers: all, without overlap; exposed: waiting; stolen: compute time lost to hidden
+    ones.
+    """
 
     transfers: float
     exposed: float
@@ -46,9 +49,9 @@ class Waits:
 
 
 def waits_of(setup: TrainingSetup, backward_seconds: float) -> Waits:
-    """Of one step. backward_seconds: of the micro-batch in which gradients are exchanged.
+    """Predict one step. backward_seconds: of the micro-batch in which gradients are exchanged.
 
-    Raises ValueError naming the link that is not known.
+    Raises ValueError naming the unknown link.
     """
     transfers = traffic(setup)
     whole = sum(transfer.seconds(setup.machine) for transfer in transfers)
@@ -66,7 +69,7 @@ def waits_of(setup: TrainingSetup, backward_seconds: float) -> Waits:
 
 
 def _ready(setup: TrainingSetup, backward_seconds: float) -> list[float]:
-    """When each bucket is full, in seconds after the backward pass began."""
+    """Return when each bucket is full, in seconds after the start of the backward pass."""
     weights = reversed_weights(setup)
     found, place, reached = [], 0, 0.0
     for elements in ddp_buckets(setup):
@@ -79,7 +82,7 @@ def _ready(setup: TrainingSetup, backward_seconds: float) -> list[float]:
 
 
 def _processor_seconds(transfer: Transfer, machine: Machine) -> float:
-    """Of a transfer were its ranks on one machine; all of it where no link between nodes is known."""
+    """Return a transfer's time between ranks of one machine; the whole time if no link between nodes is known."""
     if machine.between is None or machine.inside is None:
         return transfer.seconds(machine)
     near = machine.model_copy(update={"accelerators": transfer.ranks * transfer.stride})
@@ -87,7 +90,7 @@ def _processor_seconds(transfer: Transfer, machine: Machine) -> float:
 
 
 def handling_seconds(setup: TrainingSetup) -> float:
-    """Of copying weights and gradients in and out of what is exchanged, in one step."""
+    """Return the seconds of copying weights and gradients to and from communication buffers, in one step."""
     strategy, machine = setup.layout.strategy, setup.machine
     if setup.layout.dp == 1 or strategy not in _HANDLED_BYTES:
         return 0.0

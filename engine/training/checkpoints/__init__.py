@@ -1,1 +1,1 @@
-"""Checkpoints of a training run: written, kept, found again, exported."""
+"""Checkpoints of a training run: writing, retention, discovery, export."""

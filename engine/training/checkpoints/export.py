@@ -1,27 +1,27 @@
-"""A checkpoint as a Hugging Face folder, without the ranks that made it, nor as many, nor a GPU.
+"""Export a checkpoint as a Hugging Face folder, in one process and without a GPU.
 
     python -m engine.training.checkpoints.export CHECKPOINT FOLDER [--dtype bfloat16]
 
-CHECKPOINT is a step's folder (runs/<study>/checkpoints/<cell>-r0/step_00000120), or the folder above it, of which the
-newest whole one is taken. FOLDER then holds config.json, model.safetensors and the tokenizer, and is loaded as a model
-by Rankwise as by transformers. Checkpoints of DeepSpeed ZeRO lie in the library's own format: `workload.export`
-exports at the end of a run whatever the strategy.
+CHECKPOINT is a step's folder (runs/<study>/checkpoints/<cell>-r0/step_00000120), or its parent, of which the newest
+complete one is used. FOLDER then holds config.json, model.safetensors and the tokenizer, and can be loaded by Rankwise
+and transformers. Checkpoints of DeepSpeed ZeRO have the library's format and cannot be exported here: `workload.export`
+exports at the end of a run with any strategy.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from engine.training.checkpoints.files import EXPORT, MANIFEST, newest_whole, read_checkpoint, read_progress
+from engine.models.weights import DTYPES, write_weights
+from engine.training.checkpoints.files import EXPORT, MANIFEST, newest_whole, read_checkpoint, read_checkpoint_progress
 from engine.training.checkpoints.saving import read_tensors
 from engine.training.task_types.common import write_tokenizer
-from engine.weights import DTYPES, write_weights
 
 
 def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
-    """Write the folder; the step's folder that it was made of.
+    """Write the folder; return the step's folder that was exported.
 
-    Raises ValueError for a checkpoint that is torn, is ZeRO's, or was made by a loop of one's own; OSError.
+    Raises ValueError for a checkpoint that is incomplete, ZeRO's, or from a custom loop; OSError.
     """
     if not (checkpoint / MANIFEST).exists():
         found = newest_whole(checkpoint)
@@ -31,7 +31,7 @@ def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
     manifest = read_checkpoint(checkpoint)
     if manifest.format != "torch":
         raise ValueError(f"{checkpoint}: is in the format of {manifest.format}; export at the end of the run instead")
-    told = read_progress(checkpoint).get(EXPORT)
+    told = read_checkpoint_progress(checkpoint).get(EXPORT)
     if told is None:
         raise ValueError(f"{checkpoint}: does not say what model it is of; it was not made by a train workload")
     stored = read_tensors(checkpoint, "model")
@@ -42,7 +42,7 @@ def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Export; the exit code."""
+    """Export; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("folder", type=Path)

@@ -1,16 +1,15 @@
-"""Checkpoints as folders: whole or not there, told apart from torn ones, the last few kept. No torch here.
+"""Checkpoint folders: atomic publication, detection of damaged ones, retention of the last few. No torch.
 
 <folder>/step_00000120/           a whole checkpoint, by the steps that were done when it was made
     checkpoint.json               the manifest: step, ranks, what was trained, size and CRC-32 of every other file
-    progress.json                 what the loop knows: losses so far, the state of the data
+    progress.json                 the loop's state: losses so far, position in the data
     .metadata  __<rank>_0.distcp  tensors (torch.distributed.checkpoint)
 <folder>/.step_00000130.unfinished/     being written, or left by a process that was killed
 
-A checkpoint is written under its unfinished name, flushed to disk, and renamed when all ranks are done; the rename is
-the moment in which it begins to exist. What a disk did to it later is found by size and checksum when it is looked
-for:
+A checkpoint is written under its unfinished name, flushed to disk, and renamed when all ranks are done; the rename
+publishes it. Later damage is detected by size and checksum when checkpoints are searched:
 
-    found = newest_whole(folder)          # found.checkpoint, and found.torn: lines on those that were passed over
+    found = newest_whole(folder)          # found.checkpoint, and found.torn: a line on each skipped one
 """
 
 import json
@@ -25,25 +24,25 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from configs.base import Frozen, content_hash, utc_now, write_atomically
+from configs.common.base import Frozen, content_hash, utc_now, write_atomically
 
 MANIFEST = "checkpoint.json"
 PROGRESS = "progress.json"
 EXPORT = "export"
-"""Of the progress: what a Hugging Face folder needs beside the weights."""
+"""Key of the progress: data that a Hugging Face folder needs besides the weights."""
 _PIECE_BYTES = 4 << 20
 _STEP = re.compile(r"step_(\d+)")
 
 
 class StoredFile(Frozen):
-    """What a file was when it was written."""
+    """Size and checksum of a file when it was written."""
 
     size_bytes: int
     crc32: int
 
 
 class Checkpoint(Frozen):
-    """The manifest. `fingerprint`: by field name what was trained on what; another run must have the same."""
+    """The manifest. `fingerprint`: by field name, the model and data; a resuming run must have the same."""
 
     format: str = Field(description="torch, or deepspeed for ZeRO's own files")
     step: int
@@ -54,13 +53,13 @@ class Checkpoint(Frozen):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """Bytes of all files together."""
         return sum(file.size_bytes for file in self.files.values())
 
 
 @dataclass(frozen=True)
-class Found:
-    """The newest whole checkpoint of a folder, its manifest, and what is wrong with each newer one."""
+class FoundCheckpoint:
+    """The newest complete checkpoint of a folder, its manifest, and the defect of each newer one."""
 
     folder: Path | None
     checkpoint: Checkpoint | None
@@ -68,17 +67,17 @@ class Found:
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the whole checkpoint of a step lies."""
+    """Return the folder of the complete checkpoint of a step."""
     return folder / f"step_{step:08d}"
 
 
 def unfinished_folder(folder: Path, step: int) -> Path:
-    """Where it lies while it is written."""
+    """Return the folder of a checkpoint being written."""
     return folder / f".step_{step:08d}.unfinished"
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Steps that there are checkpoints of, whole or torn, in order."""
+    """Return the steps with checkpoints, complete or damaged, in order."""
     if not folder.is_dir():
         return []
     found = [_STEP.fullmatch(path.name) for path in folder.iterdir()]
@@ -86,7 +85,10 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def stored_file(path: Path) -> StoredFile:
-    """Size and checksum of a file. CRC-32 finds what disks and crashes do, at a fraction of the cost of a hash."""
+    """Return size and checksum of a file.
+
+    CRC-32 detects disk errors and crashes at a fraction of the cost of a hash.
+    """
     size, crc = 0, 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE_BYTES):
@@ -95,14 +97,14 @@ def stored_file(path: Path) -> StoredFile:
 
 
 def write_progress(unfinished: Path, progress: Mapping[str, Any]) -> StoredFile:
-    """Leave what the loop knows. Floats come back as the very same ones, infinities included."""
+    """Write the loop's state. Floats round-trip exactly, infinities included."""
     path = unfinished / PROGRESS
     write_atomically(path, json.dumps(progress))
     return stored_file(path)
 
 
-def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """What the loop knew."""
+def read_checkpoint_progress(checkpoint: Path) -> dict[str, Any]:
+    """Read the loop's state."""
     progress: dict[str, Any] = json.loads((checkpoint / PROGRESS).read_bytes())
     return progress
 
@@ -116,9 +118,9 @@ def publish(
     fingerprint: Mapping[str, Any],
     format: str = "torch",
 ) -> Checkpoint:
-    """Make the unfinished checkpoint of a step a whole one. One rank calls it, when all files are on disk.
+    """Publish the unfinished checkpoint of a step. One rank calls it, when all files are on disk.
 
-    Raises OSError, also where it does not see what another node has written.
+    Raises OSError, also if it does not see another node's files.
     """
     unfinished, whole = unfinished_folder(folder, step), step_folder(folder, step)
     unseen = [name for name in files if not (unfinished / name).exists()]
@@ -130,7 +132,7 @@ def publish(
     content = manifest.model_dump(mode="json")
     write_atomically(unfinished / MANIFEST, json.dumps({**content, "hash": content_hash(content)}))
     flush_folder(unfinished)
-    if whole.exists():  # torn, or it would have been gone on from
+    if whole.exists():  # damaged, otherwise the run would have resumed from it
         shutil.rmtree(whole)
     unfinished.rename(whole)
     flush_folder(folder)
@@ -138,7 +140,7 @@ def publish(
 
 
 def flush_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -147,7 +149,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The manifest of a checkpoint whose files are all as they were written. Raises ValueError saying what is not."""
+    """Read and verify the manifest of a checkpoint. Raises ValueError naming the files that differ."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
         told = content.pop("hash")
@@ -168,24 +170,24 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return manifest
 
 
-def newest_whole(folder: Path) -> Found:
-    """The newest checkpoint that can be believed; every file of it is read for that."""
+def newest_whole(folder: Path) -> FoundCheckpoint:
+    """Return the newest valid checkpoint; reads every file of it."""
     torn: list[str] = []
     for step in reversed(steps_in(folder)):
         try:
-            return Found(step_folder(folder, step), read_checkpoint(step_folder(folder, step)), tuple(torn))
+            return FoundCheckpoint(step_folder(folder, step), read_checkpoint(step_folder(folder, step)), tuple(torn))
         except ValueError as error:
             torn.append(str(error))
-    return Found(None, None, tuple(torn))
+    return FoundCheckpoint(None, None, tuple(torn))
 
 
 def forget_older(folder: Path, newest_step: int, kept: int) -> None:
-    """Remove all but the last `kept` of those up to a step that is whole: the others serve nobody any more."""
+    """Remove all but the last `kept` checkpoints up to a complete step."""
     for step in [step for step in steps_in(folder) if step <= newest_step][:-kept]:
         shutil.rmtree(step_folder(folder, step), ignore_errors=True)
 
 
 def forget_unfinished(folder: Path) -> None:
-    """Remove what processes that are gone had begun to write."""
+    """Remove unfinished checkpoints of ended processes."""
     for path in folder.glob(".step_*.unfinished"):
         shutil.rmtree(path, ignore_errors=True)

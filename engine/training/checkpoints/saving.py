@@ -1,17 +1,17 @@
-"""State of ranks into a checkpoint folder and back, through torch.distributed.checkpoint.
+"""Save and load the state of ranks through torch.distributed.checkpoint.
 
     saver = Saver(folder, kept=2, group=own_group())     # all ranks; own_group: gloo, beside the training's
-    blocked_seconds = saver.save(state, step, progress)  # all ranks; goes on behind the training
+    blocked_seconds = saver.save(state, step, progress)  # all ranks; continues in the background
     saver.wait()
     load(checkpoint, state)                              # in place, whatever the number of ranks that saved it
 
-What blocks is one copy of the state into memory that is kept for it. A thread then writes: the ranks agree on who
-writes what over a group of their own, on gloo, so that nothing meets the training's collectives; each writes and
-flushes its file; rank 0 writes the manifest and renames. A tensor that all ranks hold alike is copied and written by
-one of them. One checkpoint at most is under way: the next one waits, and the wait counts as blocked.
+Training is blocked only for one copy of the state into reserved memory. A thread then writes: the ranks agree on the
+distribution over a separate gloo group, so that it does not interfere with the training's collectives; each writes and
+flushes its file; rank 0 writes the manifest and renames. A replicated tensor is copied and written by one rank. At most
+one checkpoint is in progress: the next one waits, and the wait counts as blocked.
 
-Where writing fails (a full disk) the training goes on, the failure is told and counted, and the checkpoint before
-stays. Values and tensors' metadata are pickled: read your own checkpoints only, never a stranger's.
+If writing fails (a full disk), training continues, the failure is logged and counted, and the previous checkpoint
+stays. Values and tensor metadata are pickled: read only trusted checkpoints.
 """
 
 import pickle
@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from engine.failures import log_line, one_line
+from engine.rank.failures import log_line, one_line
 from engine.training.checkpoints.files import (
     PROGRESS,
     Checkpoint,
@@ -52,16 +52,16 @@ from engine.training.checkpoints.files import (
     unfinished_folder,
     write_progress,
 )
-from engine.training.checkpoints.staging import Staging, State, is_value, leaves, shared_out, values_of
+from engine.training.checkpoints.staging import Staging, TensorState, is_value, leaves, shared_out, values_of
 from engine.training.checkpoints.streams import DirectFiles
 
 _VALUES = "values"
 GROUP_SECONDS = 1800.0
-"""A rank may wait so long for another one's slow disk; one that is gone ends the waiting at once."""
+"""Time-out for another rank's slow disk; a rank that has ended aborts the wait at once."""
 
 
 def own_group(timeout_seconds: float = GROUP_SECONDS) -> dist.ProcessGroup | None:
-    """A group of all ranks for checkpoints alone, which every rank must open; None for a single process."""
+    """Open a group of all ranks for checkpoints only; every rank calls it. None for a single process."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
@@ -70,18 +70,18 @@ def own_group(timeout_seconds: float = GROUP_SECONDS) -> dist.ProcessGroup | Non
 
 @dataclass(frozen=True)
 class _Written:
-    """Travels among a rank's write results: a file of its, as it was written."""
+    """A written file in a rank's write results."""
 
     name: str
     file: StoredFile
 
 
 class _Writer(FileSystemWriter):
-    """Writes under the unfinished name; what finishes a checkpoint finishes the manifest and renames."""
+    """Write under the unfinished name; finishing a checkpoint writes the manifest and renames."""
 
     def __init__(self, saver: "Saver", step: int, progress: Mapping[str, Any]) -> None:
         super().__init__(unfinished_folder(saver.folder, step), thread_count=1, overwrite=True, sync_files=False)
-        self.fs = self._files = saver.files  # which brings each to disk
+        self.fs = self._files = saver.files  # which flushes each to disk
         self._files.written.clear()
         self._saver, self._step, self._progress = saver, step, progress
         self.manifest: Checkpoint | None = None
@@ -106,8 +106,8 @@ class _Writer(FileSystemWriter):
 class Saver:
     """Saves into one folder; all ranks make the same calls. `written`: the last manifest, on rank 0.
 
-    background: False: `save` returns when the checkpoint is whole. fingerprint: of the manifest. Raises OSError, on all
-    ranks, for a folder that cannot be made.
+    background: False: `save` returns when the checkpoint is complete. fingerprint: of the manifest. Raises OSError, on
+    all ranks, for a folder that cannot be created.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class Saver:
         self.folder.mkdir(parents=True, exist_ok=True)
         forget_unfinished(self.folder)
 
-    def save(self, state: Callable[[], State], step: int, progress: Mapping[str, Any]) -> float:
-        """Begin a checkpoint of what is now. Seconds that the caller was kept for it.
+    def save(self, state: Callable[[], TensorState], step: int, progress: Mapping[str, Any]) -> float:
+        """Begin a checkpoint of the current state. Returns the seconds that the caller was blocked.
 
-        progress: JSON-able; it is written behind, so that nobody may change it after this.
+        progress: JSON-able; written in the background, so it must not change afterwards.
         """
         began = time.perf_counter()
         self.wait()
@@ -158,7 +158,7 @@ class Saver:
         return time.perf_counter() - began
 
     def save_with(self, save: Callable[[Path], None], step: int, progress: Mapping[str, Any], format: str) -> float:
-        """A checkpoint of files that `save(folder)` writes on all ranks. It blocks until that is whole."""
+        """Make a checkpoint of files that `save(folder)` writes on all ranks. Blocks until it is complete."""
         began = time.perf_counter()
         self.wait()
         unfinished = unfinished_folder(self.folder, step)
@@ -176,23 +176,23 @@ class Saver:
         return time.perf_counter() - began
 
     def publish(self, step: int, files: Mapping[str, StoredFile], format: str = "torch") -> Checkpoint:
-        """On rank 0, when all files are written: the checkpoint is there."""
+        """Publish the checkpoint on rank 0, when all files are written."""
         self.written = publish(self.folder, step, files, ranks=self.ranks, fingerprint=self.fingerprint, format=format)
         return self.written
 
     def whole(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """Return the folder of a step's complete checkpoint."""
         return step_folder(self.folder, step)
 
     def wait(self) -> float:
-        """Until none is under way. Seconds that this took."""
+        """Wait until no checkpoint is in progress. Returns the seconds waited."""
         began = time.perf_counter()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         return time.perf_counter() - began
 
-    def _write(self, state: State, step: int, progress: Mapping[str, Any]) -> None:
+    def _write(self, state: TensorState, step: int, progress: Mapping[str, Any]) -> None:
         with self._counted(step), _single_process_allowed(self.group), _without_zip_checksums():
             save_state(
                 state,
@@ -203,12 +203,12 @@ class Saver:
 
     @contextmanager
     def _counted(self, step: int) -> Iterator[None]:
-        """What goes wrong inside costs the checkpoint, never the training."""
+        """Count and log a failure inside: it costs the checkpoint, not the training."""
         began = time.perf_counter()
         try:
             yield
             self.count += 1
-            if self.rank == self.ranks - 1:  # rank 0 has enough to do
+            if self.rank == self.ranks - 1:  # spares rank 0, which has other work
                 forget_older(self.folder, step, self.kept)
         except (Exception, CheckpointException) as error:
             why = _first_cause(error)
@@ -220,7 +220,7 @@ class Saver:
             self.writing_seconds += time.perf_counter() - began
 
     def _on_rank_0(self, work: Callable[[], object]) -> None:
-        """Raises on all ranks what it raised there."""
+        """Run on rank 0; its exception is raised on all ranks."""
         problem: list[str | None] = [None]
         if self.rank == 0:
             try:
@@ -235,7 +235,7 @@ class Saver:
 
 @contextmanager
 def _single_process_allowed(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """torch warns of saving without a process group, which is what one rank means to do."""
+    """Suppress torch's warning about saving without a process group, which is intended for one rank."""
     if group is not None:
         yield
         return
@@ -246,7 +246,7 @@ def _single_process_allowed(group: dist.ProcessGroup | None) -> Iterator[None]:
 
 @contextmanager
 def _without_zip_checksums() -> Iterator[None]:
-    """The manifest has a checksum of the whole file; torch's own would take a fifth of the time that writing takes."""
+    """Disable zip checksums: the manifest covers the whole file, and torch's would take a fifth of the writing time."""
     before = get_crc32_options()
     set_crc32_options(False)
     try:
@@ -256,7 +256,7 @@ def _without_zip_checksums() -> Iterator[None]:
 
 
 def _first_cause(error: BaseException) -> str:
-    """In one line; of what several ranks raised the first."""
+    """Return the first cause of several ranks' errors, in one line."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
         return f"rank {rank}: {one_line(cause)}"
@@ -270,11 +270,11 @@ def _random_state() -> dict[str, Tensor]:
     return states
 
 
-def load(checkpoint: Path, state: State) -> None:
-    """Bring a state to what it was, in place; each rank reads what it holds. Raises ValueError where it does not fit.
+def load(checkpoint: Path, state: TensorState) -> None:
+    """Restore a state in place; each rank reads its part. Raises ValueError if it does not match.
 
-    The state is of any strategy of torch's on any number of ranks; only the ranks that there were then get back their
-    random generators too.
+    The state may come from any of torch's strategies on any number of ranks; only ranks that existed then get their
+    random generators back.
     """
     reader = FileSystemReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
@@ -282,7 +282,7 @@ def load(checkpoint: Path, state: State) -> None:
     place = f"random.rank_{_rank()}"
     generators = {f"{place}.{name}": tensor for name, tensor in _random_state().items()}
     generators = {name: tensor for name, tensor in generators.items() if name in stored}
-    wanted: State = {**tensors, **generators, _VALUES: b""}
+    wanted: TensorState = {**tensors, **generators, _VALUES: b""}
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise ValueError(f"{checkpoint}: has no {missing[0]}; it is of another model or optimizer")
@@ -300,7 +300,7 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _put_values(state: State, values: dict[str, Any], checkpoint: Path, path: tuple[str, ...] = ()) -> None:
+def _put_values(state: TensorState, values: dict[str, Any], checkpoint: Path, path: tuple[str, ...] = ()) -> None:
     for key, value in state.items():
         here = (*path, str(key))
         name = ".".join(here)
@@ -316,7 +316,7 @@ def _put_values(state: State, values: dict[str, Any], checkpoint: Path, path: tu
 
 
 def read_tensors(checkpoint: Path, part: str) -> dict[str, Tensor]:
-    """All tensors of a part of a state (`model`), whole, by the names that they have in it. Without a process group."""
+    """Read all tensors of a part of a state (`model`), unsharded, by name. Needs no process group."""
     reader = FileSystemReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {
@@ -324,7 +324,7 @@ def read_tensors(checkpoint: Path, part: str) -> dict[str, Tensor]:
         for name, what in stored.items()
         if name.startswith(f"{part}.") and isinstance(what, TensorStorageMetadata)
     }
-    wanted: State = {**tensors, _VALUES: b""}
+    wanted: TensorState = {**tensors, _VALUES: b""}
     with _single_process_allowed(None):
         load_state(wanted, storage_reader=reader, no_dist=True)
     numbers = {name: value for name, value in pickle.loads(wanted[_VALUES]) if isinstance(value, Tensor)}

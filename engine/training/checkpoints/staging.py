@@ -1,4 +1,4 @@
-"""What of a state a rank saves, and the copy of it that the training does not change meanwhile.
+"""Select the tensors that a rank saves, and copy them so that training can continue.
 
 mine = shared_out(state, rank, ranks)
 staged = staging.copied(mine)
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-State = dict[str, Any]
+TensorState = dict[str, Any]
 _PIECE_BYTES = 1 << 19
-"""What torch does for each tensor that it writes takes as long as to write about so much more of it."""
+"""torch's overhead per written tensor equals the time of writing about this many bytes."""
 
 
-def shared_out(state: State, rank: int, ranks: int) -> State:
-    """The tensors of a state that a rank saves: its shards, and its share of what all hold alike; no single numbers.
+def shared_out(state: TensorState, rank: int, ranks: int) -> TensorState:
+    """Return the tensors that a rank saves: its shards, and its share of replicated tensors; no single numbers.
 
-    All ranks hold the same keys, so that all come to the same shares.
+    All ranks hold the same keys, so all compute the same shares.
     """
     sizes = {path: leaf.nbytes for path, leaf in leaves(state) if _is_whole(leaf) and not is_value(leaf)}
     load, owner = [0] * ranks, {}
@@ -38,7 +38,7 @@ def shared_out(state: State, rank: int, ranks: int) -> State:
             return value
         return value if owner.get(path) == rank else None
 
-    part: State = mine(state, ())
+    part: TensorState = mine(state, ())
     return part
 
 
@@ -55,27 +55,28 @@ def _is_whole(leaf: Any) -> bool:
 
 
 def is_value(leaf: Any) -> bool:
-    """Whether it is kept among the values: what is no tensor, and tensors of one number, as optimizers count steps."""
+    """Return whether it is saved with the values: non-tensors, and tensors of one number."""
     return not isinstance(leaf, Tensor) or (leaf.dim() == 0 and not isinstance(leaf, DTensor))
 
 
-def values_of(state: State) -> bytes:
-    """All values by name, pickled. In one piece: torch would write each hyperparameter of each weight by itself, and
-    look at each of thousands of values in Python while it pickles a list of them."""
+def values_of(state: TensorState) -> bytes:
+    """Return all values by name, pickled as one object: torch would write each hyperparameter of each weight
+    separately, and process thousands of values in Python when pickling a list.
+    """
     found = [(".".join(path), leaf) for path, leaf in leaves(state) if is_value(leaf)]
     return pickle.dumps([(name, leaf.cpu() if isinstance(leaf, Tensor) else leaf) for name, leaf in found])
 
 
 class Staging:
-    """A copy of a state in memory of the CPU, which is kept for the next one."""
+    """A copy of a state in CPU memory, reused for the next one."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, ...], Tensor] = {}
 
     @torch.no_grad()
-    def copied(self, state: State) -> State:
-        """What the state is now; overwritten by the next call."""
-        staged: State = self._copied(state, ())
+    def copied(self, state: TensorState) -> TensorState:
+        """Copy the current state; overwritten by the next call."""
+        staged: TensorState = self._copied(state, ())
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return staged
@@ -94,7 +95,7 @@ class Staging:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it; without gradients."""
+    """Return this rank's local part, without gradients."""
     if not isinstance(tensor, DTensor):
         return tensor
     held: Tensor = tensor.to_local()

@@ -1,12 +1,12 @@
-"""Files written past the page cache, with their checksums: what torch.distributed.checkpoint writes through.
+"""Write files with direct I/O and checksums, for torch.distributed.checkpoint.
 
     files = DirectFiles()                                     # kept for all checkpoints of a run
     writer = FileSystemWriter(folder, sync_files=False); writer.fs = files
-    files.written[path]                                       # StoredFile of each that is whole and on disk
+    files.written[path]                                       # StoredFile of each complete file on disk
 
-A checkpoint is read by nobody while it is young. Through the page cache each byte is copied by a core that should
-compute, into pages that must be found first (in a virtual machine they are fetched from the host: 24 MB took 10 to
-90 ms), and what was useful there is pushed out. Where the file system has no direct access the cache is used.
+A new checkpoint is not read soon. Writing through the page cache copies each byte on a core that should compute, into
+pages that must be allocated first (a virtual machine gets them from the host: 24 MB took 10 to 90 ms), and evicts
+useful data. Without direct I/O in the file system, the cache is used.
 """
 
 import fcntl
@@ -25,16 +25,16 @@ from engine.training.checkpoints.files import StoredFile
 
 _BUFFER_BYTES = 4 << 20
 _BLOCK_BYTES = 4096
-"""Direct access wants addresses, places and lengths in whole blocks; no common file system has larger ones."""
+"""Direct I/O needs addresses, offsets and lengths in whole blocks; no common file system has larger ones."""
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 class DirectStream(io.RawIOBase):
-    """A new file; on disk when `close` has returned. `flush` leaves what is no whole block yet."""
+    """A new file; on disk when `close` has returned. `flush` keeps a partial block in memory."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         super().__init__()
-        self._file = -1  # as long as none is open: `close` is called even where that fails
+        self._file = -1  # while none is open: `close` is called even if opening fails
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
             self._file = os.open(path, flags | _DIRECT, 0o666)
@@ -44,7 +44,7 @@ class DirectStream(io.RawIOBase):
 
     @property
     def written(self) -> StoredFile:
-        """Size and checksum, of all when it is closed."""
+        """Size and checksum of the complete file, after it is closed."""
         return StoredFile(size_bytes=self._size, crc32=self._crc)
 
     def writable(self) -> bool:
@@ -54,7 +54,7 @@ class DirectStream(io.RawIOBase):
         return self._size
 
     def write(self, data: Any, /) -> int:
-        """Takes all of an object with a buffer; its bytes."""
+        """Write an object with a buffer completely; return its bytes."""
         rest = memoryview(data).cast("B")
         size = rest.nbytes
         while rest:
@@ -79,13 +79,13 @@ class DirectStream(io.RawIOBase):
         self._filled -= size
 
     def _cached(self) -> bool:
-        """From here on by the page cache; False where it was so already."""
+        """Switch to the page cache; False if it was in use already."""
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_DIRECT)
         return bool(flags & _DIRECT)
 
     def close(self) -> None:
-        """Write the rest and wait for the disk. Raises OSError where there is no room."""
+        """Write the rest and wait for the disk. Raises OSError on a full disk."""
         if self.closed or self._file < 0:
             return
         try:
@@ -105,7 +105,7 @@ class DirectStream(io.RawIOBase):
 
 
 class DirectFiles(FileSystem):
-    """One file at a time. `written`: those that were closed, by path."""
+    """One file at a time. `written`: closed files, by path."""
 
     def __init__(self) -> None:
         self.written: dict[Path, StoredFile] = {}
@@ -113,7 +113,7 @@ class DirectFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
-        """Raises OSError; what a failed one left is torn."""
+        """Create a file. Raises OSError; a failed one is left incomplete."""
         if mode != "wb":
             with super().create_stream(path, mode) as stream:
                 yield stream

@@ -1,1 +1,1 @@
-"""What is trained on: examples, the batches of each step and rank, what is held out."""
+"""Training data: examples, the batches of each step and rank, validation rows."""

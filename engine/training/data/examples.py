@@ -1,11 +1,11 @@
-"""What is trained on, as rows with numbers: which a step takes is the feed's affair, what they hold is a task's.
+"""Training examples as numbered rows. The feed selects the rows of a step; the task defines their contents.
 
     train, held = load_examples(workload, context)      # once per launch and data
     inputs = train.collate(numbers, places)             # tensors on the CPU, `targets` among them
 
-A file of a study lies in the inputs folder under its hash and a suffix: `.txt` is one long text, `.ndjson` has an
-object in each line, `.npz` images and labels (datasets and .parquet have become one of these). Which columns a task
-reads stands in its module (`engine.training.task_types`).
+A file of a study is in the inputs folder under its hash and a suffix: `.txt` is one long text, `.ndjson` has an
+object in each line, `.npz` images and labels (datasets and .parquet are converted to one of these). A task's module
+defines its columns (`engine.training.task_types`).
 """
 
 import hashlib
@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from configs.examples import Row, read_examples
-from configs.training import TrainWorkload
+from configs.spec.examples import ExampleRow, read_examples
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.tokens import tokenizer_path
+from engine.prompts.tokens import tokenizer_path
 
 IGNORED = -100
-"""A target that counts for nothing: filling, or a word that is not asked for. What PyTorch's loss passes over."""
+"""Target without loss: padding, or an unmasked word. The default ignore index of PyTorch's loss."""
 RANDOM_STEPS = 32
-"""Without data, random rows for so many steps."""
+"""Without data, random rows for this many steps."""
 SUFFIXES = (".txt", ".ndjson", ".npz")
 
 Numbers = npt.NDArray[np.int64]
@@ -35,12 +35,12 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows to train or to evaluate on; every rank knows all of them.
+    """Rows to train or to evaluate on; every rank has all of them.
 
-    positions: what the model computes for a row, all of which have one length: a step's work is the same in every
-    step, and its shapes are static. collate: inputs of some rows [len(numbers), ..]; `places` are theirs in the endless
-    row of epochs, for what is drawn anew in each. targets: how many each of some rows has. names: of the classes, where
-    there are any. fingerprint: what the rows are made from; equal for equal rows.
+    positions: computed per row; all rows have one length, so that work and shapes are the same in every step. collate:
+    inputs of some rows [len(numbers), ..]; `places` are their positions in the concatenated epochs, for values drawn
+    anew in each. targets: number of targets of each of some rows. names: of the classes, if any. fingerprint: of the
+    rows' source; equal for equal rows.
     """
 
     count: int
@@ -51,7 +51,7 @@ class Examples:
     names: tuple[str, ...] = ()
 
     def some(self, numbers: Numbers) -> "Examples":
-        """Only these rows, in this order, numbered anew."""
+        """Return only these rows, in this order, renumbered."""
         return Examples(
             count=len(numbers),
             positions=self.positions,
@@ -62,12 +62,12 @@ class Examples:
         )
 
 
-Parts = tuple[Examples, Examples | None]
-"""What is trained on, and what is held out."""
+ExampleParts = tuple[Examples, Examples | None]
+"""Training rows, and validation rows."""
 
 
-def fingerprint_of(workload: TrainWorkload, context: Context) -> str:
-    """16 digits that are equal where training sees the same rows: data, tokenizer, lengths, what is held out."""
+def rows_fingerprint(workload: TrainWorkload, context: Context) -> str:
+    """Return 16 digits that are equal for equal rows: data, tokenizer, lengths, validation split."""
     path = tokenizer_path(context, workload.tokenizer)
     told = [
         workload.task,
@@ -80,7 +80,7 @@ def fingerprint_of(workload: TrainWorkload, context: Context) -> str:
 
 
 def input_file(data: str, field: str, context: Context) -> Path:
-    """The file of the inputs folder that a workload names by its hash. Raises ValueError where there is none."""
+    """Return the file of the inputs folder that a workload names by hash. Raises ValueError if there is none."""
     for suffix in SUFFIXES:
         path = context.inputs / f"{data}{suffix}"
         if path.is_file():
@@ -88,7 +88,7 @@ def input_file(data: str, field: str, context: Context) -> Path:
     raise ValueError(f"workload.{field}: {context.inputs / data} is missing, with any of {', '.join(SUFFIXES)}")
 
 
-def read_rows(data: str, columns: Sequence[str], field: str, context: Context) -> list[Row]:
+def read_rows(data: str, columns: Sequence[str], field: str, context: Context) -> list[ExampleRow]:
     """All rows of a file of examples, with these columns. Raises ValueError naming the row for one that lacks any."""
     path = input_file(data, field, context)
     if path.suffix != ".ndjson":
@@ -108,15 +108,15 @@ def read_rows(data: str, columns: Sequence[str], field: str, context: Context) -
 
 
 def context_task(context: Context) -> str:
-    """The task of the launch's cells, for messages."""
+    """Return the task of the launch's cells, for messages."""
     work = context.job.cell.workload
     return work.task if isinstance(work, TrainWorkload) else work.kind
 
 
-def parted(everything: Examples, held: Examples | None, workload: TrainWorkload, seed: int) -> Parts:
-    """Rows to train on and rows held out: another file's, or a share of these, drawn by the seed.
+def parted(everything: Examples, held: Examples | None, workload: TrainWorkload, seed: int) -> ExampleParts:
+    """Return training rows and validation rows: another file's, or a share of these, drawn by the seed.
 
-    Drawn, because files are often sorted by class. Raises ValueError where one part would be empty.
+    Drawn at random, because files are often sorted by class. Raises ValueError if one part would be empty.
     """
     if held is not None or not workload.heldout_share:
         return everything, held

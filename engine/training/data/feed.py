@@ -1,16 +1,14 @@
-"""Which rows a rank computes in a step: a pure function of the seed, the step and the rank's replica.
+"""Select the rows of a rank's step: a pure function of the seed, the step and the rank's replica.
 
-    feed = make_feed(workload, options, context, task)
+    feed = Feed(examples, global_batch_size, accumulation, (replicas, mine), seed, device, ahead)
     batches = feed.step(history.steps)          # micro-batches of this rank, in their order
 
-The rows of all epochs stand in one endless row, shuffled anew in each epoch; step n takes the next global batch from
-place n x global_batch_size on, and each replica its part of these. So nothing is seen twice in an epoch and nothing is
-left out, the last places of an epoch share a step with the first of the next, and the global batch is the same for any
-number of ranks. The whole state of such a sampler is the number of the next step.
+All epochs form one endless sequence of rows, reshuffled in each epoch. Step n takes the global batch from position n x
+global_batch_size on, and each replica its part of it. So each row occurs once in an epoch, a step may span two epochs,
+and the global batch is the same for any number of ranks. The sampler's state is the number of the next step.
 
-On CUDA the next step's rows are made ready in a thread, in pinned memory, and copied while the device computes. On the
-CPU they are made when they are asked for: a thread there would take the core that computes, and the step would wait for
-the same work under another name.
+On CUDA a thread prepares the next step's rows in pinned memory, and copies them while the device computes. On the CPU
+they are prepared on demand, because a thread would compete for the computing core.
 """
 
 from collections.abc import Mapping
@@ -20,32 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.training import TrainWorkload
-from engine.context import Context
-from engine.inference.sharding import even_share
+from engine.models.sharding import even_share
 from engine.training.data.examples import Examples, Numbers
-from engine.training.task_types import load_examples
-from engine.training.trainer import Batch, Options, Task
-
-
-def make_feed(
-    workload: TrainWorkload, options: Options, context: Context, task: Task, ahead: bool | None = None
-) -> "Feed":
-    """The feed of this rank, after `make_task`. ahead: make the next step's rows in a thread; None: on CUDA."""
-    train, _ = load_examples(workload, context)
-    return Feed(
-        train,
-        global_batch_size=workload.global_batch_size,
-        accumulation=options.accumulation,
-        replicas=(options.dp, context.grid.dp_rank),
-        seed=context.job.measuring.seed,
-        device=context.device,
-        ahead=context.device.type == "cuda" if ahead is None else ahead,
-    )
+from engine.training.trainer import TrainingBatch
 
 
 def shuffled(places: Numbers, count: int, seed: int) -> Numbers:
-    """The row that stands at each place of the endless row of epochs."""
+    """Return the row at each position of the concatenated epochs."""
     rows = np.empty_like(places)
     for epoch in np.unique(places // count):
         here = places // count == epoch
@@ -54,7 +33,7 @@ def shuffled(places: Numbers, count: int, seed: int) -> Numbers:
 
 
 class Feed:
-    """See the module. replicas: how many there are, and which one this rank belongs to."""
+    """Batches of one replica; see the module. replicas: their number, and this rank's index."""
 
     def __init__(
         self,
@@ -72,10 +51,10 @@ class Feed:
         self._order: tuple[int, Numbers] | None = None
         self.ahead = ahead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed") if ahead else None
-        self._ready: dict[int, Future[list[Batch]]] = {}
+        self._ready: dict[int, Future[list[TrainingBatch]]] = {}
 
-    def step(self, number: int) -> list[Batch]:
-        """This rank's micro-batches of a step, on its device."""
+    def step(self, number: int) -> list[TrainingBatch]:
+        """Return this rank's micro-batches of a step, on its device."""
         ready = self._ready.pop(number, None)
         batches = ready.result() if ready is not None else self._made(number)
         if self._thread is not None:
@@ -84,8 +63,8 @@ class Feed:
             self._ready = {number + 1: self._thread.submit(self._made, number + 1)}
         return [_moved(batch, self.device) for batch in batches]
 
-    def _made(self, number: int) -> list[Batch]:
-        """On the CPU, in pinned memory where they are for a GPU."""
+    def _made(self, number: int) -> list[TrainingBatch]:
+        """Build a batch on the CPU, in pinned memory for a GPU."""
         places = np.arange(number * self.size, (number + 1) * self.size)
         rows = self._shuffled(places)
         targets = self.examples.targets(rows)
@@ -96,11 +75,11 @@ class Feed:
             if self.device.type == "cuda":
                 inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
             share = float(targets[part].sum() / targets.sum())
-            batches.append(Batch(inputs, share, len(part), len(part) * self.examples.positions))
+            batches.append(TrainingBatch(inputs, share, len(part), len(part) * self.examples.positions))
         return batches
 
     def _shuffled(self, places: Numbers) -> Numbers:
-        """As `shuffled`, with the order of the present epoch kept: to draw it takes long where rows are many."""
+        """As `shuffled`, with the current epoch's order cached, because drawing it is slow for many rows."""
         count = self.examples.count
         first, last = int(places[0]) // count, int(places[-1]) // count
         if first != last:
@@ -110,7 +89,7 @@ class Feed:
         return self._order[1][places % count]
 
     def state_dict(self, step: int) -> dict[str, Any]:
-        """What fixes the batches from a step on; it goes into a checkpoint and into JSON."""
+        """Return the values that determine the batches from a step on, for a checkpoint, as JSON."""
         return {
             "step": step,
             "seed": self.seed,
@@ -120,9 +99,9 @@ class Feed:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that the steps to come are those that the checkpoint's run would have made, on any number of ranks.
+        """Check that the coming steps equal those of the checkpoint's run, on any number of ranks.
 
-        Raises ValueError, naming what differs, where they are not. Nothing else is taken up: `step` is told its number.
+        Raises ValueError naming the difference. Nothing is stored: `step` receives its number.
         """
         mine = self.state_dict(int(state["step"]))
         for name, field in _FIELDS.items():
@@ -133,7 +112,7 @@ class Feed:
                 )
 
     def close(self) -> None:
-        """End the thread, if there is one."""
+        """Stop the thread, if there is one."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
             self._thread, self._ready = None, {}
@@ -147,9 +126,9 @@ _FIELDS = {
 }
 
 
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    """On the device; from pinned memory, so that the copy runs beside what is computed."""
+def _moved(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
+    """Copy to the device; from pinned memory, so that the copy overlaps with compute."""
     if device.type == "cpu":
         return batch
     inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
-    return Batch(inputs, batch.share, batch.sequences, batch.tokens)
+    return TrainingBatch(inputs, batch.share, batch.sequences, batch.tokens)

@@ -1,4 +1,4 @@
-"""A text to train on: one long row of tokens, cut into windows without gaps.
+"""Training text: one long sequence of tokens, cut into contiguous windows.
 
     ids = text_tokens(workload.data, "data", workload, context, vocabulary)
     training, rest = split_text(ids, workload, needed)
@@ -15,25 +15,25 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from configs.base import sha256_of_file
-from configs.training import TrainWorkload
+from configs.common.base import sha256_of_file
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.tokens import load_tokenizer, tokenizer_path
+from engine.models.weights import required_manifest
+from engine.prompts.tokens import load_tokenizer, tokenizer_path
 from engine.training.data.examples import RANDOM_STEPS, Numbers, input_file, read_rows
-from engine.weights import the_manifest
 
 _CHUNK_CHARACTERS = 1 << 20
 
 
 def text_tokens(data: str | None, field: str, workload: TrainWorkload, context: Context, vocabulary: int) -> np.ndarray:
-    """The text that `field` of the workload names as one row of ids (uint16 or uint32); random ids without data.
+    """Return the text of the workload's `field` as one sequence of ids (uint16 or uint32); random ids without data.
 
-    Of rows with a `text`, each is followed by the model's token for an end, where its configuration names one.
+    Each row with a `text` is followed by the model's end token, if its configuration names one.
     """
     if data is None:
         count = RANDOM_STEPS * workload.global_batch_size * (workload.sequence_length + 1)
         return np.random.default_rng(context.job.measuring.seed).integers(0, vocabulary, count, dtype=np.uint32)
-    tokenizer, end = the_tokenizer(workload, context), the_manifest(context).config.get("eos_token_id")
+    tokenizer, end = the_tokenizer(workload, context), required_manifest(context).config.get("eos_token_id")
     source = input_file(data, field, context)
     end = end if isinstance(end, int) and source.suffix != ".txt" else None
     name = hashlib.sha256(f"{data}:{_hash_of(tokenizer)}:{end}".encode()).hexdigest()[:16]
@@ -50,11 +50,11 @@ def text_tokens(data: str | None, field: str, workload: TrainWorkload, context: 
 
 
 def the_tokenizer(workload: TrainWorkload, context: Context) -> Path:
-    """The tokenizer's file. Raises ValueError where neither model nor workload brings one."""
+    """Return the tokenizer's file. Raises ValueError if neither model nor workload has one."""
     path = tokenizer_path(context, workload.tokenizer)
     if path is None:
         raise ValueError(
-            f"workload.tokenizer: {the_manifest(context).identity} brings no tokenizer.json; "
+            f"workload.tokenizer: {required_manifest(context).identity} brings no tokenizer.json; "
             "name one, or leave data out to train on random tokens"
         )
     return path
@@ -68,17 +68,17 @@ def _hash_of(tokenizer: Path) -> str:
 
 
 def _cached(cached: Path, data: str, field: str, context: Context, tokenizer_file: Path, end: int | None) -> np.ndarray:
-    """The ids as they lie in the cache, tokenised before where they are not there or not whole."""
+    """Return the cached ids; tokenise first if they are missing or incomplete."""
     if cached.is_file():
         try:
             loaded: np.ndarray = np.load(cached, mmap_mode="r")
             return loaded
         except (ValueError, OSError):
-            cached.unlink(missing_ok=True)  # not whole; it can be made again
+            cached.unlink(missing_ok=True)  # incomplete; created again
     tokenizer = load_tokenizer(tokenizer_file)
     ids = _tokenised(_texts(data, field, context), tokenizer, end, field)
     cached.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for every rank that makes the file; the last rename wins, all are the same.
+    # A separate name for every rank that writes the file; the last rename wins, and all are equal.
     handle, unfinished = tempfile.mkstemp(dir=cached.parent, prefix=f".{cached.stem}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -92,7 +92,7 @@ def _cached(cached: Path, data: str, field: str, context: Context, tokenizer_fil
 
 
 def _texts(data: str, field: str, context: Context) -> Iterator[str]:
-    """A long text in pieces of a mebibyte, cut at line ends, to bound what tokenising holds; or the rows' texts."""
+    """Yield a long text in pieces of a mebibyte, cut at line ends, to bound memory; or the rows' texts."""
     path = input_file(data, field, context)
     if path.suffix != ".txt":
         yield from (str(row["text"]) for row in read_rows(data, ["text"], field, context))
@@ -111,7 +111,7 @@ def _texts(data: str, field: str, context: Context) -> Iterator[str]:
 
 
 def _tokenised(texts: Iterator[str], tokenizer: Tokenizer, end: int | None, field: str) -> np.ndarray:
-    """Ids of all texts after one another, without the tokenizer's special tokens."""
+    """Return the concatenated ids of all texts, without the tokenizer's special tokens."""
     dtype = np.uint16 if max(tokenizer.get_vocab_size(), (end or 0) + 1) <= 1 << 16 else np.uint32
     pieces = []
     for text in texts:
@@ -123,7 +123,7 @@ def _tokenised(texts: Iterator[str], tokenizer: Tokenizer, end: int | None, fiel
 
 
 def split_text(ids: np.ndarray, workload: TrainWorkload, needed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training part and held-out part (the last share). Raises ValueError where one is below `needed` tokens."""
+    """Return training part and validation part (the last share). Raises ValueError if one is below `needed` tokens."""
     heldout = int(len(ids) * workload.heldout_share)
     training, rest = ids[: len(ids) - heldout], ids[len(ids) - heldout :]
     check_long_enough(training, needed, "data")
@@ -136,7 +136,7 @@ def split_text(ids: np.ndarray, workload: TrainWorkload, needed: int) -> tuple[n
 
 
 def check_long_enough(ids: np.ndarray, needed: int, field: str) -> None:
-    """Raise ValueError where a text has not one sequence."""
+    """Raise ValueError if a text is shorter than one sequence."""
     if len(ids) < needed:
         verb = "train" if field == "data" else "evaluate"
         raise ValueError(
@@ -146,6 +146,6 @@ def check_long_enough(ids: np.ndarray, needed: int, field: str) -> None:
 
 
 def windows(ids: np.ndarray, numbers: Numbers, stride: int, length: int) -> Numbers:
-    """[len(numbers), length]: window n begins at n x stride."""
+    """Return [len(numbers), length]: window n begins at n x stride."""
     found: Numbers = ids[(numbers * stride)[:, None] + np.arange(length)].astype(np.int64)
     return found

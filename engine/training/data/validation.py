@@ -1,11 +1,11 @@
-"""How well a model does on rows that it never learns from.
+"""Evaluate a model on validation rows.
 
-    held = make_validation(workload, options, context, task)        # this rank's share; [] where nothing is held out
+    held = validation_batches(rows, micro_batch_size, (replicas, mine), device)      # one replica's share
     sums = evaluate(trainer, task, held, context, options)          # over all rows; all ranks call it
     figures = means(sums)
 
-A sharded model gathers weights in every call, so all ranks make as many: rows that a rank lacks are filled up with some
-that ask for nothing.
+A sharded model gathers weights in every call, so all ranks make the same number of calls: missing rows are padded with
+rows without targets.
 """
 
 import math
@@ -13,28 +13,20 @@ import math
 import numpy as np
 import torch
 
-from configs.record import Figure
-from configs.training import TrainWorkload
-from engine.agreement import total
+from configs.plans.record import Figure
 from engine.context import Context
-from engine.inference.sharding import even_share
+from engine.models.sharding import even_share
+from engine.rank.agreement import total
 from engine.training.data.examples import IGNORED, Examples
-from engine.training.task_types import load_examples
-from engine.training.trainer import Batch, Options, Task, Trainer
+from engine.training.trainer import Task, Trainer, TrainerOptions, TrainingBatch
 
 _LARGEST_EXPONENT = 700
-"""A loss above so many nats overflows the exponential; such a perplexity says no more than the loss."""
+"""Losses above this many nats overflow the exponential."""
 
 
-def make_validation(workload: TrainWorkload, options: Options, context: Context, task: Task) -> list[Batch]:
-    """This rank's share of the rows held out, in micro-batches on its device; equally many on every rank."""
-    _, held = load_examples(workload, context)
-    if held is None:
-        return []
-    return validation_batches(held, options.micro_batch_size, (options.dp, context.grid.dp_rank), context.device)
-
-
-def validation_batches(held: Examples, size: int, replicas: tuple[int, int], device: torch.device) -> list[Batch]:
+def validation_batches(
+    held: Examples, size: int, replicas: tuple[int, int], device: torch.device
+) -> list[TrainingBatch]:
     """The share of one of `replicas` (how many, which one): their order is the file's, every row is in one of them."""
     mine = even_share(held.count, *replicas)
     calls = -(-len(even_share(held.count, replicas[0], 0)) // size)
@@ -47,14 +39,14 @@ def validation_batches(held: Examples, size: int, replicas: tuple[int, int], dev
         inputs["targets"][torch.from_numpy(extra)] = IGNORED
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
         real = int((~extra).sum())
-        batches.append(Batch(inputs, 0.0, real, real * held.positions))
+        batches.append(TrainingBatch(inputs, 0.0, real, real * held.positions))
     return batches
 
 
 def evaluate(
-    trainer: Trainer, task: Task, batches: list[Batch], context: Context, options: Options
+    trainer: Trainer, task: Task, batches: list[TrainingBatch], context: Context, options: TrainerOptions
 ) -> dict[str, float]:
-    """Sums of the task's metrics over all replicas' rows; {} where nothing is held out. All ranks call it."""
+    """Sum the task's metrics over all replicas' rows; {} without validation rows. All ranks call it."""
     if not batches:
         return {}
     module = trainer.module
@@ -67,13 +59,13 @@ def evaluate(
         module.train(training)
     names = sorted(found[0])
     mine = torch.stack([torch.stack([sums[name].double() for sums in found]).sum() for name in names])
-    # The ranks of a replica hold the same rows, and have counted each of them.
+    # The ranks of a replica hold the same rows, so each row is counted once per rank.
     whole = total(mine, context) / (context.world_size // options.dp)
     return dict(zip(names, whole.tolist(), strict=True))
 
 
 def means(sums: dict[str, float]) -> dict[str, Figure]:
-    """Figures of an evaluation: the mean loss in nats, perplexity, and the share of rows whose class is right."""
+    """Return figures of an evaluation: mean loss in nats, perplexity, and accuracy."""
     targets = sums["targets"]
     loss = sums["loss"] / targets
     figures: dict[str, Figure] = {"targets": int(targets), "loss": loss}

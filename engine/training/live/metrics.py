@@ -1,6 +1,6 @@
-"""What is told live, by name: the same names in TensorBoard, MLflow and Weights & Biases.
+"""Names of live metrics, shared by TensorBoard, MLflow and Weights & Biases.
 
-Prometheus knows them as `rankwise_training_<name>`. The shipped dashboard (docs/dashboards/training.json) shows each.
+In Prometheus they are `rankwise_training_<name>`. The shipped dashboard (docs/dashboards/training.json) shows each.
 """
 
 METRICS = {

@@ -1,10 +1,10 @@
-"""Where what is told goes: one context manager for each kind, which opens, yields `write(told)`, and closes.
+"""Sinks of live metrics: one context manager for each kind, which opens, yields `write(told)`, and closes.
 
     with SINKS["tensorboard"](about) as write:
         write({"step": 10, "loss": 2.1, "time": 1700000000.0})
 
-They run in a process of their own (`engine.training.live.streamer`) and may raise and hang. Nothing here reaches for
-a network unless MLFLOW_TRACKING_URI does, and nothing writes outside the run folder.
+They run in a separate process (`engine.training.live.streamer`) and may raise and hang. No sink uses the network unless
+MLFLOW_TRACKING_URI does, and none writes outside the run folder.
 """
 
 import json
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from configs.base import write_atomically
+from configs.common.base import write_atomically
 from engine.training.live.metrics import METRICS, PREFIX
 
 Write = Callable[[dict[str, Any]], None]
@@ -33,7 +33,7 @@ def _values(told: dict[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def tensorboard(about: dict[str, Any]) -> Iterator[Write]:
-    """Event files in the visit's folder, on disk after each write: `tensorboard --logdir <run>/live`."""
+    """Write event files in the measurement's folder, flushed after each write: `tensorboard --logdir <run>/live`."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -54,9 +54,9 @@ def tensorboard(about: dict[str, Any]) -> Iterator[Write]:
 
 @contextmanager
 def mlflow(about: dict[str, Any]) -> Iterator[Write]:
-    """A run of the experiment that the study is, in `<run>/live/mlflow.db` unless MLFLOW_TRACKING_URI says where.
+    """Write a run of the study's experiment, in `<run>/live/mlflow.db` unless MLFLOW_TRACKING_URI is set.
 
-    MLflow 3 takes no new file stores (mlflow.store.tracking.file_store); SQLite is what works without a server.
+    MLflow 3 supports no new file stores (mlflow.store.tracking.file_store); SQLite works without a server.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow.entities import Metric, Param
@@ -88,7 +88,7 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
 
 @contextmanager
 def wandb(about: dict[str, Any]) -> Iterator[Write]:
-    """An offline run below the visit's folder; `wandb sync` sends it up, when and if somebody wants that."""
+    """Write an offline run in the measurement's folder; `wandb sync` uploads it."""
     folder = Path(about["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(
@@ -108,7 +108,7 @@ def wandb(about: dict[str, Any]) -> Iterator[Write]:
     _say("wandb", str(Path(run.dir).parent))
 
     def write(told: dict[str, Any]) -> None:
-        # Its own steps must rise; evaluations come after the step that they evaluate.
+        # Its step numbers must increase; evaluations follow the step that they evaluate.
         run.log({**_values(told), "step": told["step"], "_timestamp": told["time"]})
 
     run.define_metric("*", step_metric="step")
@@ -120,7 +120,7 @@ def wandb(about: dict[str, Any]) -> Iterator[Write]:
 
 @contextmanager
 def prometheus(about: dict[str, Any]) -> Iterator[Write]:
-    """An HTTP endpoint on the node as long as the visit lasts, and a file by which a Prometheus server finds it."""
+    """Serve an HTTP endpoint on the node during the measurement, and write a discovery file for Prometheus servers."""
     from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
     registry = CollectorRegistry()
@@ -156,7 +156,7 @@ def prometheus(about: dict[str, Any]) -> Iterator[Write]:
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted names; what is not set is left out."""
+    """Flatten to dotted names; unset values are left out."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, dict):

@@ -1,12 +1,11 @@
-"""The process at the other end of a rank's pipe: reads what is told, hands it to each sink, in a thread for each.
+"""Streamer process of a rank: reads metrics from the pipe and passes them to each sink, in a thread for each.
 
-    python -m engine.training.live.streamer        (started by engine.training.live.telling)
+    python -m engine.training.live.streamer        (started by engine.training.live.sender)
 
-First line on the standard input: what the visit is (`telling._about`). Then a line for each time that something is
-told, and a last one that says how the visit ended; an end of file without it means that the rank was killed. Answers
-on the standard output with `opened` once and `closed` once; anything else that is said goes to the rank's log. A sink
-that cannot open is given up; one that fails later is tried again, and said so of once; one that hangs fills its own
-queue and nobody else's.
+The first line on standard input describes the measurement (`sender._about`). Then follows a line for each report, and a
+last one with the outcome of the measurement; end of file without it means that the rank was killed. Replies on standard
+output with `opened` once and `closed` once; all other output goes to the rank's log. A sink that fails to open is
+abandoned; one that fails later is retried, with one log line; one that hangs fills only its own queue.
 """
 
 import json
@@ -21,13 +20,13 @@ from typing import Any
 from engine.training.live.sinks import SINKS, Write
 
 WAITING = 64
-"""Tellings that a slow sink may be behind: a minute."""
+"""Length of a slow sink's queue: a minute."""
 CLOSE_SECONDS = 8.0
 """Less than the rank waits."""
 _LOWEST_PRIORITY = 19
 
 
-class Stream:
+class SinkStream:
     """One sink with its thread and its queue."""
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
@@ -41,7 +40,7 @@ class Stream:
         self.thread.start()
 
     def put(self, told: dict[str, Any]) -> None:
-        """Leave it for the thread; where that is behind, what it has not told for longest is dropped."""
+        """Queue a report for the thread; if the queue is full, the oldest is dropped."""
         while True:
             try:
                 return self._waiting.put_nowait(told)
@@ -67,7 +66,7 @@ class Stream:
             self._discard()
 
     def _try(self, write: Write, told: dict[str, Any]) -> None:
-        """One that fails may work again later: a server that is away for a while. Said once."""
+        """Write to the sink; a failure is logged once and retried, as a server may be down for a while."""
         try:
             write(told)
         except Exception as error:
@@ -80,7 +79,7 @@ class Stream:
         print(f"live: {self.name} {what}", file=sys.stderr, flush=True)
 
     def _discard(self) -> None:
-        """After a failure: whatever else comes is dropped until the end."""
+        """Drop all further reports after a failure, until the end."""
         while "end" not in self._about:
             if "end" in self._waiting.get():
                 return
@@ -88,14 +87,14 @@ class Stream:
 
 
 def main() -> int:
-    """Stream one visit. Returns the exit code."""
-    # Libraries print; what they say must not get between the answers.
+    """Stream one measurement. Returns the exit code."""
+    # Libraries print to standard output; that must not mix with the replies.
     answers = os.dup(1)
     os.dup2(2, 1)
     about = json.loads(sys.stdin.buffer.readline() or b"{}")
     if not about:
         return 1
-    streams = [Stream(name, dict(about)) for name in about["sinks"]]
+    streams = [SinkStream(name, dict(about)) for name in about["sinks"]]
     ends = time.monotonic() + about["open_seconds"]
     for stream in streams:
         if not stream.opened.wait(max(0.0, ends - time.monotonic())):
@@ -131,4 +130,4 @@ def _answer(descriptor: int, line: dict[str, Any]) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # a library that hangs must not keep this process
+    os._exit(code)  # a hanging library must not keep this process alive

@@ -1,6 +1,6 @@
-"""Training a classifier from Python: the names that a script imports; `recipe` says how they are used."""
+"""Training a classifier from Python: names for scripts; see `recipe` for their use."""
 
-from engine.parallel.node import (
+from engine.api.node import (
     all_reduce_tensor,
     barrier,
     gather_tensors,

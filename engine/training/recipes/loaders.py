@@ -1,11 +1,11 @@
-"""A user's data loader, shared out over processes, and counted through so that training can go on in mid-epoch.
+"""Split a user's data loader over processes, with resume in mid-epoch.
 
     shared = share_out(loader, world_size, rank, seed=0)
     shared.begin(epoch=2, examples=640)       # 640 examples of this epoch are done, by all processes together
     for inputs, targets in shared: ...
 
 Order is a function of (seed, epoch) alone. The examples of the first n steps of a global batch are the same for any
-number of processes, so a run that goes on with fewer of them repeats and leaves out none.
+number of processes, so a run resumed with fewer of them neither repeats nor skips examples.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
 
 
 class PartSampler(DistributedSampler[Any]):
-    """torch's, which can begin in mid-epoch."""
+    """torch's DistributedSampler with a start in mid-epoch."""
 
     skipped = 0
 
@@ -32,7 +32,7 @@ class PartSampler(DistributedSampler[Any]):
 
 
 class SharedLoader:
-    """A loader whose sampler gives this process its own part. remade: whether that had to be put in."""
+    """A loader whose sampler returns this process's part. remade: whether the sampler was replaced."""
 
     def __init__(self, loader: "DataLoader[Any]", sampler: "DistributedSampler[Any]", remade: bool) -> None:
         self.loader, self.sampler, self.remade = loader, sampler, remade
@@ -41,7 +41,7 @@ class SharedLoader:
         self._batches_skipped = 0
 
     def begin(self, epoch: int, examples: int = 0) -> None:
-        """The coming iteration is of this epoch, after so many examples of all processes together."""
+        """Start the next iteration in this epoch, after this many examples of all processes together."""
         self.sampler.set_epoch(epoch)
         own = examples // self.sampler.num_replicas
         if isinstance(self.sampler, PartSampler):
@@ -54,20 +54,20 @@ class SharedLoader:
 
     @property
     def batches(self) -> int:
-        """Of this process, in a whole epoch; equally many in each process that has an equal loader."""
+        """Batches of this process in a whole epoch; the same number in each process with an equal loader."""
         own = self.sampler.num_samples
         return own // self.batch_size if self.loader.drop_last else -(-own // self.batch_size)
 
     def is_filling(self, position: int) -> bool:
-        """Whether the example at this position of this process's part is there twice, to make all parts equal."""
+        """Return whether the example at this position is a duplicate that makes all parts equal."""
         data: Any = self.loader.dataset
         return position * self.sampler.num_replicas + self.sampler.rank >= len(data)
 
 
 def share_out(loader: "DataLoader[Any]", world_size: int, rank: int, seed: int) -> SharedLoader:
-    """The loader itself where its sampler is distributed already, else one like it with a sampler of ours.
+    """Return the loader itself if its sampler is distributed, else a copy with a distributed sampler.
 
-    Raises ValueError for a loader whose order is of the user's own making: only the user can share that out.
+    Raises ValueError for a loader with a custom order, which only the user can split.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("train_data: a loader of an IterableDataset cannot be shared out; use a Dataset with a length")

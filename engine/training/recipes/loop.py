@@ -1,10 +1,10 @@
-"""The loop of a recipe: epochs of a shared loader, in steps of a global batch, until the bounds; evaluated and saved.
+"""Training loop of a recipe: epochs of a split loader in global batches, with bounds, evaluation and checkpoints.
 
     loop = Loop(recipe's parts ...)
     history = loop.run()
 
-It is the loop of `engine.training.steps` without its measuring: a step is a Trainer's, bounds are `Bounds`,
-checkpoints are `Saver`'s. All processes call everything alike.
+It is the loop of `engine.training.steps` without measurements, built on Trainer, `StepBudget` and `Saver`. All
+processes make the same calls.
 """
 
 import math
@@ -17,24 +17,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from configs.training import TrainWorkload
-from engine.agreement import total
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.training.bounds import Bounds, Done
+from engine.rank.agreement import total
+from engine.training.bounds import Done, StepBudget
+from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.checkpoints.saving import Saver, load, own_group
-from engine.training.checkpoints.visit import latest, read_progress
 from engine.training.recipes.loaders import SharedLoader
-from engine.training.trainer import Batch, History, Task, Trainer
+from engine.training.trainer import Task, Trainer, TrainingBatch, TrainingHistory, reduce_losses
 
 RECENT_STEPS = 10
-Metrics = Callable[[Any, Batch, int], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Saving:
-    """Where checkpoints lie, after how many steps one is made, how many stay."""
+class CheckpointRules:
+    """Folder, interval in steps, and number of checkpoints to keep."""
 
     folder: Path
     every: int
@@ -42,8 +40,8 @@ class Saving:
 
 
 @dataclass
-class Place:
-    """Where training is in the data. examples: of this epoch, done by all processes together."""
+class DataPosition:
+    """Position in the data. examples: of this epoch, completed by all processes together."""
 
     epoch: int = 0
     examples: int = 0
@@ -51,9 +49,10 @@ class Place:
 
 @dataclass
 class Loop:
-    """One training. accumulation: batches of this process in a step; batch_of: of what a loader gives.
+    """One training run. accumulation: batches of this process in a step; batch_of: extracts a batch from a loader's
+    item.
 
-    judged: what a target loss is compared with, as it was at the end of the last epoch.
+    judged: the value compared with a target loss, at the end of the last epoch.
     """
 
     context: Context
@@ -65,29 +64,29 @@ class Loop:
     batch_of: Callable[[Any], dict[str, Any]]
     accumulation: int
     rate: float
-    saving: Saving | None
+    saving: CheckpointRules | None
     say: Callable[[str], None]
-    place: Place = field(default_factory=Place)
-    history: History = field(default_factory=History)
-    unsettled: list[float] = field(default_factory=list)
+    place: DataPosition = field(default_factory=DataPosition)
+    history: TrainingHistory = field(default_factory=TrainingHistory)
+    unreduced: list[float] = field(default_factory=list)
     saver: Saver | None = None
     saved: int | None = None
     judged: float | None = None
 
     @property
     def steps(self) -> int:
-        """Done, by earlier attempts too."""
-        return self.history.steps + len(self.unsettled)
+        """Completed steps, including earlier attempts."""
+        return self.history.steps + len(self.unreduced)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of a whole epoch; batches that fill no step are left out."""
+        """Steps of a whole epoch; an incomplete last step is dropped."""
         return self.data.batches // self.accumulation
 
-    def run(self) -> History:
-        """Train until the bounds, from the last checkpoint where there is one."""
+    def run(self) -> TrainingHistory:
+        """Train until the bounds, resuming from the last checkpoint if there is one."""
         self._resume()
-        bounds, here = Bounds(self.workload, self.context), 0
+        bounds, here = StepBudget(self.workload, self.context), 0
         steps = self._groups()
         while not bounds.reached(Done(self.steps, here, self.history.trained_seconds, 0.0, self.judged)):
             began = time.perf_counter()
@@ -98,15 +97,15 @@ class Loop:
                 self._end_epoch()
             if self._due():
                 self._save()
-        self.settle()
+        self.reduce_losses()
         self._evaluate()
         self._save()
         if self.saver is not None:
             self.saver.wait()
         return self.history
 
-    def _groups(self) -> Iterator[list[Batch]]:
-        """The batches of each step; the place is that after the step when it is given."""
+    def _groups(self) -> Iterator[list[TrainingBatch]]:
+        """Yield the batches of each step; the place is the one after the step."""
         size = self.workload.global_batch_size
         while True:
             self.data.begin(self.place.epoch, self.place.examples)
@@ -114,16 +113,18 @@ class Loop:
             for step in range(self.place.examples // size, self.steps_per_epoch):
                 made = [self.batch_of(raw) for raw in islice(batches, self.accumulation)]
                 last = step == self.steps_per_epoch - 1
-                self.place = Place(self.place.epoch + 1, 0) if last else Place(self.place.epoch, (step + 1) * size)
+                self.place = (
+                    DataPosition(self.place.epoch + 1, 0) if last else DataPosition(self.place.epoch, (step + 1) * size)
+                )
                 yield self._shared(made)
 
-    def _shared(self, made: list[dict[str, Any]]) -> list[Batch]:
-        """Of one step: every example counts as much as any other."""
+    def _shared(self, made: list[dict[str, Any]]) -> list[TrainingBatch]:
+        """Share of a batch in a step: every example has equal weight."""
         counts = [len(inputs["targets"]) for inputs in made]
         whole = sum(counts) * self.context.world_size
-        return [Batch(inputs, count / whole, count, count) for inputs, count in zip(made, counts, strict=True)]
+        return [TrainingBatch(inputs, count / whole, count, count) for inputs, count in zip(made, counts, strict=True)]
 
-    def _step(self, batches: list[Batch]) -> None:
+    def _step(self, batches: list[TrainingBatch]) -> None:
         own = 0.0
         losses = []
         for number, batch in enumerate(batches):
@@ -136,19 +137,16 @@ class Loop:
             raise FloatingPointError(
                 f"step {self.steps}: loss {own}, gradient norm {end.norm}; lower the optimizer's lr"
             )
-        self.unsettled.append(own)
+        self.unreduced.append(own)
         self.history.norms.append(end.norm)
         self.history.skipped += not end.applied
 
-    def settle(self) -> None:
+    def reduce_losses(self) -> None:
         """Make the losses of the latest steps those of the global batch, on all processes."""
-        if self.unsettled:
-            summed = total(torch.tensor(self.unsettled, dtype=torch.float64), self.context)
-            self.history.losses += summed.tolist()
-            self.unsettled.clear()
+        reduce_losses(self.history, self.unreduced, self.context)
 
     def _end_epoch(self) -> None:
-        self.settle()
+        self.reduce_losses()
         self._evaluate()
         recent = self.history.losses[-self.steps_per_epoch :]
         line = f"epoch {self.place.epoch}, step {self.steps}: loss {sum(recent) / len(recent):.4f}"
@@ -161,7 +159,7 @@ class Loop:
         self.say(f"{line}, {self.history.trained_seconds:.0f} s")
 
     def _judge(self) -> float:
-        """What a target loss is compared with: of the validation data, or without it the mean of the last steps."""
+        """Return the value compared with a target loss: of the validation data, else the mean of the last steps."""
         if self.validation is not None:
             sums = self.history.evaluations[-1][1]
             return sums["loss"] / sums["targets"]
@@ -179,10 +177,10 @@ class Loop:
             for raw in self.validation:
                 inputs = self.batch_of(raw)
                 count = len(inputs["targets"])
-                # Parts are filled up to be equal; what is there twice counts once.
+                # Parts are padded to be equal; duplicates count once.
                 real = sum(not self.validation.is_filling(seen + number) for number in range(count))
                 inputs["real"] = torch.tensor(real)
-                sums = self.task.metrics(self.trainer.module, Batch(inputs, 0.0, count, count))
+                sums = self.task.metrics(self.trainer.module, TrainingBatch(inputs, 0.0, count, count))
                 names = list(sums)
                 summed[: len(names)] += torch.stack([each.detach().double().cpu() for each in sums.values()])
                 seen += count
@@ -190,7 +188,7 @@ class Loop:
         self.history.evaluations.append((self.steps, dict(zip(names, sums_of_all, strict=False))))
 
     def _agree_on_buffers(self) -> None:
-        """Running means and the like, which each process has of its own examples, become the mean of all."""
+        """Average buffers such as running means, which each process computes from its own examples."""
         if self.context.world_size == 1:
             return
         for buffer in self.task.model.buffers():
@@ -204,11 +202,11 @@ class Loop:
         return self.saving is not None and self.steps % self.saving.every == 0
 
     def _save(self) -> None:
-        """Begin a checkpoint; nothing where there are to be none or this step has one."""
+        """Begin a checkpoint; no-op without checkpoints or if this step has one."""
         if self.saver is None or self.saved == self.steps:
             return
         began = time.perf_counter()
-        self.settle()
+        self.reduce_losses()
         self._agree_on_buffers()
         progress = {
             "history": asdict(self.history),
@@ -227,14 +225,14 @@ class Loop:
         found = latest(self.saving.folder)
         if found is None:
             return
-        state, progress = self.trainer.state(), read_progress(found)
+        state, progress = self.trainer.state(), read_checkpoint_progress(found)
         load(found, state)
         self.trainer.load(state)
-        self.history = History(**progress["history"])
+        self.history = TrainingHistory(**progress["history"])
         self.history.evaluations = [(int(step), sums) for step, sums in self.history.evaluations]
-        self.place, self.judged = Place(**progress["place"]), progress["judged"]
+        self.place, self.judged = DataPosition(**progress["place"]), progress["judged"]
         size = self.workload.global_batch_size
-        if self.place.examples % size:  # of another global batch: begin the step that they reach into anew
+        if self.place.examples % size:  # another global batch: restart the step at its beginning
             self.place.examples -= self.place.examples % size
         self.saved = self.history.steps
         self.say(f"goes on from {found}, {self.history.steps} steps done")

@@ -1,11 +1,11 @@
-"""An optimizer told by its name in torch.optim, for the parameters whose names match.
+"""Optimizers by their name in torch.optim, for parameters selected by name patterns.
 
     OptimizerSpec("Adam", patterns=["*"], lr=0.001)
     [OptimizerSpec("SGD", patterns=["head.*"], lr=0.1, momentum=0.9), OptimizerSpec("SGD", patterns=["*"], lr=0.01)]
 
 Of several, the first that matches takes a parameter; they are groups of one optimizer, so that their names are equal.
-Patterns are those of shells (fnmatch), on names as `model.named_parameters()` has them. What nothing matches is not
-trained.
+Patterns are those of shells (fnmatch), on names as `model.named_parameters()` has them. Parameters without a match are
+not trained.
 """
 
 import inspect
@@ -36,7 +36,7 @@ class OptimizerSpec:
         self.name, self.patterns, self.lr, self.settings = name, tuple(patterns), lr, settings
 
     def matches(self, parameter: str) -> bool:
-        """Whether a parameter of this name is this one's."""
+        """Return whether a parameter's name matches."""
         return any(fnmatchcase(parameter, pattern) for pattern in self.patterns)
 
 
@@ -49,7 +49,10 @@ def _names() -> list[str]:
 
 
 def assign(model: nn.Module, specs: Sequence[OptimizerSpec]) -> dict[str, OptimizerSpec]:
-    """Whose each parameter is; what nobody's is stays out. Raises ValueError for a pattern that matches nothing."""
+    """Return the spec of each parameter; unmatched ones are left out.
+
+    Raises ValueError for a pattern without a match.
+    """
     if not specs:
         raise ValueError("optimizer: give at least one OptimizerSpec")
     if len({spec.name for spec in specs}) > 1:
@@ -67,7 +70,7 @@ def assign(model: nn.Module, specs: Sequence[OptimizerSpec]) -> dict[str, Optimi
 
 
 def build(model: nn.Module, specs: Sequence[OptimizerSpec], taken: dict[str, OptimizerSpec]) -> torch.optim.Optimizer:
-    """One optimizer with a group for each spec; rates relative to the first one's (`rate_factor`)."""
+    """Build one optimizer with a group for each spec; rates are relative to the first one's (`rate_factor`)."""
     parameters = dict(model.named_parameters())
     groups: list[dict[str, Any]] = []
     for spec in specs:

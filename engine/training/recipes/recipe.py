@@ -1,4 +1,4 @@
-"""Training a classifier from Python: on one process, under torchrun, or on several hosts by the set-up script.
+"""Training a classifier from Python: on one process, under torchrun, or on several hosts with the set-up script.
 
     from engine.training.recipes import ClassifyRecipe, OptimizerSpec, is_master_process
 
@@ -6,10 +6,10 @@
     history = recipe.train(train_loader, min_period="30s", max_period="2m", val_data=val_loader,
                            checkpoints="checkpoints", verbose=is_master_process())
 
-The strategies, checkpoints and bounds are those of the `train` workload. A loader gives each process batches of its
-own batch size, so the global batch is that times the processes (times `accumulation`). After a lost process
-(`torchrun --max-restarts 3`) the script begins anew, and `train` goes on from the last checkpoint; with fewer
-processes than before it accumulates, so that the global batch stays what it was.
+The strategies, checkpoints and bounds are those of the `train` workload. The loader's batch size is per process, so the
+global batch is that times the processes (times `accumulation`). After a lost process (`torchrun --max-restarts 3`) the
+script restarts, and `train` resumes from the last checkpoint; with fewer processes it accumulates, so that the global
+batch is unchanged.
 """
 
 import atexit
@@ -25,23 +25,22 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.data import DataLoader
 
-from configs.cell import Cell, Dtype, Layout, Strategy
-from configs.job import Job, Measuring, Visit
-from configs.paths import JobPaths
-from configs.training import TrainWorkload, period_seconds
+from configs.common.execution import Dtype, Layout, Strategy
+from configs.plans.job import Job, Measurement
+from configs.plans.paths import JobPaths
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.workloads.train import TrainWorkload, period_seconds
+from engine.api.node import barrier, gather_tensors
 from engine.context import Context
-from engine.joining import choose_device
-from engine.parallel.node import (
-    barrier,
-    gather_tensors,
-)
-from engine.processes import place_from_environment
-from engine.training.checkpoints.visit import latest, read_progress
+from engine.rank.joining import choose_device
+from engine.rank.processes import place_from_environment
+from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.recipes.loaders import SharedLoader, share_out
-from engine.training.recipes.loop import Loop, Saving
+from engine.training.recipes.loop import CheckpointRules, Loop
 from engine.training.recipes.optimizer import OptimizerSpec, assign, build
-from engine.training.strategies.table import STRATEGIES
-from engine.training.trainer import Batch, History, Options, Task
+from engine.training.trainer import Task, TrainerOptions, TrainingBatch, TrainingHistory
+from engine.training.trainers import STRATEGIES
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Loader = DataLoader[Any]
@@ -53,10 +52,10 @@ class ClassifyRecipe:
 
     loss(outputs, targets): the mean over a batch, as torch.nn.CrossEntropyLoss gives. optimizer: one description, or
     several for groups of parameters. use_distributed: join the other processes of torchrun or of the set-up script; a
-    process that was started alone trains alone. strategy: ddp, or fsdp where weights do not fit on one device. blocks:
-    what fsdp shards one by one (default: the model's children). dtype: of products, or of gathered weights with fsdp;
-    weights stay float32. accumulation: batches of a process in one step. backend: of the process group; default: nccl
-    on CUDA, else gloo, else mpi.
+    process started alone trains alone. strategy: ddp, or fsdp where weights do not fit on one device. blocks: what fsdp
+    shards one by one (default: the model's children). dtype: of products, or of gathered weights with fsdp; weights
+    stay float32. accumulation: batches of a process in one step. backend: of the process group; default: nccl on CUDA,
+    else gloo, else mpi.
     """
 
     def __init__(
@@ -104,16 +103,16 @@ class ClassifyRecipe:
         checkpoint_every: int = 100,
         checkpoints_kept: int = 2,
         verbose: bool | None = None,
-    ) -> History:
-        """Train; what was seen: losses and norms of each step, and an evaluation (sums) at the end of each epoch.
+    ) -> TrainingHistory:
+        """Train; return losses and norms of each step, and an evaluation (sums) at the end of each epoch.
 
         It ends after `epochs`; or at `max_period` (30s, 2m, 1h, or seconds), or as soon as `min_period` is over and the
         loss (of the validation data, if there is any) is at most `target_loss` at the end of an epoch; with min_period
-        alone, when that is over. Nothing said: one epoch. checkpoints: a folder that all hosts see; where it holds
-        one, training goes on from there, and periods count what was trained before. verbose: whether this process says
-        how it goes; default: the master. All processes call it.
+        alone, when that is over. Default: one epoch. checkpoints: a folder visible to all hosts; training resumes from
+        a checkpoint in it, and periods include earlier training. verbose: whether this process prints progress;
+        default: the master. All processes call it.
 
-        Raises ValueError for what does not go together, FloatingPointError for a loss that is no number.
+        Raises ValueError for inconsistent arguments, FloatingPointError for a non-finite loss.
         """
         if self._trained:
             raise ValueError("train: this recipe has been trained; make a new one for the next training")
@@ -143,7 +142,7 @@ class ClassifyRecipe:
         context, task = self._context(cell), self._task()
         self._prepare()
         self._trained = True
-        self._trainer = STRATEGIES[self._strategy](task, Options.of(cell), context)
+        self._trainer = STRATEGIES[self._strategy](task, TrainerOptions.of(cell), context)
         assert isinstance(cell.workload, TrainWorkload)
         loop = Loop(
             context=context,
@@ -155,7 +154,7 @@ class ClassifyRecipe:
             batch_of=self._batch,
             accumulation=accumulation,
             rate=self.specs[0].lr,
-            saving=None if folder is None else Saving(folder, checkpoint_every, checkpoints_kept),
+            saving=None if folder is None else CheckpointRules(folder, checkpoint_every, checkpoints_kept),
             say=_printed if verbose else _unsaid,
         )
         if verbose and shared.remade and self.world_size > 1:
@@ -163,7 +162,10 @@ class ClassifyRecipe:
         return loop.run()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The trained weights, whole, on the CPU of the master process; {} on the others. All processes call it."""
+        """Return the trained weights, unsharded, on the CPU of the master process; {} on the others.
+
+        All processes call it.
+        """
         if not self._trained:
             return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
         return self._trainer.whole_model()
@@ -177,10 +179,12 @@ class ClassifyRecipe:
         return shared, held
 
     def _accumulated(self, shared: SharedLoader, folder: Path | None) -> int:
-        """Batches of a process in a step; as many as keep the global batch of the checkpoint that is gone on from."""
+        """Return the batches of a process in a step, keeping the resumed checkpoint's global batch."""
         own = shared.batch_size * self.world_size
         found = None if folder is None else latest(folder)
-        before = own * self._accumulation if found is None else int(read_progress(found)["global_batch_size"])
+        before = (
+            own * self._accumulation if found is None else int(read_checkpoint_progress(found)["global_batch_size"])
+        )
         if before % own:
             if self.rank == 0:
                 _printed(f"the checkpoint's global batch of {before} is no multiple of {own}: it is {own} from here on")
@@ -192,13 +196,13 @@ class ClassifyRecipe:
         return Cell(model="recipe", workload=TrainWorkload(**work), layout=layout, dtype=self._dtype)
 
     def _context(self, cell: Cell) -> Context:
-        """What strategies and bounds are told of a launch."""
+        """Return the launch context for strategies and bounds."""
         job = Job(
             name="recipe",
             study="recipe",
             measuring_pass="timed",
             measuring=Measuring(warmup=0, seed=self._seed, group_timeout_seconds=self._timeout_seconds),
-            visits=(Visit(cell=cell, repeat=0, attempt=1),),
+            measurements=(Measurement(cell=cell, repeat=0, attempt=1),),
             ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)),
             timeout_seconds=self._timeout_seconds,
             inputs="",
@@ -207,11 +211,11 @@ class ClassifyRecipe:
         return Context(job, JobPaths(Path()), self.rank, self.world_size, self._device, None, barrier)
 
     def _task(self) -> Task:
-        def loss(module: nn.Module, batch: Batch) -> Tensor:
+        def loss(module: nn.Module, batch: TrainingBatch) -> Tensor:
             return self.loss(_outputs(module, batch), batch.inputs["targets"]).float()
 
-        def metrics(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            """Sums over the first `real` examples."""
+        def metrics(module: nn.Module, batch: TrainingBatch) -> dict[str, Tensor]:
+            """Return sums over the first `real` examples."""
             real, targets = int(batch.inputs["real"]), batch.inputs["targets"]
             outputs, targets = _outputs(module, batch)[:real], targets[:real]
             mean = self.loss(outputs, targets).float() if real else torch.zeros((), device=self._device)
@@ -226,7 +230,7 @@ class ClassifyRecipe:
         )  # fmt: skip
 
     def _prepare(self) -> None:
-        """Nothing that no pattern matches is trained, and all processes begin with the master's weights."""
+        """Freeze parameters without a matching pattern, and broadcast the master's weights to all processes."""
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name in self._taken)
         if self.world_size > 1:
@@ -234,7 +238,7 @@ class ClassifyRecipe:
                 dist.broadcast(tensor.detach(), 0)
 
     def _batch(self, raw: Any) -> dict[str, Any]:
-        """inputs, targets of what the loader gives: a pair, or a mapping that has `labels` or `targets`."""
+        """Return inputs, targets of a loader's item: a pair, or a mapping that has `labels` or `targets`."""
         if isinstance(raw, Mapping):
             named = dict(raw)
             key = next((name for name in ("labels", "targets", "label") if name in named), None)
@@ -252,8 +256,8 @@ class ClassifyRecipe:
 _INPUTS = "inputs of a pair"
 
 
-def _outputs(module: nn.Module, batch: Batch) -> Tensor:
-    """A model is called with the inputs of a pair, or with those of a mapping by name."""
+def _outputs(module: nn.Module, batch: TrainingBatch) -> Tensor:
+    """Call a model with the inputs of a pair, or with those of a mapping by name."""
     if _INPUTS in batch.inputs:
         outputs: Any = module(batch.inputs[_INPUTS])
     else:
@@ -263,7 +267,7 @@ def _outputs(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def _children(model: nn.Module) -> list[nn.Module]:
-    """Parts that have parameters, lists taken apart."""
+    """Return children with parameters, with module lists flattened."""
     found: list[nn.Module] = []
     for child in model.children():
         found += list(child) if isinstance(child, nn.ModuleList) else [child]
@@ -271,7 +275,7 @@ def _children(model: nn.Module) -> list[nn.Module]:
 
 
 def _join(backend: Backend | None, timeout_seconds: float) -> torch.device:
-    """This process's device, and the group of all processes where torchrun has started several."""
+    """Return this process's device, and join the group of all processes if torchrun has started several."""
     device, chosen = choose_device(place_from_environment())
     if chosen is not None and not dist.is_initialized():
         _meet(backend or chosen, timedelta(seconds=timeout_seconds))
@@ -280,20 +284,20 @@ def _join(backend: Backend | None, timeout_seconds: float) -> torch.device:
 
 
 def _meet(backend: str, timeout: timedelta) -> None:
-    """The default process group, of the processes that torchrun has started this time.
+    """Create the default process group of the processes in the current torchrun generation.
 
-    Its agent keeps one store for all restarts, in which the addresses of processes that are gone still stand
-    (torch.distributed.elastic.rendezvous.dynamic_rendezvous); so each generation takes keys of its own.
+    The agent keeps one store for all restarts, with the addresses of ended processes
+    (torch.distributed.elastic.rendezvous.dynamic_rendezvous); so each generation uses separate keys.
     """
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     keys = f"rankwise/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
-    generation = (store.add(keys, 1) - 1) // world_size  # nodes that come and go are no restart
+    generation = (store.add(keys, 1) - 1) // world_size  # nodes that join or leave are not counted as restarts
     own = dist.PrefixStore(f"{keys}/{generation}", store)  # type: ignore[attr-defined]  # not in __all__
     dist.init_process_group(backend, store=own, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _leave() -> None:
-    """At the end of the script: groups that are still there at the interpreter's end can abort it."""
+    """Destroy the groups at the end of the script: otherwise the interpreter's exit can abort."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

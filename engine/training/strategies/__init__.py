@@ -1,1 +1,1 @@
-"""How ranks keep their replicas equal: strategies of torch, and what they share."""
+"""Data-parallel and tensor-parallel strategies of torch, and their shared parts."""

@@ -1,13 +1,13 @@
-"""How long a step stood still for communication, seen from the thread that computes, and how much it handed over.
+"""Measure exposed communication of a step in the compute thread, and the bytes sent.
 
     exposed = Exposed(known=device.type == "cpu")
     ddp.register_comm_hook(None, BucketHook(exposed, group).hand_over)
     time_collectives(model, exposed)                # FSDP2
 
-DDP sums buckets of gradients while the backward pass goes on. When the last bucket has been handed over nothing is
-left to compute, so what remains of the backward pass is exposed (with the copy out of the buckets, microseconds).
-FSDP2 on a CPU gathers weights and reduces gradients in the thread that computes: all of it is exposed. On a GPU
-streams wait, not threads; there bytes are counted and seconds are unknown.
+DDP sums buckets of gradients during the backward pass. After the last bucket no computation is left, so the rest of the
+backward pass is exposed (with the copy out of the buckets, microseconds). FSDP2 on a CPU gathers weights and reduces
+gradients in the compute thread: all of it is exposed. On a GPU streams wait instead of threads; bytes are counted and
+seconds are unknown.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from engine.training.trainer import Exposed
 
 
 class BucketHook:
-    """DDP's sum of a bucket, noted. It divides by nothing: losses are weighted by their shares of the step."""
+    """DDP's all-reduce of a bucket, recorded. It does not divide: losses are weighted by their shares of the step."""
 
     def __init__(self, exposed: Exposed, group: Any) -> None:
         self._exposed, self._group = exposed, group
@@ -41,7 +41,7 @@ class BucketHook:
         return future.then(_first)
 
     def backward_ended(self) -> None:
-        """Count what has passed since the last bucket, where this backward pass had any."""
+        """Count the time since the last bucket, if this backward pass had any."""
         if self._handed_over is not None:
             self._exposed.seconds += perf_counter() - self._handed_over
         self._handed_over = None
@@ -52,7 +52,7 @@ def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
 
 
 class _Gather:
-    """FSDP2's own all-gather, timed."""
+    """FSDP2's all-gather, timed."""
 
     def __init__(self, exposed: Exposed) -> None:
         self._exposed = exposed
@@ -68,7 +68,7 @@ class _Gather:
 
 
 class _Scatter(_Gather):
-    """FSDP2's own reduce-scatter, timed; over several nodes also the sum of shards between them."""
+    """FSDP2's reduce-scatter, timed; over several nodes also the sum of shards between them."""
 
     def __init__(self, exposed: Exposed) -> None:
         super().__init__(exposed)
@@ -85,14 +85,16 @@ class _Scatter(_Gather):
         return work
 
     def summed(self, shard: Tensor) -> None:
-        """After the sum between replicas, which FSDP2 makes right after its reduce-scatter."""
+        """Record the sum between replicas, which FSDP2 runs after its reduce-scatter."""
         self._exposed.bytes += shard.nbytes
         self._exposed.calls += 1
         self._exposed.seconds += perf_counter() - self._ended
 
 
 def time_collectives(model: nn.Module, exposed: Exposed, replicated: bool) -> None:
-    """Of every module that `fully_shard` has taken. replicated: shards are summed over replicas (hybrid sharding)."""
+    """Time the collectives of every module wrapped by `fully_shard`. replicated: shards are summed over replicas
+    (hybrid sharding).
+    """
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue

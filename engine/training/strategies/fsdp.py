@@ -1,11 +1,11 @@
-"""FSDP2: every block's weights, gradients and optimizer states shared out over the replicas.
+"""FSDP2: every block's weights, gradients and optimizer states are sharded over the replicas.
 
     module = shard(task, options, data_mesh(options, context), pinned=False)
 
-The model stays the same object; its parameters become DTensors. Blocks first, then what is left (embedding, last norm,
-head), which stays gathered from the forward to the backward pass. Weights are kept in float32; where the cell asks for
-16 bits, they are gathered in them and gradients are reduced in float32. Gradients are summed, not averaged: losses are
-weighted by their shares of the step.
+The model stays the same object; its parameters become DTensors. Blocks first, then the rest (embedding, last norm,
+head), which stays gathered from the forward to the backward pass. Weights are kept in float32; for 16-bit cells, they
+are gathered in 16 bits and gradients are reduced in float32. Gradients are summed, not averaged: losses are weighted by
+their shares of the step.
 """
 
 import warnings
@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from engine.context import Context
+from engine.models.weights import DTYPES
 from engine.training.strategies.meshes import mesh_of
-from engine.training.trainer import Options, Task
-from engine.weights import DTYPES
+from engine.training.trainer import Task, TrainerOptions
 
 
-def shard(task: Task, options: Options, mesh: DeviceMesh, pinned: bool) -> FSDPModule:
-    """Shard the task's model in place. pinned: whether offloaded weights lie where a GPU can fetch them."""
+def shard(task: Task, options: TrainerOptions, mesh: DeviceMesh, pinned: bool) -> FSDPModule:
+    """Shard the task's model in place. pinned: whether offloaded weights are in pinned memory for a GPU."""
     half = None if options.dtype == "float32" else DTYPES[options.dtype]
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=pinned) if options.offload == "cpu" else OffloadPolicy()
@@ -32,9 +32,9 @@ def shard(task: Task, options: Options, mesh: DeviceMesh, pinned: bool) -> FSDPM
 
 
 def replicate_parts(task: Task, mesh: DeviceMesh) -> FSDPModule:
-    """Keep whole replicas of a model that tensor parallelism has split, which DistributedDataParallel cannot hold.
+    """Replicate a model split by tensor parallelism, which DistributedDataParallel does not support.
 
-    torch's `replicate` for DTensors: the machinery of FSDP2 without its sharding.
+    torch's `replicate` for DTensors: FSDP2 without sharding.
     """
     for module in (*task.blocks, task.model):
         replicate(module, mesh=mesh)
@@ -42,7 +42,7 @@ def replicate_parts(task: Task, mesh: DeviceMesh) -> FSDPModule:
 
 
 def _summing(task: Task) -> FSDPModule:
-    # Said of logits that are a view of something; no loss of ours writes into them.
+    # A warning about logits that are a view; our losses do not write to them.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*task.blocks, task.model):
         assert isinstance(module, FSDPModule)
@@ -52,11 +52,11 @@ def _summing(task: Task) -> FSDPModule:
     return task.model
 
 
-def data_mesh(options: Options, context: Context) -> DeviceMesh:
-    """The axes of data parallelism, of a mesh that has `tensor` too where there is tensor parallelism.
+def data_mesh(options: TrainerOptions, context: Context) -> DeviceMesh:
+    """Return the data-parallel axes of the mesh, which also has `tensor` with tensor parallelism.
 
-    One axis; for hybrid sharding two: nodes hold replicas, the ranks of a node share one out. Raises ValueError where
-    hybrid sharding finds no nodes to replicate over, or uneven ones.
+    One axis; for hybrid sharding two: replicas over nodes, shards over the ranks of a node. Raises ValueError if hybrid
+    sharding has a single node or uneven nodes.
     """
     axes = {"shards": options.dp}
     if options.sharding == "hybrid":
@@ -72,11 +72,11 @@ def data_mesh(options: Options, context: Context) -> DeviceMesh:
     return mesh_of(context, axes | {"tensor": options.tp})[tuple(axes)]
 
 
-def tensor_mesh(options: Options, context: Context) -> DeviceMesh:
-    """The axis of tensor parallelism."""
+def tensor_mesh(options: TrainerOptions, context: Context) -> DeviceMesh:
+    """Return the axis of tensor parallelism."""
     return data_mesh(options, context)._get_root_mesh()["tensor"]
 
 
 def is_replicated(mesh: DeviceMesh) -> bool:
-    """Whether shards are summed over replicas (hybrid sharding)."""
+    """Return whether shards are summed over replicas (hybrid sharding)."""
     return mesh.ndim == 2

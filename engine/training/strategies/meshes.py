@@ -1,7 +1,6 @@
-"""Device meshes over the ranks of a launch, kept as long as the launch: every visit uses the same process groups.
+"""Device meshes over the ranks of a launch, cached for the launch: every measurement uses the same process groups.
 
-mesh = mesh_of(context, {"replicas": 2, "shards": 4})      # the last axis are neighbouring ranks
-mesh["shards"]
+mesh = mesh_of(context, {"replicas": 2, "shards": 4})      # the last axis has neighbouring ranks mesh["shards"]
 """
 
 from datetime import timedelta
@@ -14,9 +13,11 @@ from engine.context import Context
 
 
 def mesh_of(context: Context, axes: dict[str, int]) -> DeviceMesh:
-    """Of all ranks, shaped as told. Groups are plain ones: `init_device_mesh` on gloo may abort a process at its end.
+    """Return a mesh of all ranks with this shape.
 
-    All ranks call, in the same order.
+    It uses plain groups: `init_device_mesh` on gloo may abort a process at exit.
+
+    All ranks call it in the same order.
     """
     shape = tuple(axes.values())
     key = f"mesh {axes}"
@@ -28,7 +29,7 @@ def mesh_of(context: Context, axes: dict[str, int]) -> DeviceMesh:
 
 def _made(context: Context, names: tuple[str, ...], ranks: torch.Tensor) -> DeviceMesh:
     if not dist.is_initialized():
-        # Sharding over a single rank is possible and measured; it needs a group of one.
+        # Sharding over a single rank is measured too; it needs a group of one.
         assert context.world_size == 1
         dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     limit = timedelta(seconds=context.job.measuring.group_timeout_seconds)

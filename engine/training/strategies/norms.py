@@ -1,10 +1,10 @@
-"""The norm of all gradients, over every shard of every rank, and the factor that clips them.
+"""Gradient norm over all shards and ranks, and gradient clipping.
 
     norm = gradient_norm(parameters, device, exposed)           # of whole gradients, the same on all ranks
     scale_gradients(parameters, factor)
 
-torch's own clip_grad_norm_ cannot add up tensors that are sharded over different meshes, as tensor parallelism leaves
-them (norms over dp, matrices over dp and tp).
+torch's clip_grad_norm_ does not support tensors sharded over different meshes, as with tensor parallelism (norms over
+dp, matrices over dp and tp).
 """
 
 import math
@@ -18,14 +18,15 @@ from torch.distributed.tensor import DTensor
 from engine.training.trainer import Exposed
 
 _PIECE_ELEMENTS = 1 << 16
-"""On a CPU the norm of four million float32 elements at once is off by 9e-5, and differently so where they are sharded;
-of pieces this long by 4e-9, in the same time."""
+"""On a CPU the norm of four million float32 elements at once is off by 9e-5, and differs if they are sharded; with
+pieces of this length by 4e-9, in the same time.
+"""
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], device: torch.device, exposed: Exposed) -> float:
-    """Square root of the sum of squares; infinite or no number as soon as one element is.
+    """Return the square root of the sum of squares; infinite or NaN if any element is.
 
-    device: where ranks can exchange; offloaded gradients lie elsewhere. exposed: takes the time of the exchange.
+    device: of the collectives; offloaded gradients are elsewhere. exposed: records the time of the collective.
     """
     by_axes: dict[tuple[object, ...], list[Tensor]] = {}
     groups: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
@@ -58,26 +59,26 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def clipping_factor(norm: float, limit: float | None) -> float:
-    """What gradients of this norm are multiplied by, as torch.nn.utils.clip_grad_norm_ does; 1.0: left alone."""
+    """Return the factor on gradients of this norm, as in torch.nn.utils.clip_grad_norm_; 1.0: unchanged."""
     return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
 
 
 def scale_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
-    """Multiply in place; nothing is read or written where the factor is 1."""
+    """Multiply in place; no memory access if the factor is 1."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if factor != 1.0 and gradients:
         torch._foreach_mul_(gradients, factor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing memory."""
+    """Return this rank's part, sharing memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _sharded_axes(tensor: Tensor) -> tuple[object, ...]:
-    """The mesh and those of its axes over which elements are shared out; () where this rank has all."""
+    """Return the mesh and its sharded axes; () if this rank has all."""
     if not isinstance(tensor, DTensor):
         return ()
-    # Not `is_shard`: the stridden shards of tensor parallelism under FSDP2 are none, by their own account.
+    # Not `is_shard`, which is false for the strided shards of tensor parallelism under FSDP2.
     axes = tuple(axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate())
     return (tensor.device_mesh, *axes) if axes else ()

@@ -1,4 +1,4 @@
-"""The optimizer of a training run: AdamW or plain SGD, whose weight decay is on matrices only.
+"""Optimizer of a training run: AdamW or plain SGD, with weight decay on matrices only.
 
 optimizer = make_optimizer(model, options)
 set_rate(optimizer, rate)
@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from engine.training.trainer import BETAS, EPSILON, Options
+from engine.training.trainer import BETAS, EPSILON, TrainerOptions
 
 
-def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """Of all parameters that want gradients. Vectors (norms, biases) do not decay."""
+def make_optimizer(model: nn.Module, options: TrainerOptions) -> torch.optim.Optimizer:
+    """Build an optimizer of all parameters with gradients. Vectors (norms, biases) do not decay."""
     kinds: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            # Tensor parallelism leaves parameters on several meshes, which one fused update cannot take together.
+            # With tensor parallelism parameters are on several meshes, which one fused update does not support.
             mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
             kinds.setdefault((parameter.dim() >= 2, mesh), []).append(parameter)
     groups: list[dict[str, Any]] = [
@@ -26,13 +26,13 @@ def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
         for (decays, _), members in kinds.items()
     ]
     if options.optimizer == "sgd":
-        # torch has no fused SGD of DTensors.
+        # torch has no fused SGD for DTensors.
         whole = all(mesh is None for _, mesh in kinds)
         return torch.optim.SGD(groups, lr=options.learning_rate, fused=whole)
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=BETAS, eps=EPSILON, fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next step, of all groups; one may have a `rate_factor`."""
+    """Set the learning rate of the next step in all groups; a group may have a `rate_factor`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -1,13 +1,13 @@
-"""Activation checkpointing and torch.compile of blocks, in place: names of parameters stay as they are.
+"""Activation checkpointing and torch.compile of blocks, in place: parameter names are unchanged.
 
     recompute(task.blocks, "selective")
     compile_blocks(task.blocks)                 # after recompute, before a strategy wraps
 
-A block's `forward` is replaced, not the block: hooks of FSDP2 (which gather weights) then stand around the recomputed
-part, and any module can be a block, transformers' too.
+A block's `forward` is replaced, not the block: FSDP2's hooks (which gather weights) then wrap the recomputed part, and
+any module can be a block, transformers' too.
 
 `full` keeps the input of a block. `selective` keeps also the outputs of attention and of every second product, the
-policy "op" of torchtitan, which is what the planner means by the word (engine.planner.memory.activations).
+policy "op" of torchtitan, as in the planner (engine.planner.memory.activations).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from configs.training import ActivationCheckpointing
+from configs.workloads.train import ActivationCheckpointing
 
 _aten = torch.ops.aten
 PRODUCTS = (_aten.mm.default, _aten.addmm.default)
@@ -36,7 +36,7 @@ ATTENTION = (
 
 
 def recompute(blocks: Sequence[nn.Module], checkpointing: ActivationCheckpointing) -> None:
-    """Let each block compute its activations anew in the backward pass."""
+    """Recompute each block's activations in the backward pass."""
     if checkpointing == "none":
         return
     more: dict[str, Any] = {} if checkpointing == "full" else {"context_fn": _kept_and_dropped}
@@ -45,14 +45,14 @@ def recompute(blocks: Sequence[nn.Module], checkpointing: ActivationCheckpointin
 
 
 def compile_blocks(blocks: Sequence[nn.Module]) -> None:
-    """Let torch compile each block at its first call; on a CPU that takes a C++ compiler."""
+    """Compile each block with torch at its first call; on a CPU that needs a C++ compiler."""
     for block in blocks:
         compiled: Callable[..., Any] = torch.compile(block.forward)
         block.forward = compiled
 
 
 def _kept_and_dropped() -> Any:
-    """Contexts of one forward pass and its repetition, which count products each for themselves."""
+    """Return contexts of one forward pass and its recomputation, with separate counts of products."""
     counts = {False: 0, True: 0}
 
     def policy(context: SelectiveCheckpointContext, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -1,12 +1,12 @@
-"""Tensor parallelism of our own Llama for training, by torch.distributed.tensor.parallel.
+"""Tensor parallelism of our Llama for training, with torch.distributed.tensor.parallel.
 
     check_split(task, tp)
     split(task, mesh["tensor"])                 # before fully_shard
-    gather_logits(task)                         # after it, so that what FSDP2 sees is no view
+    gather_logits(task)                         # after it, so that FSDP2's output is not a view
 
-Queries, keys, values, gate and up are split by columns, what follows each by rows: one sum after attention and one
-after the feed-forward. Embedding and head are split over the vocabulary; logits are gathered for the loss. Norms are
-whole on each rank. The sums of a layer cannot hide behind anything, and are not told apart in the time of a step.
+Queries, keys, values, gate and up are split by columns, the products after them by rows: one all-reduce after attention
+and one after the feed-forward. Embedding and head are split over the vocabulary; logits are gathered for the loss.
+Norms are whole on each rank. A layer's all-reduces are never hidden, and not reported separately in the step time.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from engine.llama import Llama
+from engine.models.llama import Llama
 from engine.training.trainer import Task
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
@@ -44,7 +44,7 @@ def split(task: Task, mesh: DeviceMesh) -> None:
 
 
 def gather_logits(task: Task) -> None:
-    """Let the split model give whole logits, for any loss."""
+    """Gather the split model's logits, for any loss."""
 
     def gathered(_: nn.Module, __: Any, logits: Tensor) -> Tensor:
         assert isinstance(logits, DTensor)
@@ -59,7 +59,7 @@ def _plan() -> dict[str, ParallelStyle]:
 
 
 def check_split(task: Task, tp: int, vocabulary: bool = True) -> None:
-    """Raises ValueError for a model that `tp` ranks cannot split evenly; vocabulary: that is split, too."""
+    """Raise ValueError for a model that `tp` ranks cannot split evenly; vocabulary: whether it is split too."""
     if not isinstance(task.model, Llama):
         name = type(task.model).__name__
         raise ValueError(f"layout.tp: {name} is not split in training, only Llama and its kin; use dp")

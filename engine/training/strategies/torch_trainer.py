@@ -1,9 +1,9 @@
-"""The Trainer of torch's own strategies: one rank, DDP and FSDP2 differ only in how the model was wrapped.
+"""Trainer of torch's strategies: one rank, DDP and FSDP2, which differ only in the model's wrapper.
 
     trainer = TorchTrainer(task, module, options, context, exchange)
 
-`module` is what is called; `exchange` tells the wrapped model whether the coming micro-batch is the one in which
-ranks exchange gradients. Everything else is here once: precision, loss scale, norm, clipping, optimizer, states.
+`module` is called; `exchange` sets whether the next micro-batch reduces gradients. All else is shared: precision, loss
+scale, norm, clipping, optimizer, states.
 """
 
 import math
@@ -26,7 +26,7 @@ from engine.context import Context
 from engine.training.strategies.norms import clipping_factor, gradient_norm, scale_gradients
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.strategies.precision import LossScale, autocast
-from engine.training.trainer import Batch, Exposed, Options, StepEnd, Task
+from engine.training.trainer import Exposed, StepEnd, Task, TrainerOptions, TrainingBatch
 
 Exchange = Callable[[bool], None]
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -44,7 +44,7 @@ class TorchTrainer:
         self,
         task: Task,
         module: nn.Module,
-        options: Options,
+        options: TrainerOptions,
         context: Context,
         exposed: Exposed,
         exchange: Exchange = lambda last: None,
@@ -62,16 +62,17 @@ class TorchTrainer:
         self._begun = 0  # micro-batches of this step
         module.train()
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of a micro-batch, in float32, unscaled."""
+    def forward(self, batch: TrainingBatch) -> Tensor:
+        """Return the mean loss of a micro-batch, in float32, unscaled."""
         self._begun += 1
         self._exchange(self._begun == self._options.accumulation)
         with self._precision():
             return self._task.loss(self.module, batch)
 
-    def backward(self, loss: Tensor, batch: Batch, last: bool) -> None:
-        """Add the micro-batch's gradients. Gradients are exchanged in the last one alone; FSDP2 keeps whole ones until
-        then, and gathers weights in each."""
+    def backward(self, loss: Tensor, batch: TrainingBatch, last: bool) -> None:
+        """Add the micro-batch's gradients. Gradients are reduced in the last one only; FSDP2 keeps unsharded ones until
+        then, and gathers weights in each.
+        """
         assert last == (self._begun == self._options.accumulation), (
             f"micro-batch {self._begun} of {self._options.accumulation} was {'' if last else 'not '}called the last"
         )
@@ -80,7 +81,7 @@ class TorchTrainer:
         self._backward_ended()
 
     def step(self, rate: float) -> StepEnd:
-        """Clip, update with this learning rate, forget the gradients; no update where their norm is no number."""
+        """Clip, update with this learning rate, clear the gradients; no update if their norm is not finite."""
         self._begun = 0
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         norm = gradient_norm(self._parameters, self._device, self.exposed) / scale
@@ -95,7 +96,7 @@ class TorchTrainer:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Without gradients and dropout, in the precision of training."""
+        """Disable gradients and dropout, in the precision of training."""
         training = self.module.training
         self.module.eval()
         try:
@@ -104,37 +105,40 @@ class TorchTrainer:
         finally:
             self.module.train(training)
             if isinstance(self.module, FSDPModule):
-                self.module.reshard()  # the root stays gathered after a forward pass, and would outlive an update
+                self.module.reshard()  # the root stays gathered after a forward pass and would become stale
 
     def state(self) -> dict[str, Any]:
-        """Model and optimizer by the plain model's names; tensors share memory with what is trained."""
+        """Return model and optimizer by the plain model's names; tensors share memory with the trained ones."""
         fresh = not self._optimizer.state
         state: dict[str, Any] = {
             "model": get_model_state_dict(self.module),
             "optimizer": get_optimizer_state_dict(self.module, self._optimizer, options=_BY_NAME),
         }
         if fresh:
-            # torch has made a step without gradients to fill the state, and counts it.
+            # torch ran a step without gradients to create the state, and counted it.
             for kept in self._optimizer.state.values():
-                if "step" in kept:  # SGD counts none
+                if "step" in kept:  # SGD has no step count
                     kept["step"].zero_()
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.state()
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what `state` gave, here or under another strategy of torch's."""
+        """Restore a `state`, of this or another of torch's strategies."""
         set_model_state_dict(self.module, state["model"])
         set_optimizer_state_dict(self.module, self._optimizer, state["optimizer"], options=_BY_NAME)
         if self.loss_scale and "loss_scale" in state:
             self.loss_scale.load(state["loss_scale"])
 
     def whole_model(self) -> dict[str, Tensor]:
-        """Weights and buffers, whole, on the CPU of rank 0; {} elsewhere. On a CPU they may be the live ones."""
+        """Return weights and buffers, unsharded, on the CPU of rank 0; {} elsewhere.
+
+        On a CPU they may be the live ones.
+        """
         return get_model_state_dict(self.module, options=_WHOLE)  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Forget model, gradients and states."""
+        """Release model, gradients and states."""
         self._optimizer.zero_grad(set_to_none=True)
         self._optimizer.state.clear()
         self._exchange, self._backward_ended = (lambda last: None), (lambda: None)

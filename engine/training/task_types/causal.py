@@ -1,15 +1,16 @@
-"""Causal language modelling: each token of a packed text is predicted from those before it.
+"""Causal language modelling: each token of a packed text is predicted from the previous ones.
 
-Data: one long text, or rows with a `text`, packed into windows of `sequence_length` without filling. The families of
-`engine.llama` are trained in our own code, others in transformers'.
+Data: one long text, or rows with a `text`, packed into windows of `sequence_length` without padding. The families of
+`engine.models.llama` are trained with our implementation, others with transformers'.
 """
 
 import numpy as np
 from torch import Tensor, nn
 
-from configs.training import TrainWorkload
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.training.data.examples import Examples, Inputs, Numbers, Parts, fingerprint_of
+from engine.models.weights import required_manifest
+from engine.training.data.examples import ExampleParts, Examples, Inputs, Numbers, rows_fingerprint
 from engine.training.data.text import check_long_enough, split_text, text_tokens, windows
 from engine.training.task_types.common import exported_config, tensors, the_task
 from engine.training.task_types.models import (
@@ -22,13 +23,12 @@ from engine.training.task_types.models import (
     without_filling,
 )
 from engine.training.trainer import Task
-from engine.weights import the_manifest
 
 
 def make(workload: TrainWorkload, context: Context) -> Task:
-    """The task. Raises ValueError for a model or lengths that do not do."""
+    """Return the task. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
-    config = the_manifest(context).config
+    config = required_manifest(context).config
     if own_model(context):
         model = fresh_model(context, lambda device: llama(context, device))
         return the_task(model, _own_logits, config, workload, context, classes=False)
@@ -48,8 +48,8 @@ def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
     return logits
 
 
-def examples(workload: TrainWorkload, context: Context) -> Parts:
-    """Windows of the text; what is held out is its last share, or another file's."""
+def examples(workload: TrainWorkload, context: Context) -> ExampleParts:
+    """Return windows of the text; validation is its last share, or another file."""
     vocabulary, needed = vocabulary_of(context), workload.sequence_length + 1
     ids = text_tokens(workload.data, "data", workload, context, vocabulary)
     training, rest = split_text(ids, workload, needed)
@@ -73,5 +73,5 @@ def _windows(ids: np.ndarray, workload: TrainWorkload, context: Context) -> Exam
         positions=length,
         collate=collate,
         targets=lambda numbers: np.full(len(numbers), length),
-        fingerprint=fingerprint_of(workload, context),
+        fingerprint=rows_fingerprint(workload, context),
     )

@@ -1,9 +1,9 @@
 """Classification of texts and of images: one class for each row.
 
-Texts: rows with `text` and `label` (a word or a number), cut and filled up to `sequence_length`, so that every step
-computes as much. Images: an .npz of `images` (uint8, [rows, height, width] or [rows, height, width, channels]) and
-`labels` (whole numbers), perhaps `label_names`. There are as many classes as the training data has, and the exported
-model knows their names.
+Texts: rows with `text` and `label` (a word or a number), truncated and padded to `sequence_length`, so that every step
+has equal work. Images: an .npz of `images` (uint8, [rows, height, width] or [rows, height, width, channels]) and
+`labels` (whole numbers), optionally `label_names`. The training data determines the classes, and the exported model has
+their names.
 """
 
 from typing import Any
@@ -11,50 +11,50 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from configs.training import TrainWorkload
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.tokens import load_tokenizer
+from engine.models.weights import required_manifest
+from engine.prompts.tokens import load_tokenizer
 from engine.training.data.examples import (
     RANDOM_STEPS,
+    ExampleParts,
     Examples,
     Inputs,
     Numbers,
-    Parts,
-    fingerprint_of,
     parted,
     read_rows,
+    rows_fingerprint,
 )
 from engine.training.data.text import the_tokenizer
 from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
 from engine.training.task_types.images import image_examples
 from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
 from engine.training.trainer import Task
-from engine.weights import the_manifest
 
 RANDOM_CLASSES = 2
 
 
 def make_text(workload: TrainWorkload, context: Context, train: Examples) -> Task:
-    """The task of texts. Raises ValueError for a model or lengths that do not do."""
+    """Return the task for texts. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
-    # Decoders find a row's end by its filling.
+    # Decoders find a row's end by its padding.
     changes = _classes(train) | {"pad_token_id": padding_of(context)}
     return _make("AutoModelForSequenceClassification", _text_logits, changes, workload, context)
 
 
 def make_image(workload: TrainWorkload, context: Context, train: Examples) -> Task:
-    """The task of images. Raises ValueError for a model that takes none."""
+    """Return the task for images. Raises ValueError for a model without image input."""
     return _make("AutoModelForImageClassification", _image_logits, _classes(train), workload, context)
 
 
 def _make(kind: str, call: Any, changes: dict[str, Any], workload: TrainWorkload, context: Context) -> Task:
     model = fresh_model(context, lambda device: transformers_model(kind, context, device, changes), changes)
-    config = exported_config(the_manifest(context).config, model, **changes)
+    config = exported_config(required_manifest(context).config, model, **changes)
     return the_task(model, call, config, workload, context, classes=True)
 
 
 def _classes(train: Examples) -> dict[str, Any]:
-    """What a configuration says of the classes; their number follows from the names."""
+    """Return the configuration keys of the classes; their number follows from the names."""
     return {
         "id2label": {str(number): name for number, name in enumerate(train.names)},
         "label2id": {name: number for number, name in enumerate(train.names)},
@@ -72,8 +72,8 @@ def _image_logits(module: nn.Module, inputs: Inputs) -> Tensor:
     return logits
 
 
-def text_parts(workload: TrainWorkload, context: Context) -> Parts:
-    """Texts and their classes; what is held out is drawn, or another file's."""
+def text_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
+    """Return texts and their classes; validation rows are drawn, or from another file."""
     seed = context.job.measuring.seed
     if workload.data is None:
         draw = np.random.default_rng(seed)
@@ -92,8 +92,8 @@ def text_parts(workload: TrainWorkload, context: Context) -> Parts:
     return parted(everything, held, workload, seed)
 
 
-def image_parts(workload: TrainWorkload, context: Context) -> Parts:
-    """Images and their classes; what is held out is drawn, or another file's."""
+def image_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
+    """Return images and their classes; validation rows are drawn, or from another file."""
     everything = image_examples(workload.data, "data", workload, context, ())
     held = None
     if workload.data is not None and workload.validation_data is not None:
@@ -102,7 +102,7 @@ def image_parts(workload: TrainWorkload, context: Context) -> Parts:
 
 
 def label_names(said: list[Any]) -> tuple[str, ...]:
-    """Names of the classes: words in their order, or the numbers from 0 to the largest."""
+    """Return the names of the classes: sorted words, or the numbers from 0 to the largest."""
     if all(isinstance(label, int) and not isinstance(label, bool) for label in said):
         if min(said) < 0:
             raise ValueError(f"workload.data: label {min(said)} is below 0; number classes from 0")
@@ -111,7 +111,7 @@ def label_names(said: list[Any]) -> tuple[str, ...]:
 
 
 def numbered(said: list[Any], names: tuple[str, ...], field: str) -> Numbers:
-    """The number of each label. Raises ValueError for one that training knows nothing of."""
+    """Return the index of each label. Raises ValueError for a label absent from the training data."""
     places = {name: number for number, name in enumerate(names)}
     for row, label in enumerate(said, start=1):
         if str(label) not in places:
@@ -122,7 +122,7 @@ def numbered(said: list[Any], names: tuple[str, ...], field: str) -> Numbers:
 
 
 def _read(data: str, field: str, workload: TrainWorkload, context: Context) -> tuple[list[list[int]], list[Any]]:
-    """Token ids and labels of all rows, special tokens as the tokenizer adds them."""
+    """Return token ids and labels of all rows, with the tokenizer's special tokens."""
     rows = read_rows(data, ["text", "label"], field, context)
     tokenizer, vocabulary = load_tokenizer(the_tokenizer(workload, context)), vocabulary_of(context)
     tokenizer.enable_truncation(workload.sequence_length)
@@ -152,6 +152,6 @@ def _texts(
         positions=length,
         collate=collate,
         targets=lambda numbers: np.ones(len(numbers), dtype=np.int64),
-        fingerprint=fingerprint_of(workload, context),
+        fingerprint=rows_fingerprint(workload, context),
         names=names,
     )

@@ -1,10 +1,10 @@
-"""What all tasks share: the loss over targets, sums for evaluation, export, filling of rows.
+"""Shared parts of tasks: the loss over targets, sums for evaluation, export, padding of rows.
 
     return the_task(model, call, config, workload, context)
 
-A task is fixed by `call(module, inputs) -> logits` [.., classes]; its inputs' `targets` [..] say what each should be,
-`IGNORED` where nothing is asked. The loss is the mean over a batch's targets, in float32; `Batch.share` makes means of
-micro-batches and ranks into the mean over all targets of a step, whatever is filled up.
+A task is defined by `call(module, inputs) -> logits` [.., classes]; its inputs' `targets` [..] are the labels,
+`IGNORED` for none. The loss is the mean over a batch's targets, in float32; `TrainingBatch.share` makes means of
+micro-batches and ranks into the mean over all targets of a step, independent of padding.
 """
 
 import json
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from configs.base import write_atomically
-from configs.training import TrainWorkload
+from configs.common.base import write_atomically
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.tokens import tokenizer_path
+from engine.models.weights import write_weights
+from engine.prompts.tokens import tokenizer_path
 from engine.training.data.examples import IGNORED, Inputs, Numbers
 from engine.training.task_types.models import repeated_layers
-from engine.training.trainer import Batch, Task
-from engine.weights import write_weights
+from engine.training.trainer import Task, TrainingBatch
 
 Call = Callable[[nn.Module, Inputs], Tensor]
 
@@ -36,16 +36,16 @@ _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 def the_task(
     model: nn.Module, call: Call, config: dict[str, Any], workload: TrainWorkload, context: Context, classes: bool
 ) -> Task:
-    """The task of a model. classes: whether it predicts one for each row, so that being right can be counted."""
+    """Return the task of a model. classes: whether it predicts one class per row, so that accuracy is counted."""
     names = [name for name, _ in model.named_parameters()]
 
-    def loss(module: nn.Module, batch: Batch) -> Tensor:
+    def loss(module: nn.Module, batch: TrainingBatch) -> Tensor:
         logits = call(module, batch.inputs)
         return functional.cross_entropy(
             logits.float().flatten(0, -2), batch.inputs["targets"].flatten(), ignore_index=IGNORED
         )
 
-    def metrics(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def metrics(module: nn.Module, batch: TrainingBatch) -> dict[str, Tensor]:
         logits, targets = call(module, batch.inputs).float().flatten(0, -2), batch.inputs["targets"].flatten()
         summed = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         sums = {"loss": summed.double(), "targets": (targets != IGNORED).sum().double()}
@@ -54,7 +54,7 @@ def the_task(
         return sums
 
     def export(state: dict[str, Tensor], folder: Any) -> None:
-        """Weights in bfloat16 with their configuration and tokenizer: a folder that transformers loads."""
+        """Write weights in bfloat16 with their configuration and tokenizer: a folder that transformers loads."""
         tensors = {name: state[name].detach().to("cpu", EXPORTED).contiguous() for name in names}
         write_weights(tensors, config, Path(folder), EXPORTED)
         write_tokenizer(tokenizer_path(context, workload.tokenizer), Path(folder))
@@ -63,12 +63,12 @@ def the_task(
 
 
 def exported_config(config: dict[str, Any], model: nn.Module, **changes: Any) -> dict[str, Any]:
-    """A configuration for the exported model: as it came, with the class that it is now."""
+    """Return the exported model's configuration: the original one, with the current class."""
     return config | {"architectures": [type(model).__name__], **changes}
 
 
 def write_tokenizer(source: Path | None, folder: Path) -> None:
-    """Put a tokenizer.json and what lies with it into a folder; nothing where there is none."""
+    """Copy a tokenizer.json and its companion files into a folder; no-op if there is none."""
     if source is None or not source.is_file():
         return
     shutil.copyfile(source, folder / "tokenizer.json")
@@ -76,12 +76,12 @@ def write_tokenizer(source: Path | None, folder: Path) -> None:
         if (source.parent / name).is_file():
             shutil.copyfile(source.parent / name, folder / name)
     if not (folder / _TOKENIZER_FILES[0]).is_file():
-        # Else transformers takes the class of the architecture, which replaces parts of tokenizer.json.
+        # Otherwise transformers uses the architecture's class, which replaces parts of tokenizer.json.
         write_atomically(folder / _TOKENIZER_FILES[0], json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
 def filled_rows(rows: Sequence[Sequence[int]], length: int, filling: int) -> Numbers:
-    """[len(rows), length]: rows cut, and filled up at the right."""
+    """Return [len(rows), length]: rows truncated, and padded at the right."""
     filled = np.full((len(rows), length), filling, dtype=np.int64)
     for place, row in enumerate(rows):
         cut = row[:length]
@@ -90,11 +90,11 @@ def filled_rows(rows: Sequence[Sequence[int]], length: int, filling: int) -> Num
 
 
 def seen(rows: Sequence[Sequence[int]], length: int) -> Numbers:
-    """[len(rows), length]: 1 where a filled row holds something."""
+    """Return [len(rows), length]: 1 at positions without padding."""
     lengths = np.array([min(len(row), length) for row in rows])
     return (np.arange(length) < lengths[:, None]).astype(np.int64)
 
 
 def tensors(**arrays: np.ndarray) -> Inputs:
-    """Inputs by name."""
+    """Return inputs by name."""
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

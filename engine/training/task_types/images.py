@@ -1,7 +1,7 @@
-"""Images as rows: from an .npz into what a vision transformer reads, three channels scaled to -1..1.
+"""Read images from an .npz as input of a vision transformer: three channels scaled to -1..1.
 
-An image is not resized here: a training run is repeated many times, resizing is done once, before it. A file is held in
-memory whole, as bytes.
+Images are not resized here, because a training run is repeated many times; resize them once, before it. The whole file
+is held in memory, as bytes.
 """
 
 import zipfile
@@ -9,22 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.training import TrainWorkload
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.training.data.examples import RANDOM_STEPS, Examples, Inputs, Numbers, fingerprint_of, input_file
+from engine.models.weights import required_manifest
+from engine.training.data.examples import RANDOM_STEPS, Examples, Inputs, Numbers, input_file, rows_fingerprint
 from engine.training.task_types.common import tensors
-from engine.weights import the_manifest
 
 RANDOM_CLASSES = 2
 _MIDDLE = 127.5
-"""Half of what a byte holds: pixels become (value - middle) / middle, as ViT's own processor makes them."""
+"""Half of a byte's range: pixels become (value - middle) / middle, as in ViT's processor."""
 
 
 def image_examples(
     data: str | None, field: str, workload: TrainWorkload, context: Context, names: tuple[str, ...]
 ) -> Examples:
-    """Rows of a file, or random ones. names: of the classes that training knows; () for the file's own."""
-    manifest = the_manifest(context)
+    """Return rows of a file, or random ones. names: the classes of the training data; () for the file's own."""
+    manifest = required_manifest(context)
     size, channels = manifest.config.get("image_size"), int(manifest.config.get("num_channels", 3))
     if not isinstance(size, int):
         raise ValueError(f"{manifest.identity}: config.json names no image_size, so it learns no images")
@@ -33,7 +33,7 @@ def image_examples(
         labels = np.random.default_rng(seed).integers(0, RANDOM_CLASSES, RANDOM_STEPS * workload.global_batch_size)
 
         def pixels_of(numbers: Numbers) -> np.ndarray:
-            # Drawn when they are asked for: all of them may be more than memory holds.
+            # Drawn on demand: all of them may exceed memory.
             draws = [np.random.default_rng([seed, int(number)]) for number in numbers]
             return np.stack([draw.integers(0, 256, (size, size, channels), dtype=np.uint8) for draw in draws])
     else:
@@ -55,16 +55,16 @@ def image_examples(
     patch = int(manifest.config.get("patch_size", size))
     return Examples(
         count=len(labels),
-        positions=(size // patch) ** 2 + 1,  # the patches, and the one that the class is read from
+        positions=(size // patch) ** 2 + 1,  # the patches, and the class token
         collate=collate,
         targets=lambda numbers: np.ones(len(numbers), dtype=np.int64),
-        fingerprint=fingerprint_of(workload, context),
+        fingerprint=rows_fingerprint(workload, context),
         names=names,
     )
 
 
 def _read(path: Path, field: str) -> tuple[np.ndarray, Numbers, tuple[str, ...]]:
-    """Images [rows, height, width, channels], labels, names of the classes."""
+    """Return images [rows, height, width, channels], labels, names of the classes."""
     if path.suffix != ".npz":
         raise ValueError(
             f"workload.{field}: task image_classification learns from an .npz of `images` and `labels`; "
@@ -94,7 +94,7 @@ def _read(path: Path, field: str) -> tuple[np.ndarray, Numbers, tuple[str, ...]]
 
 
 def _fitting(images: np.ndarray, size: int, channels: int, field: str) -> np.ndarray:
-    """Images of the model's size and channels; grey is repeated. Raises ValueError where they do not fit."""
+    """Return images with the model's size and channels; grey is repeated. Raises ValueError if they do not match."""
     if images.shape[-1] == 1 and channels > 1:
         images = np.broadcast_to(images, (*images.shape[:-1], channels))
     if images.shape[1:] != (size, size, channels):

@@ -1,17 +1,19 @@
-"""Masked language modelling: words of a packed text are hidden, and predicted from both sides (BERT).
+"""Masked language modelling: masked tokens of a packed text are predicted from both sides (BERT).
 
-Of each window 15 % of the positions are asked for, always as many, so that a step's targets are as many in every step;
-of these 80 % show the mask, 10 % another word, 10 % themselves (Devlin et al. 2018, section 3.1). Which, is drawn from
-the seed and the window's place in the endless row of epochs: anew in each epoch, and the same on any number of ranks.
+Targets are 15 % of the positions of each window, always the same number, so that every step has equally many; 80 % of
+them are masked, 10 % replaced by another word, 10 % unchanged (Devlin et al. 2018, section 3.1). The choice is drawn
+from the seed and the window's position in the concatenated epochs: new in each epoch, and the same on any number of
+ranks.
 """
 
 import numpy as np
 from torch import Tensor, nn
 
-from configs.training import TrainWorkload
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.tokens import load_tokenizer
-from engine.training.data.examples import IGNORED, Examples, Inputs, Numbers, Parts, fingerprint_of
+from engine.models.weights import required_manifest
+from engine.prompts.tokens import load_tokenizer
+from engine.training.data.examples import IGNORED, ExampleParts, Examples, Inputs, Numbers, rows_fingerprint
 from engine.training.data.text import check_long_enough, split_text, text_tokens, the_tokenizer, windows
 from engine.training.task_types.common import exported_config, tensors, the_task
 from engine.training.task_types.models import (
@@ -22,7 +24,6 @@ from engine.training.task_types.models import (
     without_filling,
 )
 from engine.training.trainer import Task
-from engine.weights import the_manifest
 
 ASKED_SHARE = 0.15
 _MASKED, _OTHER = 0.8, 0.1
@@ -30,12 +31,12 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 def make(workload: TrainWorkload, context: Context) -> Task:
-    """The task. Raises ValueError for a model or lengths that do not do."""
+    """Return the task. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
     model = without_filling(
         fresh_model(context, lambda device: transformers_model("AutoModelForMaskedLM", context, device))
     )
-    config = exported_config(the_manifest(context).config, model)
+    config = exported_config(required_manifest(context).config, model)
     return the_task(model, _logits, config, workload, context, classes=False)
 
 
@@ -44,8 +45,8 @@ def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
     return logits
 
 
-def examples(workload: TrainWorkload, context: Context) -> Parts:
-    """Windows of the text; what is held out is its last share, or another file's."""
+def examples(workload: TrainWorkload, context: Context) -> ExampleParts:
+    """Return windows of the text; validation is its last share, or another file."""
     vocabulary, needed = vocabulary_of(context), workload.sequence_length
     mask = _mask_token(workload, context, vocabulary)
     ids = text_tokens(workload.data, "data", workload, context, vocabulary)
@@ -58,7 +59,7 @@ def examples(workload: TrainWorkload, context: Context) -> Parts:
 
 
 def _mask_token(workload: TrainWorkload, context: Context, vocabulary: int) -> int:
-    """The tokenizer's mask; where it has none, a word of the model that it never makes."""
+    """Return the tokenizer's mask token; without one, a word of the model that the tokenizer never produces."""
     if workload.data is None:
         return vocabulary - 1
     tokenizer = load_tokenizer(the_tokenizer(workload, context))
@@ -96,5 +97,5 @@ def _windows(ids: np.ndarray, workload: TrainWorkload, context: Context, mask: i
         positions=length,
         collate=collate,
         targets=lambda numbers: np.full(len(numbers), asked),
-        fingerprint=fingerprint_of(workload, context),
+        fingerprint=rows_fingerprint(workload, context),
     )

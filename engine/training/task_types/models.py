@@ -1,10 +1,10 @@
-"""The model that a visit trains: our own Llama for its families, transformers' for all others.
+"""Models for training: our Llama for its families, transformers' for all others.
 
     model = fresh_model(context, lambda device: transformers_model("AutoModelForMaskedLM", context, device))
 
-Our engine imports no transformers while it measures, and for the Llama family that holds here too. For the other
-families the model that is trained *is* transformers': its code is then part of what is measured. Dropout is off in
-both, so that a step is the same on any number of ranks; the exported configuration keeps the values it came with.
+For the Llama family the engine imports no transformers while it measures. For other families the trained model *is*
+transformers', whose code is then part of the measurement. Dropout is off in both, so that a step is the same on any
+number of ranks; the exported configuration keeps its original values.
 """
 
 import copy
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.model import Manifest
-from configs.training import TrainWorkload
+from configs.plans.model_manifest import ModelManifest
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.weights import TRAINED, build_model, loaded_once, the_manifest, weight_files
+from engine.models.weights import TRAINED, build_model, loaded_once, required_manifest, weight_files
 
 _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
 
@@ -27,13 +27,13 @@ _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
 def fresh_model(
     context: Context, build: Callable[[torch.device], tuple[nn.Module, int | None]], variant: Any = None
 ) -> nn.Module:
-    """A model with the weights it was loaded with, in float32, with gradients, on its device.
+    """Return a model with its initial weights, in float32, with gradients, on its device.
 
-    Each visit of a launch gets one of its own, because a strategy may shard or wrap it in place. The one to copy is
-    kept on the CPU; a launch of a single visit (such as the one that looks for peak memory) keeps none.
-    variant: what the model is changed into; visits may differ in it.
+    Each measurement of a launch gets a new copy, because a strategy may shard or wrap it in place. The original is kept
+    on the CPU; a launch of a single measurement (such as the memory pass) keeps none. variant: the modified form of the
+    model; measurements may differ in it.
     """
-    alone = len(context.job.visits) == 1
+    alone = len(context.job.measurements) == 1
     model = loaded_once(context, lambda: build(context.device if alone else torch.device("cpu")), variant)
     if not alone:
         model = copy.deepcopy(model).to(context.device)
@@ -41,28 +41,29 @@ def fresh_model(
 
 
 def own_model(context: Context) -> bool:
-    """Whether the model is one of those that `engine.llama` computes."""
-    config = the_manifest(context).config
+    """Return whether `engine.models.llama` implements the model."""
+    config = required_manifest(context).config
     return config.get("model_type") in TRAINED and config.get("hidden_act", "silu") == "silu"
 
 
 def llama(context: Context, device: torch.device) -> tuple[nn.Module, int | None]:
-    """Our own model and the bytes of its files."""
-    return build_model(the_manifest(context), torch.float32, device)
+    """Return our model and the bytes of its files."""
+    return build_model(required_manifest(context), torch.float32, device)
 
 
 def transformers_model(
     kind: str, context: Context, device: torch.device, changes: dict[str, Any] | None = None
 ) -> tuple[nn.Module, int | None]:
-    """transformers' model of a class such as `AutoModelForMaskedLM`, and the bytes of its files (None: synthetic).
+    """Return transformers' model of a class such as `AutoModelForMaskedLM`, and the bytes of its files (None:
+    synthetic).
 
-    Weights that no file brings (all of a synthetic model, a new head) are transformers' own, from the model's seed or
-    the study's: the same on every rank. changes: of the configuration. Only files on this machine are read, and no code
-    of a repository is run. Raises ValueError for a model that has no such form.
+    Weights without a file (all of a synthetic model, a new head) are initialised by transformers with the model's seed
+    or the study's: the same on every rank. changes: to the configuration. Only local files are read, and no code of a
+    repository is run. Raises ValueError for a model without this class.
     """
     import transformers
 
-    manifest, auto = the_manifest(context), getattr(transformers, kind)
+    manifest, auto = required_manifest(context), getattr(transformers, kind)
     seed = manifest.synthetic_seed
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
@@ -79,7 +80,7 @@ def transformers_model(
                     local_files_only=True,
                     trust_remote_code=False,
                     use_safetensors=True,
-                    ignore_mismatched_sizes=changes is not None,  # the head of another number of classes is left
+                    ignore_mismatched_sizes=changes is not None,  # a head with another number of classes is skipped
                 )
     except (ValueError, KeyError) as error:
         raise ValueError(f"{manifest.identity}: transformers makes no {kind} of it ({error})") from error
@@ -87,8 +88,8 @@ def transformers_model(
     return made, file_bytes
 
 
-def _config(manifest: Manifest, changes: dict[str, Any] | None) -> Any:
-    """transformers' configuration of a model, dropout off."""
+def _config(manifest: ModelManifest, changes: dict[str, Any] | None) -> Any:
+    """Return transformers' configuration of a model, with dropout off."""
     from transformers import AutoConfig
 
     said = {name: value for name, value in manifest.config.items() if name not in ("dtype", "torch_dtype")}
@@ -103,7 +104,7 @@ def _config(manifest: Manifest, changes: dict[str, Any] | None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing is asked of the network, and that a new head is new is no news."""
+    """Disable network access and warnings about new heads."""
     from transformers.utils import logging
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -117,9 +118,9 @@ def _quiet() -> Iterator[None]:
 
 
 def without_filling(model: nn.Module) -> nn.Module:
-    """Tell transformers' model that no token is filling: else it looks for one in every call, and waits for the device.
+    """Unset the padding token of transformers' model: otherwise every call searches for it.
 
-    For rows that are packed; the exported configuration keeps what it came with.
+    For packed rows; the exported configuration keeps its original value.
     """
     config: Any = getattr(model, "config")  # noqa: B009 - no attribute that nn.Module knows
     config.pad_token_id = None
@@ -127,7 +128,7 @@ def without_filling(model: nn.Module) -> nn.Module:
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """The model's layers, in order: what stands in its outermost ModuleLists (an encoder-decoder has two of them)."""
+    """Return the model's layers in order: the elements of its outermost ModuleLists (an encoder-decoder has two)."""
     found: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
@@ -142,8 +143,8 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def check_length(workload: TrainWorkload, context: Context) -> None:
-    """Raise ValueError for sequences that are longer than the model takes; relative positions know no longest."""
-    config = the_manifest(context).config
+    """Raise ValueError for sequences longer than the model's maximum; relative positions have none."""
+    config = required_manifest(context).config
     if "relative_attention_num_buckets" in config:
         return
     most = next((int(config[name]) for name in _NAMES_OF_POSITIONS if config.get(name)), None)
@@ -155,8 +156,8 @@ def check_length(workload: TrainWorkload, context: Context) -> None:
 
 
 def vocabulary_of(context: Context) -> int:
-    """Words of the model. Raises ValueError for one that has none."""
-    manifest = the_manifest(context)
+    """Return the vocabulary size. Raises ValueError for a model without one."""
+    manifest = required_manifest(context)
     size = manifest.config.get("vocab_size")
     if size is None:
         raise ValueError(f"{manifest.identity}: config.json names no vocab_size, so it learns no text")
@@ -164,6 +165,6 @@ def vocabulary_of(context: Context) -> int:
 
 
 def padding_of(context: Context) -> int:
-    """The token that fills up a row."""
-    given = the_manifest(context).config.get("pad_token_id")
+    """Return the padding token."""
+    given = required_manifest(context).config.get("pad_token_id")
     return int(given) if given is not None else 0

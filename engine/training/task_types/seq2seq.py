@@ -1,40 +1,40 @@
 """Sequence to sequence: a target text is predicted token by token from a source text (T5).
 
-Data: rows with `source` and `target`. Both are cut and filled up to `sequence_length`, so that every step computes as
-much; filling is neither seen nor asked for. The decoder is given the target moved by one, behind its start token.
+Data: rows with `source` and `target`. Both are truncated and padded to `sequence_length`, so that every step has equal
+work; padding is masked and has no loss. The decoder's input is the target shifted by one, after its start token.
 """
 
 import numpy as np
 from torch import Tensor, nn
 
-from configs.training import TrainWorkload
+from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.tokens import load_tokenizer
+from engine.models.weights import required_manifest
+from engine.prompts.tokens import load_tokenizer
 from engine.training.data.examples import (
     IGNORED,
     RANDOM_STEPS,
+    ExampleParts,
     Examples,
     Inputs,
     Numbers,
-    Parts,
-    fingerprint_of,
     parted,
     read_rows,
+    rows_fingerprint,
 )
 from engine.training.data.text import the_tokenizer
 from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
 from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
 from engine.training.trainer import Task
-from engine.weights import the_manifest
 
 Pairs = list[tuple[list[int], list[int]]]
 
 
 def make(workload: TrainWorkload, context: Context) -> Task:
-    """The task. Raises ValueError for a model or lengths that do not do."""
+    """Return the task. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
     model = fresh_model(context, lambda device: transformers_model("AutoModelForSeq2SeqLM", context, device))
-    config = exported_config(the_manifest(context).config, model)
+    config = exported_config(required_manifest(context).config, model)
     return the_task(model, _logits, config, workload, context, classes=False)
 
 
@@ -49,8 +49,8 @@ def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
     return logits
 
 
-def examples(workload: TrainWorkload, context: Context) -> Parts:
-    """Pairs of texts; what is held out is drawn, or another file's."""
+def examples(workload: TrainWorkload, context: Context) -> ExampleParts:
+    """Return pairs of texts; validation rows are drawn, or from another file."""
     seed = context.job.measuring.seed
     if workload.data is None:
         return parted(_examples(_random(workload, context), workload, context), None, workload, seed)
@@ -70,7 +70,10 @@ def _random(workload: TrainWorkload, context: Context) -> Pairs:
 
 def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> Pairs:
     rows = read_rows(data, ["source", "target"], field, context)
-    tokenizer, end = load_tokenizer(the_tokenizer(workload, context)), the_manifest(context).config.get("eos_token_id")
+    tokenizer, end = (
+        load_tokenizer(the_tokenizer(workload, context)),
+        required_manifest(context).config.get("eos_token_id"),
+    )
     length, vocabulary, pairs = workload.sequence_length, vocabulary_of(context), []
     for number, row in enumerate(rows, start=1):
         source, target = (tokenizer.encode(str(row[name])).ids for name in ("source", "target"))
@@ -89,7 +92,7 @@ def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> 
 
 def _examples(pairs: Pairs, workload: TrainWorkload, context: Context) -> Examples:
     length, filling = workload.sequence_length, padding_of(context)
-    start = the_manifest(context).config.get("decoder_start_token_id")
+    start = required_manifest(context).config.get("decoder_start_token_id")
     first = filling if start is None else int(start)
     lengths = np.array([len(target) for _, target in pairs], dtype=np.int64)
 
@@ -108,5 +111,5 @@ def _examples(pairs: Pairs, workload: TrainWorkload, context: Context) -> Exampl
         positions=2 * length,
         collate=collate,
         targets=lambda numbers: lengths[numbers],
-        fingerprint=fingerprint_of(workload, context),
+        fingerprint=rows_fingerprint(workload, context),
     )

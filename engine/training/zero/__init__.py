@@ -1,1 +1,1 @@
-"""DeepSpeed's ZeRO behind the same Trainer; deepspeed is imported only where one is chosen."""
+"""DeepSpeed's ZeRO as a Trainer; deepspeed is imported only if a ZeRO strategy is chosen."""

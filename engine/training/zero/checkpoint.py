@@ -1,10 +1,10 @@
-"""What a ZeRO run leaves and takes up again: its own checkpoints; and its weights in one piece.
+"""ZeRO checkpoints in DeepSpeed's format, and unsharded weights.
 
     save(engine, folder)
     restore(engine, folder, tp)
     weights = whole_model(model, tp, keep=rank == 0)
 
-Checkpoints are the library's: each rank writes what it holds, and as many ranks read it again, bit for bit.
+Checkpoints are the library's: each rank writes its part, and the same number of ranks restores it bit-identically.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def save(engine: Any, folder: Path) -> None:
 
 
 def restore(engine: Any, folder: Path, tp: int) -> None:
-    """Read this rank's part. Raises ValueError where there is none, or those of another number of ranks or `tp`."""
+    """Read this rank's part. Raises ValueError if there is none, or for another number of ranks or `tp`."""
     parts = [path.name for path in (folder / _TAG).glob(_PARTS)]
     written, ranks = len(parts), dist.get_world_size()
     if written == 0:
@@ -46,9 +46,9 @@ def restore(engine: Any, folder: Path, tp: int) -> None:
 
 
 def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
-    """Float32 weights and buffers by the plain model's names, on the CPU; {} where they are not to be kept.
+    """Return float32 weights and buffers by the plain model's names, on the CPU; {} unless `keep`.
 
-    All ranks take part, whichever keeps.
+    All ranks call it.
     """
     from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[import-untyped]
 
@@ -56,7 +56,7 @@ def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, tensor in model.state_dict(keep_vars=True).items():
         first = names.get(id(tensor))
-        if first is not None and first != name:  # tied: it was gathered under its first name
+        if first is not None and first != name:  # tied: already gathered under its first name
             whole = found.get(first)
         else:
             whole = tensor if first is None else _joined(name, safe_get_full_fp32_param(tensor), tp)
@@ -67,7 +67,7 @@ def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
 
 
 def _joined(name: str, part: Tensor, tp: int) -> Tensor:
-    """A weight of which tensor-parallel ranks hold `part` each, whole; or the part, if it is no part."""
+    """Return a whole weight from the tensor-parallel ranks' `part`s; or the part, if it is not split."""
     module = name.removesuffix(".weight").removesuffix(".bias")
     dimension = 0 if module.endswith(COLUMNS) else 1
     if tp == 1 or not module.endswith(COLUMNS + ROWS) or (dimension == 1 and part.dim() == 1):

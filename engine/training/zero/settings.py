@@ -1,8 +1,8 @@
-"""What DeepSpeed is told: its configuration for a training run, written out wherever a default could surprise.
+"""DeepSpeed's configuration for a training run, with explicit values for surprising defaults.
 
     config = zero_config(options, elements=model_elements, swap_folder=None)
 
-Buckets are the library's default sizes (which the planner's memory model knows), but never longer than the model: a
+Buckets are the library's default sizes (as in the planner's memory model), but never longer than the model: a
 bucket of 5e8 elements would take 2 GB beside a model of a million.
 """
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from engine.planner.memory.framework import DEFAULT
 from engine.training.strategies.tensor import COLUMNS, ROWS
-from engine.training.trainer import Options
+from engine.training.trainer import TrainerOptions
 
 FIRST_LOSS_SCALE_POWER = 16
 LOSS_SCALE_WINDOW = 2000
-"""Steps without overflow after which float16's scale is doubled: torch's GradScaler has the same."""
+"""Steps without overflow after which float16's scale is doubled, as in torch's GradScaler."""
 
 
-def zero_config(options: Options, elements: int, swap_folder: Path | None = None) -> dict[str, Any]:
-    """The `config` of deepspeed.initialize for a model of so many elements.
+def zero_config(options: TrainerOptions, elements: int, swap_folder: Path | None = None) -> dict[str, Any]:
+    """Return the `config` of deepspeed.initialize for a model of this many elements.
 
-    Clipping is always written: left out, this version of DeepSpeed clips to 1. Gradients of bfloat16 and float16 are
-    kept and summed in that type over the micro-batches, as the library does by itself.
+    Clipping is always set, because this version of DeepSpeed clips to 1 by default. Gradients of bfloat16 and float16
+    are kept and summed in that type over the micro-batches, the library's default.
     """
     config = {
         "train_micro_batch_size_per_gpu": options.micro_batch_size,
@@ -38,8 +38,8 @@ def zero_config(options: Options, elements: int, swap_folder: Path | None = None
             "hysteresis": 1,
         },
         "zero_optimization": _zero_optimization(options, elements, swap_folder),
-        # Ours is given as it is: the library knows torch's AdamW, but not SGD; on the CPU torch's fused one needs no
-        # compiler, DeepSpeedCPUAdam does.
+        # Our optimizer is passed in: the library supports torch's AdamW, but not SGD; on the CPU torch's fused one
+        # needs no compiler, unlike DeepSpeedCPUAdam.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -49,14 +49,14 @@ def zero_config(options: Options, elements: int, swap_folder: Path | None = None
 
 
 def _partition() -> dict[str, Any]:
-    """Which products of our own Llama its tensor parallelism splits; without, it guesses from the modules' names."""
+    """Return the products of our Llama to split by its tensor parallelism; otherwise it guesses by name."""
     parts = {"column": COLUMNS, "row": ROWS}
     patterns = {kind: [rf".*\.{re.escape(name)}\.weight$" for name in names] for kind, names in parts.items()}
     specs = [{"patterns": found, "partition_type": kind} for kind, found in patterns.items()]
     return {"use_default_specs": False, "layer_specs": specs}
 
 
-def _zero_optimization(options: Options, elements: int, swap_folder: Path | None) -> dict[str, Any]:
+def _zero_optimization(options: TrainerOptions, elements: int, swap_folder: Path | None) -> dict[str, Any]:
     stage = int(options.strategy[-1])
     bucket = min(DEFAULT.reduce_bucket_size, elements)
     found: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}

@@ -1,9 +1,9 @@
-"""DeepSpeed made ready in this process: its environment, its silence, and what it may not compile.
+"""Set up DeepSpeed in this process: environment, logging, and compilation.
 
     deepspeed = start_deepspeed(context)
     need_supported(options, context)          # NotImplementedError, by name, before anything is built
 
-It takes the process group that exists and makes none of its own; one rank alone gets a group of one.
+It uses the existing process group and creates none; a single rank gets a group of one.
 """
 
 import contextlib
@@ -19,20 +19,21 @@ import torch
 import torch.distributed as dist
 
 from engine.context import Context
-from engine.deepspeed_operators import compile_operator
-from engine.training.trainer import Options
+from engine.rank.deepspeed_operators import compile_operator
+from engine.training.trainer import TrainerOptions
 
 
-def preload() -> None:
-    """Import the library before a process forks, so that its 200 MB are not taken for a cell's; on CPUs alone, as it
-    looks for GPUs meanwhile, which must not be touched before a fork."""
+def preload_deepspeed() -> None:
+    """Import the library before a process forks, so that its 200 MB are not attributed to a cell; on CPUs only, because
+    it queries GPUs, which must not be touched before a fork.
+    """
     if torch.version.cuda is None:
-        with contextlib.suppress(NotImplementedError):  # the child says so
+        with contextlib.suppress(NotImplementedError):  # the child reports it
             _import("cpu")
 
 
 def _import(kind: str) -> Any:
-    """Raises NotImplementedError where it is not installed."""
+    """Import the library. Raises NotImplementedError if it is not installed."""
     os.environ.setdefault("DS_ACCELERATOR", kind)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
@@ -42,15 +43,15 @@ def _import(kind: str) -> Any:
             f"layout.strategy: zero needs DeepSpeed, which is not installed ({error}); pip install deepspeed"
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # its import sets its own level
-    # It calls torch's collectives by names that torch is about to change.
+    # It calls torch's collectives by names that torch will change.
     warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
     return deepspeed
 
 
 def start_deepspeed(context: Context) -> Any:
-    """The library, imported and in this launch's process group. Raises NotImplementedError where it is missing."""
+    """Return the library, imported and in this launch's process group. Raises NotImplementedError if it is missing."""
     kind = context.device.type
-    # LOCAL_SIZE: without it parts of the library crash under torchrun. What is set already stays.
+    # LOCAL_SIZE: without it parts of the library crash under torchrun. Existing values are kept.
     for name, value in (
         ("RANK", context.rank),
         ("WORLD_SIZE", context.world_size),
@@ -64,17 +65,17 @@ def start_deepspeed(context: Context) -> Any:
         assert context.world_size == 1
         backend = "nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # not in __all__
-    # Its sums over shared memory, which training does not use, would be compiled first, for a minute.
+    # Its shared-memory collectives, unused in training, would be compiled first, for a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist.get_backend(), verbose=False)
     return deepspeed
 
 
 def set_groups(tensor: dist.ProcessGroup | None, data: dist.ProcessGroup | None) -> None:
-    """Have the library use these groups for tensor and data parallelism, or, without, forget them.
+    """Set the library's groups for tensor and data parallelism, or reset them.
 
-    It would make a mesh of its own, which on gloo may abort a process at its end, and keep it for all visits to come.
-    There is no public way: `tp_model_init` takes the one group and not the other.
+    It would create its own mesh, which on gloo may abort a process at exit, and keep it for all later measurements.
+    There is no public API: `tp_model_init` accepts only one of the groups.
     """
     from deepspeed.utils import groups  # type: ignore[import-untyped]
 
@@ -83,8 +84,8 @@ def set_groups(tensor: dist.ProcessGroup | None, data: dist.ProcessGroup | None)
     groups.mpu = None  # the last engine's; one with tensor parallelism sets it
 
 
-def need_supported(options: Options, context: Context) -> None:
-    """Raise NotImplementedError for what this machine or installation cannot do."""
+def need_supported(options: TrainerOptions, context: Context) -> None:
+    """Raise NotImplementedError for features that this machine or installation lacks."""
     from deepspeed.accelerator import get_accelerator  # type: ignore[import-untyped]
 
     accelerator = get_accelerator()
@@ -99,7 +100,7 @@ def need_supported(options: Options, context: Context) -> None:
 
 
 def _need_async_io(context: Context) -> None:
-    """DeepSpeed reads and writes NVMe through an operator of its own, compiled against libaio when first used."""
+    """Check asynchronous I/O: DeepSpeed's NVMe operator is compiled against libaio at first use."""
     from deepspeed.ops.op_builder import AsyncIOBuilder  # type: ignore[import-untyped]
 
     builder = AsyncIOBuilder()
@@ -119,7 +120,7 @@ def _need_async_io(context: Context) -> None:
 
 
 def swap_folder(context: Context) -> Path:
-    """A folder of this rank's own for what it swaps out, below the node's cache; an earlier visit's is removed."""
+    """Return this rank's swap folder, in the node's cache; an earlier measurement's is removed."""
     folder = Path(context.job.cache) / "swap" / context.job.name / f"rank{context.rank}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,14 +1,14 @@
-"""DeepSpeed's ZeRO 1, 2 and 3 as a trainer: optimizer states, gradients and weights shared out over the replicas.
+"""DeepSpeed's ZeRO 1, 2 and 3 as a trainer: optimizer states, gradients and weights sharded over the replicas.
 
     trainer = make_zero(task, options, context)        # layout.strategy zero1, zero2 or zero3
 
-Float32 master weights whatever the dtype: bfloat16 and float16 are those of the weights that are computed with, and of
-the gradients, which are summed in that type over micro-batches (the library's default). Stage 1 exchanges in the last
-micro-batch of a step only; stages 2 and 3 have no place for whole gradients and exchange in each. Offloading: of stages
-1 and 2 the optimizer, of stage 3 the weights, too; NVMe is stage 3's. Tensor parallelism is the library's own
-(AutoTP): blocks of our Llama are split as `strategies.tensor` splits them, embedding and head are whole on each rank.
+Master weights are always float32; bfloat16 and float16 are the format of the working weights, and of the gradients,
+which are summed in that type over micro-batches (the library's default). Stage 1 reduces in the last micro-batch of a
+step only; stages 2 and 3 keep no whole gradients and reduce in each. Offloading: the optimizer in stages 1 and 2, the
+weights too in stage 3; NVMe in stage 3 only. Tensor parallelism is the library's own (AutoTP): blocks of our Llama are
+split as `strategies.tensor` splits them, embedding and head are whole on each rank.
 
-A prepared model is spent afterwards: its weights have another type, or lie in pieces.
+A prepared model cannot be reused: its weights have another type, or are partitioned.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from engine.training.strategies.fsdp import data_mesh, tensor_mesh
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.strategies.recompute import compile_blocks, recompute
 from engine.training.strategies.tensor import check_split
-from engine.training.trainer import Batch, Exposed, Options, StepEnd, Task
+from engine.training.trainer import Exposed, StepEnd, Task, TrainerOptions, TrainingBatch
 from engine.training.zero import checkpoint as zero_checkpoint
 from engine.training.zero.settings import zero_config
 from engine.training.zero.start import need_supported, set_groups, start_deepspeed, swap_folder
 from engine.training.zero.waits import watch
 
 
-def make_zero(task: Task, options: Options, context: Context) -> "ZeroTrainer":
+def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTrainer":
     """Prepare the task's model.
 
-    Before anything is changed, raises NotImplementedError for what cannot be done here, and ValueError for a model
-    that tp ranks cannot share.
+    Raises, before any change, NotImplementedError for unsupported features, and ValueError for a model that tp ranks
+    cannot split.
     """
     deepspeed = start_deepspeed(context)
     need_supported(options, context)
@@ -47,13 +47,13 @@ def make_zero(task: Task, options: Options, context: Context) -> "ZeroTrainer":
         tensor, data = (mesh(options, context).get_group() for mesh in (tensor_mesh, data_mesh))
         set_groups(tensor, data)
     else:
-        set_groups(None, None)  # an earlier visit's
+        set_groups(None, None)  # an earlier measurement's
     elements = sum(parameter.numel() for parameter in task.model.parameters())
     folder = swap_folder(context) if options.offload == "nvme" else None
     recompute(task.blocks, options.activation_checkpointing)
     if options.compiled:
         compile_blocks(task.blocks)
-    # Stage 3 puts its own in the place of torch's, which the next visit must not find.
+    # Stage 3 replaces functions of torch, which the next measurement must not use.
     linear = functional.linear
     engine, *_ = deepspeed.initialize(
         model=task.model,
@@ -73,27 +73,33 @@ def make_zero(task: Task, options: Options, context: Context) -> "ZeroTrainer":
 
 
 class ZeroTrainer:
-    """A DeepSpeed engine as `engine.training.trainer.Trainer` asks for it, with checkpoints of its own."""
+    """A DeepSpeed engine as `engine.training.trainer.Trainer`, with its own checkpoints."""
 
     def __init__(
-        self, engine: Any, task: Task, options: Options, context: Context, exposed: Exposed, undo: Callable[[], None]
+        self,
+        engine: Any,
+        task: Task,
+        options: TrainerOptions,
+        context: Context,
+        exposed: Exposed,
+        undo: Callable[[], None],
     ) -> None:
         self.module: nn.Module = engine
         self.exposed = exposed
         self._engine, self._task, self._options, self._context = engine, task, options, context
         self._undo = undo
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of a micro-batch."""
+    def forward(self, batch: TrainingBatch) -> Tensor:
+        """Return the mean loss of a micro-batch."""
         return self._task.loss(self.module, batch)
 
-    def backward(self, loss: Tensor, batch: Batch, last: bool) -> None:
-        """Add the micro-batch's gradients. The library averages over replicas where a share is of their sum."""
+    def backward(self, loss: Tensor, batch: TrainingBatch, last: bool) -> None:
+        """Add the micro-batch's gradients. The library averages over replicas; shares are of the sum."""
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * (batch.share * self._options.dp), scale_wrt_gas=False)
 
     def step(self, rate: float) -> StepEnd:
-        """Clip, update, forget the gradients; where they are not finite, weights stay as they are."""
+        """Clip, update, clear the gradients; weights are unchanged if these are not finite."""
         set_rate(self._engine.optimizer, rate)
         scaled = self._options.dtype == "float16"
         scale = float(self._engine.optimizer.loss_scale) if scaled else None
@@ -103,7 +109,7 @@ class ZeroTrainer:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """No gradients; weights have the precision of training already."""
+        """Disable gradients; weights already have the precision of training."""
         training = self._engine.module.training
         self._engine.module.eval()
         try:
@@ -113,33 +119,34 @@ class ZeroTrainer:
             self._engine.module.train(training)
 
     def state(self) -> dict[str, Any]:
-        """Raises ValueError: states lie in flat pieces that no other strategy can read; there is `save` for them."""
+        """Raises ValueError: states are flat partitions that no other strategy can read; use `save`."""
         raise ValueError(
             f"layout.strategy: {self._options.strategy} goes on from checkpoints of its own only; use the strategy "
             "that wrote the checkpoint, or remove it to begin anew"
         )
 
     def load(self, state: dict[str, Any]) -> None:
-        """Raises ValueError, as `state` does; there is `restore`."""
+        """Raises ValueError, as `state`; use `restore`."""
         self.state()
 
     def save(self, folder: Path) -> None:
-        """Each rank its own part below `folder`, which all ranks see; on disk when this returns."""
+        """Save each rank's part in `folder`, which all ranks see; on disk when this returns."""
         zero_checkpoint.save(self._engine, folder)
 
     def restore(self, folder: Path) -> None:
-        """What `save` left, by as many ranks. Raises ValueError for another number of ranks."""
+        """Restore from `save`, on the same number of ranks. Raises ValueError for another number of ranks."""
         zero_checkpoint.restore(self._engine, folder, self._options.tp)
 
     def whole_model(self) -> dict[str, Tensor]:
-        """Float32 weights by name, on rank 0."""
+        """Return float32 weights by name, on rank 0."""
         return zero_checkpoint.whole_model(self._task.model, self._options.tp, keep=self._context.rank == 0)
 
     def close(self) -> None:
-        """Give up hooks, swap files and memory."""
+        """Release hooks, swap files and memory."""
         self._engine.destroy()
         self._undo()
-        # Stage 3's parts hold each other through autograd, where Python cannot see it: what is large goes by hand.
+        # Stage 3's objects reference each other through autograd, invisibly to Python's collector: large ones are freed
+        # explicitly.
         vars(self._engine.basic_optimizer).clear()
         vars(self._engine.optimizer).clear()
         for parameter in self._task.model.parameters():

@@ -1,13 +1,12 @@
-"""What a DeepSpeed step waits for: the calls into its communication backend, timed in the thread that makes them.
+"""Measure exposed communication of a DeepSpeed step: calls of its communication backend, timed in the calling thread.
 
     remove = watch(deepspeed, exposed)
     ...
     remove()
 
-All of the library's collectives go through one object (`deepspeed.comm.comm.cdb`). A call that blocks is waited for
-from beginning to end; of one that does not, only the `wait` on its handle counts. Seconds spent in a collective hold
-what a slower rank makes the others wait, too. On CUDA a call returns before the work is done, so that seconds mean
-nothing there (`Exposed.known`), while bytes do.
+All of the library's collectives go through one object (`deepspeed.comm.comm.cdb`). A blocking call counts completely;
+of a non-blocking one only the `wait` on its handle counts. Seconds in a collective include waiting for slower ranks. On
+CUDA a call returns before the work is done, so only bytes are valid there (`Exposed.known`).
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +31,7 @@ _COLLECTIVES = (
 
 
 class _Handle:
-    """A handle whose waiting is counted; everything else is the library's."""
+    """A handle whose waiting is counted; all other attributes are the library's."""
 
     def __init__(self, handle: Any, exposed: Exposed) -> None:
         self._handle, self._exposed = handle, exposed
@@ -46,7 +45,7 @@ class _Handle:
 
 
 def watch(deepspeed: Any, exposed: Exposed) -> Callable[[], None]:
-    """Count into `exposed` from now on, until what is returned is called."""
+    """Record into `exposed` until the returned function is called."""
     backend = deepspeed.comm.comm.cdb
     for name in _COLLECTIVES:
         if hasattr(backend, name):
@@ -54,7 +53,7 @@ def watch(deepspeed: Any, exposed: Exposed) -> Callable[[], None]:
 
     def remove() -> None:
         for name in _COLLECTIVES:
-            vars(backend).pop(name, None)  # what the class defines is seen again
+            vars(backend).pop(name, None)  # the class's definition is visible again
 
     return remove
 
@@ -71,7 +70,7 @@ def _counted(call: Callable[..., Any], exposed: Exposed) -> Callable[..., Any]:
 
 
 def _payload_bytes(arguments: Iterable[Any]) -> int:
-    """Of the largest argument: of an all-gather what comes out, of a reduce-scatter what goes in."""
+    """Return the bytes of the largest argument: the output of an all-gather, the input of a reduce-scatter."""
     return max((_tensor_bytes(argument) for argument in arguments), default=0)
 
 

@@ -1,22 +1,22 @@
 #!/bin/bash
-# Runs a module of Rankwise on this node, in the container where an image is named. Called by submit.sbatch:
+# Runs a Rankwise module on this node, in a container if an image is set. Called by submit.sbatch:
 #     bash run.sh slurm.launch jobs/0001-timed-1a2b3c4d/job.json
 # In the container /app is $CODE_ROOT, /tmp/workspace is $PIPELINE_ROOT, /workspace/models is $SCRATCH_ROOT/models.
-set -e # the first line that fails ends the launch on this node
+set -e # the first failing line ends the launch on this node
 set -u
 cd "$PIPELINE_ROOT" || exit
-if [ "$1" = slurm.launch ] && [ "${SLURM_NODEID:-}" = 0 ]; then # which step of the job this launch is, for its accounts
+if [ "$1" = slurm.launch ] && [ "${SLURM_NODEID:-}" = 0 ]; then # record the job step of this launch, for its accounting
     printf '{"job_id": "%s.%s", "submitted_at": "%s"}\n' \
         "$SLURM_JOB_ID" "$SLURM_STEP_ID" "$(date -u +%FT%T+00:00)" > "$(dirname "$2")/submission.json"
 fi
-export PYTHONSAFEPATH=1 # nothing is imported from the working directory
+export PYTHONSAFEPATH=1 # never import from the working directory
 
 if [ -z "$APPTAINER_IMAGE" ]; then
     [ -z "$CODE_ROOT" ] || export PYTHONPATH=$CODE_ROOT
     exec python3 -m "$@"
 fi
 
-# bind SOURCE DESTINATION: --bind divides at commas and colons; --mount takes a line of CSV, where quotes keep them.
+# bind SOURCE DESTINATION: --bind splits at commas and colons; --mount takes a line of CSV, in which they can be quoted.
 bind() {
     case $1 in
         *[,:\"\\]* | *$'\n'*) container+=(--mount "type=bind,\"source=${1//\"/\"\"}\",destination=$2") ;;
@@ -25,12 +25,12 @@ bind() {
 }
 container=("$(command -v apptainer || command -v singularity || true)")
 [ -n "${container[0]}" ] || {
-    echo "APPTAINER_IMAGE is set, but there is neither apptainer nor singularity on $(hostname)" >&2
+    echo "APPTAINER_IMAGE: neither apptainer nor singularity found on $(hostname)" >&2
     exit 127
 }
-# Packages below a home folder must not take the place of the image's.
+# Packages in a home folder must not shadow those of the image.
 container+=(exec --env PYTHONNOUSERSITE=1 --pwd /tmp/workspace)
-mkdir -p /tmp/workspace # Apptainer shares /tmp, so the place to bind to must be there
+mkdir -p /tmp/workspace # Apptainer shares /tmp, so the bind destination must exist
 bind "$PIPELINE_ROOT" /tmp/workspace
 [ ! -d "$SCRATCH_ROOT/models" ] || bind "$SCRATCH_ROOT/models" /workspace/models
 if [ -n "$CODE_ROOT" ]; then

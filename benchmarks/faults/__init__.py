@@ -1,0 +1,1 @@
+"""Faults on a Slurm cluster, each provoked for real."""

@@ -1,0 +1,1 @@
+"""Our inference engine against its peers and the limits of the machine."""

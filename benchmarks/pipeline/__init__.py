@@ -1,0 +1,1 @@
+"""What the pipeline costs: seconds by phase, and two checkouts in turn."""

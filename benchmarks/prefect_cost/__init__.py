@@ -1,0 +1,1 @@
+"""What Prefect costs a run."""

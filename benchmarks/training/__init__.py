@@ -1,0 +1,1 @@
+"""Training: overheads, and resumption after killed ranks."""

@@ -1,0 +1,1 @@
+"""Shared base of all models: frozen values, content hashes, atomic files, intervals."""

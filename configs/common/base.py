@@ -1,0 +1,66 @@
+"""Shared base of all models: frozen values, content hashes, atomic files.
+
+One schema version applies to everything written to disk. Increment it when an older reader would misread a new
+file, or a new reader an older file. Until the first release every other version is rejected
+(`configs.plans.record.check_schema`).
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 2
+
+
+class Frozen(BaseModel):
+    """An immutable value without unknown keys, infinities or NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def canonical_json(data: Any) -> str:
+    """Serialise to canonical JSON: sorted keys, no spaces, ASCII only."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def content_hash(data: Any, digits: int = 16) -> str:
+    """Return the first `digits` hexadecimal digits of SHA-256 over `canonical_json(data)`."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()[:digits]
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Write under a temporary name in the same folder, flush to disk, then rename.
+
+    A reader sees the old file or the new one, never a part of it. Raises OSError (a full disk,
+    a folder that cannot be written) and leaves no temporary file behind. Until the file
+    has its `mode` only its owner may read it.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def utc_now() -> str:
+    """Return the current time as `2026-01-31T12:00:00.000000+00:00`."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")

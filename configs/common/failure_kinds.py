@@ -1,0 +1,19 @@
+"""Kinds of failure that more than one layer refers to by name; a record's `failure.kind` holds them.
+
+A rank's own exception is of the kind of its class; a signal is of its name.
+"""
+
+PEER_LOST = "PeerLost"
+"""A rank that only saw another rank go."""
+
+PROCESS_DIED = "ProcessDied"
+"""A rank ended without a word and without a signal."""
+
+OTHER_NODE = "OtherNodeEnded"
+"""This node's ranks were ended because those of another node had."""
+
+NODE_LOST = "NodeLost"
+"""The head node no longer reaches a node."""
+
+HEAD_LOST = "HeadLost"
+"""A node no longer reaches the head node."""

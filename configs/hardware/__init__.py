@@ -1,0 +1,1 @@
+"""Targets, accelerators, links, prices and calibrations."""

@@ -1,0 +1,201 @@
+"""Hourly prices of targets and their sources. An unknown price is None, never 0.
+
+    prices = target_prices(target, own=read_price_file(path, "prices.yaml"))
+
+Three sources, the first that knows counts: the study itself, the user's own file (`configs.hardware.price_file`),
+the catalog that comes with Rankwise (`configs/catalog/prices.csv`: a snapshot, each row with its date and
+source). What else is known of the same machine (spot, reserved, other regions) is kept to weigh savings.
+"""
+
+import csv
+from collections.abc import Sequence
+from datetime import date
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, ValidationError, field_validator
+
+from configs.common.base import Frozen
+from configs.spec.target import Resources
+
+Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
+CATALOG = Path(__file__).parents[1] / "catalog" / "prices.csv"
+CATALOG_COLUMNS = ("machine", "region", "market", "usd_per_hour", "as_of", "source")
+STALE_DAYS = 30
+"""Clouds change prices without notice; Google alone reserves to change spot prices daily."""
+
+
+class Price(Frozen):
+    """One offer of one machine."""
+
+    usd_per_hour: PositiveFloat
+    source: str
+    as_of: str | None = Field(None, description="YYYY-MM-DD")
+    market: Market = "on_demand"
+    region: str | None = None
+
+    @field_validator("as_of")
+    @classmethod
+    def _is_a_date(cls, as_of: str | None) -> str | None:
+        if as_of is not None:
+            try:
+                date.fromisoformat(as_of)
+            except ValueError:
+                raise ValueError(f"got {as_of!r}, expected a date such as 2026-01-31") from None
+        return as_of
+
+    def age_days(self, on: date) -> int | None:
+        """Days from the price to that date; None where the price has no date."""
+        return None if self.as_of is None else (on - date.fromisoformat(self.as_of)).days
+
+
+class TargetPrices(Frozen):
+    """What is known of a target's price: `price` is what its cells are priced with, the others could be had."""
+
+    price: Price | None = None
+    others: tuple[Price, ...] = ()
+
+
+class Offer(Frozen):
+    """A price and what it is for: targets of that name, or machines `provider/instance`; `*` stands for anything."""
+
+    target: str | None = None
+    machine: str | None = None
+    price: Price
+
+    def is_for(self, target: Resources) -> bool:
+        """Whether the target is this machine, in this region where the offer names one."""
+        if self.target is not None:
+            return fnmatchcase(target.name, self.target)
+        region = target.region
+        return self.is_like(target) and (self.price.region is None or self.price.region == region)
+
+    def is_like(self, target: Resources) -> bool:
+        """The same machine, in whatever region."""
+        if self.target is not None:
+            return fnmatchcase(target.name, self.target)
+        return self.machine is not None and target.instance is not None and fnmatchcase(target.instance, self.machine)
+
+
+def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequence[Offer] | None = None) -> TargetPrices:
+    """What the study, the user's file and the catalog know of a target, the first source that knows first.
+
+    In the user's file the first offer that fits counts, so narrow ones stand above wide ones. The catalog
+    gives on-demand prices only; its other markets are among `others`. A machine with attached accelerators
+    (`gcp/n1-standard-8+2xt4`) that no source prices as a whole costs what its parts cost together, where the price
+    of each is known.
+    """
+    shipped = read_catalog() if catalog is None else catalog
+    whole = _prices_of(target, own, shipped)
+    parts = [] if target.instance is None else machine_parts(target.instance)
+    if len(parts) < 2:
+        return whole
+    place = f"/{target.region}" if target.region else ""
+    for_machines = [offer for offer in own if offer.machine is not None]
+    known = [
+        (count, _prices_of(target.model_copy(update=_as_part(name + place)), for_machines, shipped))
+        for name, count in parts
+    ]
+    price = whole.price or _sum([(count, prices.price) for count, prices in known])
+    taken = {(other.market, other.region) for other in (price, *whole.others) if other is not None}
+    places = {(other.market, other.region): None for _, prices in known for other in _all_of(prices)}
+    sums = [
+        _sum([(count, _at(prices, market, region)) for count, prices in known])
+        for market, region in places
+        if (market, region) not in taken
+    ]
+    return TargetPrices(price=price, others=(*whole.others, *(total for total in sums if total is not None)))
+
+
+def machine_parts(instance: str) -> list[tuple[str, int]]:
+    """`gcp/n1-standard-8+2xt4` as the machine and what is attached to it, each with how many of it."""
+    provider, _, rest = instance.partition("/")
+    machine, *attached = rest.split("+")
+    parts = [(f"{provider}/{machine}", 1)]
+    for item in attached:
+        count, cross, name = item.partition("x")
+        many = cross and count.isdecimal() and int(count) > 0
+        parts.append((f"{provider}/{name if many else item}", int(count) if many else 1))
+    return parts
+
+
+def _as_part(machine: str) -> dict[str, object]:
+    """What makes a target one of its parts: no price of the whole."""
+    return {"machine": machine, "price_usd_per_hour": None}
+
+
+def _all_of(prices: TargetPrices) -> tuple[Price, ...]:
+    return prices.others if prices.price is None else (prices.price, *prices.others)
+
+
+def _at(prices: TargetPrices, market: Market, region: str | None) -> Price | None:
+    return next((price for price in _all_of(prices) if (price.market, price.region) == (market, region)), None)
+
+
+def _sum(parts: Sequence[tuple[int, Price | None]]) -> Price | None:
+    """The price of all parts together; None where one is unknown, or where they are of different markets."""
+    known = [(count, price) for count, price in parts if price is not None]
+    markets = {price.market for _, price in known}
+    if len(known) < len(parts) or len(markets) > 1:
+        return None
+    dates = [price.as_of for _, price in known]
+    return Price(
+        usd_per_hour=sum(count * price.usd_per_hour for count, price in known),
+        source=" + ".join(f"{count} x {price.source}" if count > 1 else price.source for count, price in known),
+        as_of=min(day for day in dates if day is not None) if all(dates) else None,
+        market=known[0][1].market,
+        region=next((price.region for _, price in known if price.region is not None), None),
+    )
+
+
+def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]) -> TargetPrices:
+    """Prices of exactly this machine, its parts left alone."""
+    found = [offer.price for offer in own if offer.is_for(target)]
+    found += [offer.price for offer in shipped if offer.is_for(target) and offer.price.market == "on_demand"]
+    if target.price_usd_per_hour is not None:
+        own_price = Price(usd_per_hour=target.price_usd_per_hour, source="the study file", region=target.region)
+        found.insert(0, own_price)
+    price = found[0] if found else None
+    taken = {(price.market, price.region or target.region)} if price else set()
+    others: list[Price] = []
+    for offer in (*own, *shipped):
+        place = (offer.price.market, offer.price.region or target.region)
+        if offer.is_like(target) and place not in taken:
+            taken.add(place)
+            others.append(offer.price)
+    return TargetPrices(price=price, others=tuple(others))
+
+
+def read_catalog(path: Path = CATALOG) -> tuple[Offer, ...]:
+    """The offers of a catalog. Raises ValueError naming the line: a price not above 0, none without date and source."""
+    state = path.stat()
+    return _read_catalog(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read_catalog(path: Path, changed_ns: int, size: int) -> tuple[Offer, ...]:
+    """changed_ns, size: of the file, so that a refreshed one is read anew."""
+    offers: list[Offer] = []
+    seen: set[tuple[str, str, str]] = set()
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if tuple(rows.fieldnames or ()) != CATALOG_COLUMNS:
+            raise ValueError(f"{path}: columns are {rows.fieldnames}; expected {', '.join(CATALOG_COLUMNS)}")
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if None in row or not all(row.values()):
+                raise ValueError(f"{where}: expected exactly the columns {', '.join(CATALOG_COLUMNS)}")
+            place = (row["machine"], row["region"], row["market"])
+            if place in seen:
+                raise ValueError(f"{where}: duplicate price of {' '.join(place)}")
+            seen.add(place)
+            fields = {name: row[name] for name in CATALOG_COLUMNS if name != "machine"}
+            try:
+                offers.append(Offer(machine=row["machine"], price=Price.model_validate(fields)))
+            except ValidationError as error:
+                problem = error.errors()[0]
+                field = problem["loc"][0] if problem["loc"] else "row"
+                raise ValueError(f"{where}: {field}: {problem['msg']}, got {problem['input']!r}") from error
+    return tuple(offers)

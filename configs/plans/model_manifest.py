@@ -1,0 +1,41 @@
+"""A model's manifest: what its files are, by hash, so that every rank loads the same bytes."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from configs.common.base import SCHEMA_VERSION, Frozen
+
+
+class ModelFile(Frozen):
+    """One file of a model."""
+
+    sha256: str
+    size_bytes: int = Field(ge=0)
+
+
+class ModelManifest(Frozen):
+    """What `tasks.fetch` leaves: enough for a node to find, check and load the model.
+
+    `identity` is `repository@commit`, `folder:<hash>` or `synthetic:<architecture>@<seed>`; a
+    synthetic model has no weight files: its random weights are made on the node.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    identity: str
+    source: Literal["hub", "folder", "synthetic"]
+    folder: str = Field(description="path of the files; a relative one is below the folder of manifest.json")
+    files: dict[str, ModelFile]
+    config: dict[str, Any] = Field(description="the model's config.json")
+
+    @property
+    def synthetic_seed(self) -> int | None:
+        """Seed of the random weights; None for a real model."""
+        return int(self.identity.rsplit("@", 1)[1]) if self.source == "synthetic" else None
+
+
+def read_model_manifest(path: Path) -> ModelManifest:
+    """A manifest with the absolute path of its files. Raises OSError, and ValueError for what is no manifest."""
+    manifest = ModelManifest.model_validate_json(path.read_bytes())
+    return manifest.model_copy(update={"folder": str(path.absolute().parent / manifest.folder)})

@@ -1,0 +1,197 @@
+"""Paths of all files in a run folder.
+
+<runs>/<study>/
+  study.yaml  plan.json  report.md  cells.csv  records.parquet  plots/
+  run.lock            who works here now
+  inputs/<sha256>.*   prompts and texts
+  environments/<hash>.json
+  jobs/<job>/         one launch: job.json, what its ranks left, logs
+  checkpoints/<key>-r<repeat>/  of a training measurement, shared by its attempts
+  records/<key>/      one JSON and one .npz for each repeat and attempt
+  set_aside/          what could not be read
+  live/               what training told while it went on: event files, mlflow.db, wandb's offline runs
+  preflight.json      what the nodes of a cluster showed before; preflight/ holds the jobs that tested them
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.plans.record import MeasuringPass
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """Files of one job folder."""
+
+    folder: Path
+
+    @property
+    def job(self) -> Path:
+        return self.folder / "job.json"
+
+    @property
+    def launcher(self) -> Path:
+        return self.folder / "launcher.json"
+
+    @property
+    def end(self) -> Path:
+        return self.folder / "end.json"
+
+    @property
+    def submitted(self) -> Path:
+        """Of a job on this machine: touched when it is submitted."""
+        return self.folder / "submitted"
+
+    @property
+    def submitting(self) -> Path:
+        return self.folder / "submitting.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.folder / "submission.json"
+
+    @property
+    def accounting(self) -> Path:
+        return self.folder / "accounting.json"
+
+    def node_launcher(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: who runs it on one of its nodes."""
+        return self.folder / f"launcher_{node_rank}.json"
+
+    def node_end(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: how it ended on one of its nodes."""
+        return self.folder / f"end_{node_rank}.json"
+
+    def node_log(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: what the launcher of one node says."""
+        return self.folder / f"launcher_{node_rank}.log"
+
+    def scheduler_log(self, node_rank: int) -> Path:
+        """Of a job under a scheduler: what its own programs say on one node; a link."""
+        return self.folder / f"slurm_{node_rank}.log"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.folder / "launcher.log"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+    @property
+    def exports(self) -> Path:
+        return self.folder / "exports"
+
+    @property
+    def live(self) -> Path:
+        """Of the whole run, so that its cells are seen side by side; of a job that lies in no run folder, its own."""
+        run = self.folder.absolute().parent
+        return run.parent / "live" if run.name == "jobs" else self.folder / "live"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.folder / f"rank_{rank}.log"
+
+    def progress(self, rank: int) -> Path:
+        return self.folder / f"progress_{rank}.json"
+
+    def part(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.rank_{rank}.json"
+
+    def samples(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.rank_{rank}.npz"
+
+    def flight_recorder(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.flight_recorder_rank_{rank}.jsonl"
+
+    def completions(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.completions_rank_{rank}.jsonl"
+
+    def trace(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.trace_rank_{rank}.json.gz"
+
+    def perf_text(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.perf_rank_{rank}.txt"
+
+    def perf_data(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.perf_rank_{rank}.data"
+
+    def nsys_report(self, measurement: str, rank: int) -> Path:
+        return self.parts / f"{measurement}.nsys_rank_{rank}.nsys-rep"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Files of one run folder."""
+
+    folder: Path
+
+    @property
+    def study(self) -> Path:
+        return self.folder / "study.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "run.lock"
+
+    @property
+    def inputs(self) -> Path:
+        return self.folder / "inputs"
+
+    @property
+    def environments(self) -> Path:
+        return self.folder / "environments"
+
+    @property
+    def preflight(self) -> Path:
+        return self.folder / "preflight.json"
+
+    @property
+    def preflight_run(self) -> "RunPaths":
+        """Where the jobs that test nodes lie: beside the study's own, whose records they must not meet."""
+        return RunPaths(self.folder / "preflight")
+
+    @property
+    def jobs(self) -> Path:
+        return self.folder / "jobs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def records(self) -> Path:
+        return self.folder / "records"
+
+    @property
+    def set_aside(self) -> Path:
+        return self.folder / "set_aside"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.md"
+
+    @property
+    def plots(self) -> Path:
+        return self.folder / "plots"
+
+    @property
+    def cells_csv(self) -> Path:
+        return self.folder / "cells.csv"
+
+    @property
+    def records_parquet(self) -> Path:
+        return self.folder / "records.parquet"
+
+    def job(self, name: str) -> JobPaths:
+        return JobPaths(self.jobs / name)
+
+    def record(self, key: str, measuring_pass: MeasuringPass, repeat: int, attempt: int) -> Path:
+        kind = "" if measuring_pass == "timed" else f"{measuring_pass}-"
+        return self.records / key / f"{kind}r{repeat}-a{attempt}.json"
+
+    def environment(self, digest: str) -> Path:
+        return self.environments / f"{digest}.json"

@@ -1,0 +1,1 @@
+"""The study file: cells, experiments, targets and their validation."""

@@ -1,0 +1,74 @@
+"""Drafts of cells: plain data with fields set by dotted names.
+
+`configs.plans.expand` overrides fields of drafts and builds cells from them.
+"""
+
+from typing import Any
+
+from configs.common.execution import Layout
+from configs.spec.cell import Cell
+from configs.spec.study import suggestion
+from configs.workloads import STUDIED
+
+Draft = dict[str, Any]
+
+
+def copied(draft: Draft) -> Draft:
+    """Return an independent copy of a draft."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in draft.items()}
+
+
+def reference_of(draft: Draft) -> Draft:
+    """Return the reference draft for correctness: unmodified transformers, one rank, float32, batch size 1."""
+    reference = copied(draft) | {"engine": "transformers", "dtype": "float32", "layout": Layout().model_dump()}
+    reference |= {"engine_mode": "eager", "compression": ()}
+    reference.pop("nodes", None)
+    reference["workload"].update(batch_size=1, micro_batch_size=None)
+    return reference
+
+
+def field_path(draft: Draft, dotted: str) -> tuple[str, ...] | None:
+    """Return the path of a field: `batch_size` is short for `workload.batch_size`, `dp` for `layout.dp`."""
+    path = tuple(dotted.split("."))
+    inner = {"workload": _workload_fields(draft), "layout": list(Layout.model_fields)}
+    if len(path) == 2:
+        if path[0] == "env" or path[1] in inner.get(path[0], []):
+            return path
+        return None
+    if len(path) == 1:
+        if dotted in Cell.model_fields and dotted not in ("model", "target"):
+            return path
+        for part, names in inner.items():
+            if dotted in names:
+                return part, dotted
+    return None
+
+
+def _workload_fields(draft: Draft) -> list[str]:
+    known = STUDIED.get(draft["workload"].get("kind", ""))
+    if known is None:
+        return []
+    hidden = ("kind", *known.hidden_fields)
+    return [name for name in known.model.model_fields if name not in hidden]
+
+
+def field_names(draft: Draft) -> list[str]:
+    """Return the fields that an override may set."""
+    top = ["dtype", "engine", "engine_mode", "page_cache", "compression", "nodes", "cores_per_rank"]
+    return top + _workload_fields(draft) + list(Layout.model_fields)
+
+
+def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
+    """Set dotted fields of a draft; return a problem, `field: what is wrong`, for each invalid field."""
+    problems = []
+    for dotted, value in overrides.items():
+        path = field_path(draft, dotted)
+        if path is None:
+            problems.append(f"{dotted}: unknown field of a cell{suggestion(dotted, field_names(draft))}")
+        elif path == ("workload",) and not (isinstance(value, dict) and value.get("kind") in STUDIED):
+            problems.append(f"workload: kind is missing\n  use one of: {', '.join(STUDIED)}")
+        elif len(path) == 1:
+            draft[path[0]] = value
+        else:
+            draft[path[0]][path[1]] = value
+    return problems

@@ -1,0 +1,142 @@
+"""The kinds of experiments of a study and the choice of their points.
+
+`configs.spec.study` reads them from a file, `configs.plans.expand` expands them into cells.
+"""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError, field_validator, model_validator
+
+from configs.common.base import Frozen
+from configs.common.execution import Compression, Dtype, Engine, Layout
+from configs.workloads.communication import Collective, CommunicationWorkload, TransportName
+
+Grow = Literal["dp", "tp", "pp", "nodes"]
+Overrides = dict[str, Any]
+
+
+class _Experiment(Frozen):
+    """Common fields of all experiments: models and changes of the base cell."""
+
+    models: list[str] | None = Field(None, description="names of models; none: all")
+    base: Overrides = Field({}, description="dotted field of the cell -> value, for this experiment only")
+
+
+class _Scaling(_Experiment):
+    grow: Grow = Field(description="the scaled axis")
+    to: PositiveInt | None = Field(None, description="maximum degree; the points are 1, 2, 4 ... to")
+    points: list[PositiveInt] | None = Field(None, description="explicit degrees instead; the first is the baseline")
+
+    @model_validator(mode="after")
+    def _has_points(self) -> "_Scaling":
+        if (self.to is None) == (self.points is None):
+            raise ValueError("expected either `to` (maximum degree) or `points` (a list of degrees)")
+        if self.points is not None and (len(set(self.points)) != len(self.points) or not self.points):
+            raise ValueError("points: expected at least one degree and no duplicates")
+        return self
+
+    @property
+    def degrees(self) -> list[int]:
+        """Return the degrees of the scaled axis, baseline first."""
+        if self.points is not None:
+            return list(self.points)
+        assert self.to is not None
+        powers = [1 << bit for bit in range(self.to.bit_length()) if 1 << bit < self.to]
+        return [*powers, self.to]
+
+
+class StrongScaling(_Scaling):
+    """Strong scaling: constant total work on increasing numbers of ranks."""
+
+    kind: Literal["strong"] = "strong"
+
+
+class WeakScaling(_Scaling):
+    """Weak scaling: constant work per rank on increasing numbers of ranks."""
+
+    kind: Literal["weak"] = "weak"
+
+
+class Sweep(_Experiment):
+    """All combinations of the values of one or more fields of the cell."""
+
+    kind: Literal["sweep"] = "sweep"
+    over: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
+
+
+class Optimization(_Experiment):
+    """Named variants, each measured interleaved with its baseline."""
+
+    kind: Literal["optimization"] = "optimization"
+    baseline: Overrides = {}
+    variants: dict[str, Overrides] = Field(min_length=1)
+
+
+class Correctness(_Experiment):
+    """Compare answers with those of unmodified transformers on one rank in float32. Measured once.
+
+    The reference also measures how much the reduction order changes its answers in each precision; candidates are
+    judged by this noise instead of a constant. Layouts checked in 16 bits are also checked in float32, where
+    rounding cannot mask a small defect.
+    """
+
+    kind: Literal["correctness"] = "correctness"
+    prompts: PositiveInt = Field(20, description="number of prompts of the workload")
+    new_tokens: PositiveInt = 16
+    layouts: list[Layout] = Field([Layout()], min_length=1, description="layouts to check")
+    engines: list[Engine] = Field(["rankwise"], min_length=1, description="engines to check")
+    noise_orders: PositiveInt = Field(4, description="reduction orders for measuring the noise")
+    dtypes: list[Dtype] = Field(["float32"], min_length=1, description="precisions to check")
+
+
+PASSES = ("int8", "int8_dynamic", "int4", "prune_50", "prune_2_4", "prune_2_4+int8", "balanced", "aggressive")
+_PASS: TypeAdapter[str] = TypeAdapter(Compression)
+
+
+class CompressionPasses(_Experiment):
+    """Effect of each compression pass on size, speed, memory and answers.
+
+    Every pass is measured in every precision and compared with the uncompressed model in the first precision, in
+    the same engine and layout. Speed is measured in every repeat; answers, which are deterministic, only once.
+    """
+
+    kind: Literal["compression"] = "compression"
+    baseline: Overrides = Field({}, description="dotted field of the cell -> value, for all passes and the base")
+    passes: list[str] = Field(list(PASSES), min_length=1, description="passes to measure; a sequence is written `a+b`")
+    dtypes: list[Dtype] | None = Field(None, min_length=1, description="precisions; the first is that of the base")
+    prompts: PositiveInt | None = Field(None, description="number of prompts with compared answers; none: all")
+
+    @field_validator("passes")
+    @classmethod
+    def _known(cls, passes: list[str]) -> list[str]:
+        for one in passes:
+            for part in one.split("+"):
+                try:
+                    _PASS.validate_python(part)
+                except ValidationError as error:
+                    raise ValueError(f"unknown pass {part!r}; use one of: {', '.join(PASSES)}") from error
+        return list(dict.fromkeys(passes))
+
+
+class Communication(_Experiment):
+    """Latency and bandwidth of collectives and of point-to-point transfers, over sizes."""
+
+    kind: Literal["communication"] = "communication"
+    ranks: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
+    operations: list[Collective] = Field(list(get_args(Collective)), min_length=1)
+    sizes_bytes: list[PositiveInt] = Field(list(CommunicationWorkload().sizes_bytes), min_length=1)
+    transports: list[TransportName] = Field(["auto"], min_length=1)
+
+
+class Layouts(_Experiment):
+    """Rank all layouts by prediction and measure those predicted fastest."""
+
+    kind: Literal["layouts"] = "layouts"
+    ranks: PositiveInt | None = Field(None, description="maximum ranks of a layout; none: all ranks of the target")
+    best: PositiveInt = Field(3, description="number of measured layouts")
+
+
+Experiment = Annotated[
+    StrongScaling | WeakScaling | Sweep | Optimization | Correctness | CompressionPasses | Communication | Layouts,
+    Field(discriminator="kind"),
+]

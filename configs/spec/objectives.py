@@ -1,0 +1,24 @@
+"""Objectives of a study; each is reported as met, missed or undecided."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat
+
+from configs.common.base import Frozen
+
+Purpose = Literal["batch", "serving", "hybrid"]
+"""Intended use of the models: batch jobs, interactive serving, or both."""
+
+
+class Objectives(Frozen):
+    """Bounds on a cell's figures: upper bounds for latencies and prices, lower bounds for the others."""
+
+    p99_latency_seconds: PositiveFloat | None = Field(None, description="of a whole request (in training, of a step)")
+    p99_ttft_seconds: PositiveFloat | None = Field(None, description="time to first token")
+    p99_token_seconds: PositiveFloat | None = Field(None, description="between two tokens")
+    tokens_per_second: PositiveFloat | None = Field(None, description="over all ranks")
+    embeddings_per_second: PositiveFloat | None = Field(None, description="over all ranks, for encoders")
+    speedup: PositiveFloat | None = Field(None, description="of the largest point of a scaling experiment")
+    exposed_communication_share: float | None = Field(None, gt=0, lt=1, description="of the time of a pass or step")
+    usd_per_million_tokens: PositiveFloat | None = None
+    usd_per_million_embeddings: PositiveFloat | None = None

@@ -1,0 +1,65 @@
+"""Placement of the ranks of a cell on the nodes of its target.
+
+    cell = placed(cell, target, asked=None)      # ValueError with the accepted values
+
+This machine is one node. A cell on a cluster gets the fewest nodes that hold its ranks in equal numbers, unless the
+study sets `nodes`. Slurm is not queried here: `slurm.schedulers.partitions` checks that a partition has the nodes.
+"""
+
+from configs.common.execution import Layout
+from configs.spec.cell import Cell
+from configs.spec.drafts import Draft
+from configs.spec.target import SlurmTarget, Target
+
+
+def placed(cell: Cell, target: Target, asked: int | None) -> Cell:
+    """Return the cell with its number of nodes. asked: the study's `nodes`; none: the fewest.
+
+    Raises ValueError if the target cannot hold the cell.
+    """
+    problem = unplaced(cell.layout.ranks, target, asked)
+    if problem is not None:
+        raise ValueError(problem)
+    nodes = 1 if target.kind == "local" else asked or target.nodes_for(cell.layout.ranks)
+    return cell if nodes == cell.nodes else cell.model_copy(update={"nodes": nodes})
+
+
+def unplaced(ranks: int, target: Target, asked: int | None = None) -> str | None:
+    """Return why the ranks do not fit on a target; None if they fit. Of a local target, checks nodes only."""
+    if target.kind == "local":
+        if asked in (None, 1):
+            return None
+        return f"nodes: target {target.name} is this machine, a single node. Leave nodes out or use a slurm target"
+    size = f"{_several(target.nodes, 'node')}, {_several(target.ranks_per_node, 'rank')} per node"
+    if ranks > target.rank_limit:
+        limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
+        return f"{_several(ranks, 'rank')}, but target {target.name} holds {target.rank_limit} ({size}{limit})"
+    possible = [
+        count for count in range(1, target.nodes + 1) if ranks % count == 0 and ranks // count <= target.ranks_per_node
+    ]
+    if not possible:
+        return f"{_several(ranks, 'rank')} cannot be divided equally over the nodes of target {target.name} ({size})"
+    if asked is None or asked in possible:
+        return None
+    works = ", ".join(map(str, possible))
+    return (
+        f"nodes: {asked} cannot hold {_several(ranks, 'rank')} of target {target.name} ({size})\n  use one of: {works}"
+    )
+
+
+def grown_over_nodes(draft: Draft, times: int, target: Target) -> int:
+    """Multiply the nodes of a draft, each with the same layout as one has now.
+
+    Returns the number of nodes. Raises ValueError for a target with a single node.
+    """
+    if not isinstance(target, SlurmTarget):
+        raise ValueError(f"grow: target {target.name} is this machine, a single node\n  use one of: dp, tp, pp")
+    base = Layout.model_validate(draft["layout"])
+    nodes: int = (draft.get("nodes") or target.nodes_for(base.ranks)) * times
+    draft["layout"] = base.model_copy(update={"dp": base.dp * times}).model_dump()
+    draft["nodes"] = nodes
+    return nodes
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,303 @@
+"""Load and validate study files; all other modules rely on this validation.
+
+    study = load_study(Path("study.yaml"), ["measuring.repeats=3"])
+
+Raises StudyError with every problem found, each with the dotted field and the accepted values.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
+
+from configs.common.base import Frozen
+from configs.common.execution import Dtype, Engine, Layout
+from configs.spec.experiments import (
+    Communication,
+    CompressionPasses,
+    Correctness,
+    Experiment,
+    Layouts,
+    Optimization,
+    StrongScaling,
+    Sweep,
+    WeakScaling,
+)
+from configs.spec.measuring import Measuring
+from configs.spec.objectives import Objectives, Purpose
+from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.workloads import STUDIED, Workload
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+
+class StudyError(ValueError):
+    """An invalid study. `problems` are lines of the form `field: what is wrong`."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class ModelSpec(Frozen):
+    """A model by `id`: `owner/name` with a revision, a local folder, or `synthetic:<architecture>@<seed>`."""
+
+    id: str
+    revision: str | None = None
+    name: str = Field("", description="short name for tables; default: last part of the id")
+
+    @model_validator(mode="after")
+    def _named(self) -> "ModelSpec":
+        if not self.name:
+            short = self.id.removeprefix("synthetic:").split("@")[0].rstrip("/").rsplit("/", 1)[-1]
+            object.__setattr__(self, "name", short)
+        return self
+
+
+class ForecastSpec(Frozen):
+    """Range and interconnect of the scaling forecast."""
+
+    to: PositiveInt = Field(4096, le=4096, description="maximum number of ranks; powers of 2 up to it")
+    machine: str | None = Field(
+        None, description="`provider/instance` of the catalog; none: machines like the measured one"
+    )
+
+
+class StudySpec(Frozen):
+    """One study file."""
+
+    study: str = Field(pattern=NAME_PATTERN, description="name, also of the run folder")
+    models: list[ModelSpec] = []
+    workload: Workload
+    layout: Layout = Layout()
+    dtype: Dtype = "float32"
+    engine: Engine = "rankwise"
+    targets: list[Target] = Field([LocalTarget()], min_length=1)
+    experiments: dict[str, Experiment] = Field(min_length=1)
+    measuring: Measuring = Measuring()
+    pack: bool = Field(True, description="false: a separate launch for every cell")
+    objectives: Objectives = Field(Objectives(), description="bounds that the report marks as met, missed or undecided")
+    purpose: Purpose | None = Field(None, description="batch, serving or hybrid: the savings considered by the report")
+    prices: str | None = Field(None, description="file with your own prices, relative to the study's")
+    layouts: Literal["auto"] | None = Field(None, description="auto: adds an experiment `layouts` with its defaults")
+    forecast: ForecastSpec = Field(ForecastSpec(), description="range and interconnect of the scaling forecast")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layouts_are_an_experiment(cls, data: Any) -> Any:
+        """`layouts: auto` is short for an experiment of that name and kind."""
+        if not isinstance(data, dict) or data.get("layouts") != "auto":
+            return data
+        experiments = data.get("experiments") or {}
+        if not isinstance(experiments, dict):
+            return data
+        named = experiments.get("layouts", {"kind": "layouts"})
+        kind = named.get("kind") if isinstance(named, dict) else getattr(named, "kind", None)
+        if kind != "layouts":
+            raise ValueError(
+                f"layouts: auto adds an experiment named layouts, but experiments.layouts is of kind {kind}. "
+                "Rename that experiment"
+            )
+        return data | {"experiments": experiments | {"layouts": named}}
+
+    @field_validator("models")
+    @classmethod
+    def _distinct_models(cls, models: list[ModelSpec]) -> list[ModelSpec]:
+        names = [model.name for model in models]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"models: duplicate name {', '.join(sorted(twice))}. Give each model a unique `name`")
+        return models
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "StudySpec":
+        known = [model.name for model in self.models]
+        for name, experiment in self.experiments.items():
+            unknown = [model for model in experiment.models or [] if model not in known]
+            if unknown:
+                raise ValueError(
+                    f"experiments.{name}.models: unknown model {unknown[0]!r}{suggestion(unknown[0], known)}"
+                )
+        names = [target.name for target in self.targets]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise ValueError(f"targets[{place}].name: duplicate name {name}. Give each target a unique `name`")
+        return self
+
+
+def suggestion(word: str, known: list[str]) -> str:
+    """Return the end of an error message: the closest and all accepted values."""
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{hint}\n  use one of: {', '.join(known)}" if known else hint
+
+
+def load_study(path: Path, assignments: list[str] | None = None) -> StudySpec:
+    """Read a study file and apply `dotted.key=value` assignments (values are YAML).
+
+    Raises StudyError naming every problem.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise StudyError([f"{path}: {error.strerror or error}"]) from error
+    except UnicodeDecodeError as error:
+        raise StudyError([f"{path}: not UTF-8 text (byte {error.start})"]) from error
+    try:
+        data = yaml.load(text, Loader=StrictLoader)
+    except yaml.YAMLError as error:
+        raise StudyError([f"{path}: not YAML: {yaml_message(error)}"]) from error
+    if not isinstance(data, dict):
+        raise StudyError([f"{path}: expected a mapping of keys to values, got {type(data).__name__}"])
+    for assignment in assignments or []:
+        _assign(data, assignment)
+    return parse_study(data)
+
+
+def parse_study(data: dict[str, Any]) -> StudySpec:
+    """Check a study given as plain data. Raises StudyError naming every problem."""
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        raise StudyError([_problem(data, dict(detail)) for detail in error.errors()]) from error
+
+
+class StrictLoader(yaml.SafeLoader):
+    """SafeLoader that rejects duplicate keys instead of keeping the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def yaml_message(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}{getattr(error, 'problem', None) or error}"
+
+
+def _assign(data: dict[str, Any], assignment: str) -> None:
+    dotted, equals, value = assignment.partition("=")
+    if not equals or not dotted:
+        raise StudyError([f"--set {assignment}: expected dotted.key=value"])
+    try:
+        parsed = yaml.load(value, Loader=StrictLoader)
+    except yaml.YAMLError as error:
+        raise StudyError([f"--set {dotted}: value is not valid YAML: {yaml_message(error)}"]) from error
+    *parents, last = dotted.split(".")
+    place: Any = data
+    for name in parents:
+        place = _step_into(place, name, dotted)
+    if isinstance(place, list):
+        place[_index(place, last, dotted)] = parsed
+    else:
+        place[last] = parsed
+
+
+def _step_into(place: Any, name: str, dotted: str) -> Any:
+    inner = place[_index(place, name, dotted)] if isinstance(place, list) else place.setdefault(name, {})
+    if not isinstance(inner, dict | list):
+        raise StudyError([f"--set {dotted}: {name} is a single value without fields"])
+    return inner
+
+
+def _index(place: list[Any], name: str, dotted: str) -> int:
+    if not name.isdigit() or int(name) >= len(place):
+        raise StudyError([f"--set {dotted}: {name} is not an index of a list of {len(place)}"])
+    return int(name)
+
+
+_KINDS: dict[str, dict[str, type[BaseModel]]] = {
+    "workload": {kind: known.model for kind, known in STUDIED.items()},
+    "experiments": {
+        "strong": StrongScaling,
+        "weak": WeakScaling,
+        "sweep": Sweep,
+        "optimization": Optimization,
+        "correctness": Correctness,
+        "communication": Communication,
+        "compression": CompressionPasses,
+        "layouts": Layouts,
+    },
+    "targets": {"local": LocalTarget, "slurm": SlurmTarget},
+}
+_PLAIN: dict[str, type[BaseModel]] = {
+    "models": ModelSpec,
+    "layout": Layout,
+    "measuring": Measuring,
+    "objectives": Objectives,
+    "forecast": ForecastSpec,
+}
+
+
+def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
+    """Format a validation error of pydantic as `dotted.field: what is wrong`, without the tags of unions."""
+    location = list(detail["loc"])
+    tag_at = {"workload": 1, "experiments": 2, "targets": 2}.get(str(location[0]) if location else "", len(location))
+    if len(location) > tag_at and location[tag_at] in _KINDS[str(location[0])]:
+        tag = str(location.pop(tag_at))
+    else:
+        tag = ""
+    dotted = ""
+    for item in location:
+        dotted += f"[{item}]" if isinstance(item, int) else f"{'.' if dotted else ''}{item}"
+    model = _model_at(location, tag)
+    message = _message(detail, str(location[-1]) if location else "", model)
+    if tag and len(location) == tag_at and message.partition(": ")[0] in model.model_fields:
+        return f"{dotted}.{message}"  # a validator of several fields names the wrong one
+    return f"{dotted}: {message}" if dotted else message
+
+
+def _model_at(location: list[Any], tag: str) -> type[BaseModel]:
+    """Return the model that has the last item of a location as a field."""
+    top = str(location[0]) if location else ""
+    if not tag:
+        return _PLAIN.get(top, StudySpec) if len(location) > 1 else StudySpec
+    model = _KINDS[top][tag]
+    for item in location[1:-1]:
+        field = model.model_fields.get(str(item))
+        annotation = field.annotation if field is not None else None
+        inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
+        model = next((part for part in inner if issubclass(part, BaseModel)), model)
+    return model
+
+
+def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
+    given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden" and model is LocalTarget and name in SlurmTarget.model_fields:
+        return "supported by targets of kind slurm only. Set `kind: slurm`"
+    if kind == "extra_forbidden":
+        return f"unknown key{suggestion(name, list(model.model_fields))}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(context.get("error", detail["msg"]))
+    if kind in ("literal_error", "union_tag_invalid"):
+        expected = str(context.get("expected", context.get("expected_tags"))).replace("'", "").replace(" or ", ", ")
+        value = given.get("kind") if kind == "union_tag_invalid" and isinstance(given, dict) else given
+        what = "axis" if name == "grow" else "value"
+        where = "kind: " if kind == "union_tag_invalid" else ""
+        return f"{where}unknown {what} {value!r}\n  use one of: {expected}"
+    if kind == "union_tag_not_found":
+        tags = ", ".join(_KINDS["workload" if name == "workload" else "experiments"])
+        return f"kind is missing\n  use one of: {tags}"
+    text = detail["msg"][:1].lower() + detail["msg"][1:]
+    return f"{text}, got {given!r}" if not isinstance(given, dict | list) else text
+
+
+def study_yaml(study: StudySpec) -> str:
+    """Return the study as YAML for `load_study`, without defaults."""
+    data = study.model_dump(mode="json", exclude_defaults=True)
+    data["workload"]["kind"] = study.workload.kind
+    for name, experiment in study.experiments.items():
+        data["experiments"][name]["kind"] = experiment.kind
+    for place, target in enumerate(study.targets if "targets" in data else []):
+        data["targets"][place]["kind"] = target.kind
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,166 @@
+"""Targets: machines and clusters on which cells run, and each rank's share of them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
+
+from configs.common.base import Frozen
+from configs.common.secrets import is_secret
+
+NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
+
+
+class Resources(Frozen):
+    """Common fields of all kinds of targets."""
+
+    name: str
+    cores_per_rank: PositiveInt = 1
+    max_ranks: PositiveInt | None = Field(None, description="none: as many as cores or GPUs allow")
+    env: dict[str, str] = Field({}, description="passed to the ranks and kept in the record")
+    price_usd_per_hour: Annotated[
+        PositiveFloat | None, Field(description="of the whole machine, or of one node of a cluster")
+    ] = None
+    machine: str | None = Field(
+        None,
+        description="rented instance as provider/instance/region, to look up its price: `aws/g4dn.xlarge/us-east-1`",
+    )
+
+    @field_validator("env")
+    @classmethod
+    def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if is_secret(name):
+                raise ValueError(f"{name}: the name of a secret; values of env are kept in records, so remove it")
+        return env
+
+    @field_validator("machine")
+    @classmethod
+    def _names_an_instance(cls, machine: str | None) -> str | None:
+        parts = machine.split("/") if machine is not None else []
+        if machine is not None and (
+            len(parts) not in (2, 3) or any(not part or part != part.strip() for part in parts)
+        ):
+            raise ValueError(f"got {machine!r}, expected provider/instance/region, such as aws/g4dn.xlarge/us-east-1")
+        return machine
+
+    @property
+    def instance(self) -> str | None:
+        """`provider/instance`, without the region."""
+        return None if self.machine is None else "/".join(self.machine.split("/")[:2])
+
+    @property
+    def region(self) -> str | None:
+        """The region, or None if the machine has none."""
+        parts = self.machine.split("/") if self.machine is not None else []
+        return parts[2] if len(parts) == 3 else None
+
+
+class LocalTarget(Resources):
+    """This machine. Each rank has `cores_per_rank` exclusive cores (or one GPU on a machine with GPUs)."""
+
+    kind: Literal["local"] = "local"
+    name: str = "local"
+
+
+class Container(Frozen):
+    """An Apptainer image in which the ranks run."""
+
+    image: str = Field(description="path of the .sif file on the nodes, or a URI accepted by Apptainer")
+    binds: list[str] = Field([], description="additional folders in the format of --bind: SOURCE[:DESTINATION[:ro]]")
+    python: str = Field("python3", description="interpreter with Rankwise in the image")
+
+
+class NodeLink(Frozen):
+    """Latency and bandwidth of a link between two nodes, as seen by an all-reduce."""
+
+    latency_seconds: PositiveFloat = Field(description="of a message, including the library")
+    bytes_per_second: PositiveFloat = Field(description="one direction, of the whole node")
+
+
+class SlurmTarget(Resources):
+    """A partition of a cluster under Slurm. Jobs get whole numbers of nodes, with `ranks_per_node` ranks on each."""
+
+    kind: Literal["slurm"] = "slurm"
+    name: str = "slurm"
+    nodes: PositiveInt = Field(1, description="maximum number of nodes of a job")
+    ranks_per_node: PositiveInt = Field(1, description="ranks per node: its GPUs, or the number that its cores allow")
+    gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    memory_per_node: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="value of --mem: 16G")
+    exclusive: bool = Field(False, description="no other jobs on the nodes")
+    time_limit_minutes: PositiveInt | None = Field(None, description="maximum time limit of a job; none: unlimited")
+    extra: dict[str, str | int | bool] = Field({}, description="additional options of sbatch: {licenses: gpfs}")
+    modules: list[str] = Field([], description="environment modules to load on the nodes")
+    setup: list[str] = Field([], description="shell lines run on every node before the ranks")
+    container: Container | None = None
+    python: str | None = Field(
+        None, description="interpreter with Rankwise on the nodes; none: the path of the current one"
+    )
+    shared: str | None = Field(
+        None,
+        description="folder shared by all nodes, for jobs, models and code; none: nodes share this file system",
+    )
+    launcher: Literal["torchrun", "deepspeed"] = "torchrun"
+    max_queued: PositiveInt = Field(50, description="maximum jobs of a run in the queue, including running ones")
+    max_running: PositiveInt | None = Field(None, description="maximum concurrent jobs of a run; 1: sequential")
+    retries: int = Field(
+        2, ge=0, description="maximum retries of a measurement after a node failure, a preemption or a failed start"
+    )
+    on_this_machine: bool = Field(
+        False, description="nodes are cores of this machine, as in a lab; predict with its calibration"
+    )
+    link: NodeLink | None = Field(
+        None, description="link between two nodes, for predictions; none: from preflight checks"
+    )
+    preflight: bool | None = Field(
+        None, description="run preflight checks before measuring; none: only for multi-node jobs"
+    )
+    poll_seconds: PositiveFloat = Field(5.0, description="polling interval of squeue and sacct")
+
+    @field_validator("extra")
+    @classmethod
+    def _options(cls, extra: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+        import re
+
+        for name in extra:
+            if not re.match(NAME_OF_OPTION, name):
+                raise ValueError(
+                    f"{name!r} is not a long option of sbatch. Write it without leading dashes, such as licenses"
+                )
+        return extra
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SlurmTarget":
+        if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
+            raise ValueError(
+                f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
+                f"Use at most {self.gpus_per_node}"
+            )
+        if self.shared is not None and not self.shared.startswith("/"):
+            raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
+        return self
+
+    @property
+    def rank_limit(self) -> int:
+        """Maximum number of ranks of a job."""
+        held = self.nodes * self.ranks_per_node
+        return min(held, self.max_ranks or held)
+
+    def nodes_for(self, ranks: int) -> int:
+        """Return the fewest nodes that hold the ranks in equal numbers: 3 ranks on nodes of 2 need 3 nodes."""
+        return next(count for count in range(-(-ranks // self.ranks_per_node), ranks + 1) if ranks % count == 0)
+
+
+def kind_of_target(data: Any) -> str:
+    """Set the default kind, `local`."""
+    kind = data.get("kind", "local") if isinstance(data, dict) else getattr(data, "kind", "local")
+    return str(kind)
+
+
+Target = Annotated[
+    Annotated[LocalTarget, Tag("local")] | Annotated[SlurmTarget, Tag("slurm")], Discriminator(kind_of_target)
+]

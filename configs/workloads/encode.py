@@ -1,0 +1,51 @@
+"""The `encode` workload: an encoder embeds prompts."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.workloads.descriptor import Descriptor, Latency, ShownTime
+from configs.workloads.prompted import AXES, BATCH_FIELDS, ENGINES, HIDDEN_FIELDS, PromptedWorkload
+
+Pooling = Literal["mean", "first"]
+
+
+class EncodeWorkload(PromptedWorkload):
+    """Embeddings by an encoder: one vector for each prompt."""
+
+    kind: Literal["encode"] = "encode"
+    pooling: Pooling = Field("mean", description="of the last hidden states: mean of all tokens, or the first token")
+    normalize: bool = Field(True, description="normalise embeddings to length 1")
+
+    @property
+    def summary(self) -> str:
+        """The work in a few words, for a table."""
+        return f"encode {self._batch_text}"
+
+
+DESCRIPTOR = Descriptor(
+    kind="encode",
+    model=EncodeWorkload,
+    unit="embedding",
+    throughput="embeddings_per_second",
+    columns=("pass_seconds", "request_seconds", "batch_sequences"),
+    latencies={"request": "request_seconds"},
+    latency=Latency("latency_seconds", "ms a request", waited_for="request"),
+    times=(ShownTime("latency_seconds", "ms a request"),),
+    predicted=("embeddings_per_second",),
+    axes=AXES,
+    engines=ENGINES,
+    grows="num_prompts",
+    batch_fields=BATCH_FIELDS,
+    batch="batch_size",
+    compressible=True,
+    needs_model=True,
+    model_form="encoder",
+    takes_prompts=True,
+    input_fields=("prompts",),
+    answers="vectors",
+    own_groups=True,
+    marks_work=True,
+    form_title="Encode",
+    hidden_fields=HIDDEN_FIELDS,
+)

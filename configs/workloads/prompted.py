@@ -1,0 +1,104 @@
+"""Common base of the workloads with prompts: `generate`, `seq2seq` and `encode`."""
+
+from typing import Any, Self
+
+from pydantic import Field, PositiveInt
+
+from configs.common.execution import Dtype, Engine, Layout
+from configs.workloads.descriptor import Axis, BaseWorkload
+
+AXES: tuple[Axis, ...] = ("dp", "tp", "pp")
+ENGINES: tuple[Engine, ...] = ("rankwise", "transformers", "deepspeed", "onnxruntime")
+BATCH_FIELDS = ("batch_size", "num_prompts")
+"""Random prompts are as many as the batch holds."""
+HIDDEN_FIELDS = ("answers", "noise_dtypes", "noise_orders")
+"""Set by experiments that judge answers, not by a study."""
+
+
+class PromptedWorkload(BaseWorkload):
+    """Common fields of workloads with prompts.
+
+    The prompts are distributed over the replicas; `num_prompts` counts all replicas. A replica is `tp` x `pp`
+    ranks; with `pp` above 1 several micro-batches of a batch are in flight at once to keep all stages busy.
+    """
+
+    prompts: str | None = Field(None, description="JSONL file with one `prompt` per line; none: random token ids")
+    variant: str | None = Field(None, description="only lines with this `variant`")
+    limit: PositiveInt | None = Field(None, description="only the first N lines")
+    num_prompts: PositiveInt | None = Field(
+        None, description="number of prompts over all replicas; the file is repeated"
+    )
+    prompt_tokens: PositiveInt | None = Field(None, description="cut or repeat each prompt to this length")
+    batch_size: PositiveInt = Field(1, description="concurrent sequences per replica")
+    micro_batch_size: PositiveInt | None = Field(
+        None, description="sequences per pipeline micro-batch; none: the batch divided by the stages"
+    )
+    answers: bool = Field(False, description="keep the model's answers, to check correctness")
+    noise_dtypes: tuple[Dtype, ...] = Field(
+        (), description="with answers, engine transformers: precisions whose reduction-order noise is measured"
+    )
+    noise_orders: PositiveInt = Field(4, description="reduction orders for measuring the noise")
+
+    def in_micro_batches(self, stages: int) -> int:
+        """Sequences of a micro-batch on so many stages."""
+        return min(self.batch_size, self.micro_batch_size or -(-self.batch_size // stages))
+
+    def scaled(self, factor: int) -> Self:
+        """The same work a rank for `factor` times as many ranks."""
+        return self.model_copy(update={"num_prompts": (self.num_prompts or 1) * factor})
+
+    @property
+    def keeps_answers(self) -> bool:
+        return self.answers
+
+    @property
+    def prompt_source(self) -> tuple[str, str | None, int | None] | None:
+        return None if self.prompts is None else (self.prompts, self.variant, self.limit)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens that are decoded for each prompt; 0 of an encoder."""
+        return 0
+
+    @property
+    def sequences(self) -> int | None:
+        return self.num_prompts or 1
+
+    def units_per_pass(self, dp: int) -> int | None:
+        return (self.num_prompts or self.batch_size * dp) * (self.decoded_tokens or 1)
+
+    def size_of_pass(self, dp: int) -> tuple[int, int | None, int] | None:
+        return self.batch_size, self.prompt_tokens, max(1, self.decoded_tokens)
+
+    def positions(self, prompt_tokens: int) -> int:
+        """Positions that a prompt of so many tokens takes in one stack of the model."""
+        return prompt_tokens + self.decoded_tokens
+
+    def most_replicas(self) -> tuple[int, str] | None:
+        prompts = self.num_prompts or 1
+        full = max(1, prompts // self.batch_size)
+        asked = f"{prompts:,} prompt{'' if prompts == 1 else 's'} in batches of {self.batch_size}"
+        return full, f"{asked} fill no more than {full:,} rank{'' if full == 1 else 's'}"
+
+    def compared_fields(self, dp: int) -> dict[str, Any]:
+        """Batches that cannot be filled count as what fills them."""
+        fields = self.model_dump(mode="json")
+        if self.num_prompts is not None:
+            fields["batch_size"] = min(self.batch_size, max(1, self.num_prompts // dp))
+        return fields
+
+    def check(self, layout: Layout) -> None:
+        if (self.micro_batch_size or 1) > self.batch_size:
+            raise ValueError(
+                f"workload.micro_batch_size: got {self.micro_batch_size}, more than the batch of {self.batch_size}"
+            )
+        if (self.num_prompts or 1) < layout.dp:
+            raise ValueError(
+                f"workload.num_prompts: got {self.num_prompts or 1}, fewer than replicas (dp={layout.dp}). "
+                f"Use at least {layout.dp}"
+            )
+
+    @property
+    def _batch_text(self) -> str:
+        pieces = "" if self.micro_batch_size is None else f" in {self.micro_batch_size}s"
+        return f"batch {self.batch_size}{pieces}"

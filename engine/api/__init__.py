@@ -1,0 +1,1 @@
+"""The Python interface of the engine for scripts (docs/reference/python-api.md)."""

@@ -1,0 +1,1 @@
+"""Prompts as tokens, and timed passes over them."""

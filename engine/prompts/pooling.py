@@ -1,0 +1,49 @@
+"""Check the workload's pooling against a sentence-transformers model's configuration.
+
+    check_pooling(context, workload)
+
+Such a model was trained with one pooling mode; vectors pooled otherwise are useless without looking wrong. So a
+workload that differs from the model's `1_Pooling/config.json` is rejected.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from configs.workloads.encode import EncodeWorkload
+from engine.context import Context
+from engine.models.weights import required_manifest
+
+_WAYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+
+
+def check_pooling(context: Context, workload: EncodeWorkload) -> None:
+    """Raise ValueError if the model's folder names another pooling than the workload's, or an unsupported one."""
+    manifest = required_manifest(context)
+    path = Path(manifest.folder) / "1_Pooling" / "config.json"
+    if not manifest.folder or not path.is_file():
+        return
+    try:
+        said: Any = json.loads(path.read_text(encoding="utf-8"))
+        wanted = _wanted(said)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: not a JSON object that can be read ({error})") from error
+    if wanted not in (("mean",), ("first",)):
+        raise ValueError(
+            f"workload.pooling: {manifest.identity} wants {' + '.join(wanted) or 'none that is named'} "
+            f"(1_Pooling/config.json), which is not computed; use a model that pools by mean or first"
+        )
+    if workload.pooling != wanted[0]:
+        raise ValueError(
+            f"workload.pooling: {workload.pooling} contradicts {manifest.identity}, whose 1_Pooling/config.json wants "
+            f"{wanted[0]}; use pooling: {wanted[0]}"
+        )
+
+
+def _wanted(said: dict[str, Any]) -> tuple[str, ...]:
+    """Return the enabled pooling modes: older files have a flag for each mode, newer ones a name."""
+    named = said.get("pooling_mode")
+    if isinstance(named, str):
+        return ({"cls": "first"}.get(named, named),)
+    chosen = [key for key, value in said.items() if key.startswith("pooling_mode_") and value]
+    return tuple(_WAYS.get(key, key.removeprefix("pooling_mode_")) for key in chosen)

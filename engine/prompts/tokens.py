@@ -1,0 +1,226 @@
+"""Prompts as token ids, and each rank's share of them: contiguous blocks over the replicas, whose ranks get the same.
+
+    prompts = prompts_of_rank(workload, context, model.config)
+
+Training data is in `engine.training.data.examples`.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from configs.spec.prompts import numbered_prompts
+from configs.workloads.encode import EncodeWorkload
+from configs.workloads.prompted import PromptedWorkload
+from engine.context import Context
+from engine.models.config import ModelConfig
+from engine.models.sharding import even_share
+from engine.models.weights import required_manifest
+from engine.rank.agreement import raise_on_all_ranks
+
+RANDOM_PROMPT_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a rank's replica: token ids, and their texts (None for random tokens).
+
+    `first` is the index of the first one among the `total` prompts of all replicas. truncated: number of this replica's
+    texts that exceeded the model's maximum and were cut.
+    """
+
+    first: int
+    tokens: list[list[int]]
+    texts: list[str | None]
+    total: int
+    truncated: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of one request: tokens [batch, length], padded at the left with `padding` [batch] positions.
+
+    `padding` is None if all prompts have the same length. source: the encoder's input, if the tokens are those of an
+    encoder-decoder's decoder.
+    """
+
+    tokens: torch.Tensor
+    padding: torch.Tensor | None
+    source: "Batch | None" = None
+
+    def rows(self, chosen: list[int] | slice) -> "Batch":
+        """Return only these rows, padding and source included."""
+        padding = None if self.padding is None else self.padding[chosen]
+        return Batch(self.tokens[chosen], padding, self.source and self.source.rows(chosen))
+
+    @property
+    def real(self) -> torch.Tensor:
+        """True at positions without padding, [batch, length]."""
+        rows, length = self.tokens.shape
+        columns = torch.arange(length, device=self.tokens.device)[None].expand(rows, length)
+        return columns >= (0 if self.padding is None else self.padding[:, None])
+
+
+def filled(rows: list[list[int]], device: torch.device) -> Batch:
+    """Return rows of ids as one batch, padded at the left."""
+    longest = max(len(row) for row in rows)
+    padding = [longest - len(row) for row in rows]
+    tokens = torch.tensor([[0] * fill + row for fill, row in zip(padding, rows, strict=True)], device=device)
+    return Batch(tokens, torch.tensor(padding, device=device) if any(padding) else None)
+
+
+def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[Batch]:
+    """Return the prompts in order, `size` at a time; the last batch may be smaller."""
+    return [filled(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a tokenizer without truncation and padding. Raises ValueError for an invalid file."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path}: not a tokenizer that can be read ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
+    """Return the model's tokenizer.json, else the one named by hash in the inputs, else None."""
+    own = Path(required_manifest(context).folder) / "tokenizer.json"
+    if own.is_file():
+        return own
+    return context.inputs / f"{sha256}.json" if sha256 else None
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Prompts of this rank's replica and the batches that one pass makes of them. `seconds`: what that took."""
+
+    prompts: Prompts
+    batches: list["Batch"]
+    seconds: float
+
+    @property
+    def max_rows(self) -> int:
+        """Sequences of the largest batch."""
+        return max(batch.tokens.shape[0] for batch in self.batches)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest prompt, filling included."""
+        return max(batch.tokens.shape[1] for batch in self.batches)
+
+
+def requests_of_rank(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Requests:
+    """Tokenise and batch the prompts of this rank's replica. All ranks call it together.
+
+    Raises ValueError, on all ranks, for a prompt that the model cannot take.
+    """
+    began = time.perf_counter()
+    prompts = raise_on_all_ranks(lambda: prompts_of_rank(workload, context, config), context)
+    made = batches(prompts.tokens, workload.batch_size, context.device)
+    return Requests(prompts, made, time.perf_counter() - began)
+
+
+def prompts_of_rank(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
+    """Tokenise the prompts of this rank's replica; the file is repeated up to `num_prompts`; without a file: random
+    tokens.
+
+    The model's tokenizer adds special tokens. A text too long for an encoder is cut, as in sentence-transformers.
+    Raises ValueError naming the line of an unusable prompt.
+    """
+    if workload.prompts is None:
+        return _random_prompts(workload, context, config)
+    where = context.inputs / f"{workload.prompts}.jsonl"
+    lines = numbered_prompts(where, workload.variant, workload.limit)
+    path = tokenizer_path(context)
+    if path is None:
+        raise ValueError(
+            f"workload.prompts: {required_manifest(context).identity} brings no tokenizer.json; "
+            "leave prompts out to run random tokens"
+        )
+    tokenizer = load_tokenizer(path)
+    if isinstance(workload, EncodeWorkload):
+        tokenizer.enable_truncation(longest_text(context, config))
+    count = workload.num_prompts or len(lines)
+    mine = _my_share(count, context)
+    known: dict[int, list[int]] = {}
+    cut: set[int] = set()
+    for index in mine:
+        prompt = lines[index % len(lines)]
+        if prompt.line not in known:
+            found = tokenizer.encode(prompt.text)
+            known[prompt.line] = _checked(found.ids, workload, config, f"workload.prompts: line {prompt.line}")
+            cut |= {prompt.line} if found.overflowing else set()
+    chosen = [lines[index % len(lines)] for index in mine]
+    truncated = sum(prompt.line in cut for prompt in chosen)
+    texts: list[str | None] = [prompt.text for prompt in chosen]
+    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], texts, count, truncated)
+
+
+def longest_text(context: Context, config: ModelConfig) -> int:
+    """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers."""
+    path = Path(required_manifest(context).folder) / "sentence_bert_config.json"
+    try:
+        given = json.loads(path.read_text(encoding="utf-8")).get("max_seq_length") if path.is_file() else None
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: not a JSON object that can be read ({error})") from error
+    return config.max_positions if given is None else min(int(given), config.max_positions)
+
+
+def _my_share(count: int, context: Context) -> range:
+    grid = context.grid
+    if count < grid.dp:
+        raise ValueError(f"workload.num_prompts: {count} leaves some of {grid.dp} replicas without work")
+    return even_share(count, grid.dp, grid.dp_rank)
+
+
+def _random_prompts(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
+    length, seed = workload.prompt_tokens or RANDOM_PROMPT_TOKENS, context.job.measuring.seed
+    count = workload.num_prompts or workload.batch_size * context.grid.dp
+    mine = _my_share(count, context)
+    tokens = [
+        np.random.default_rng([seed, index]).integers(0, config.vocabulary, length, dtype=np.int64).tolist()
+        for index in mine
+    ]
+    for ids in tokens[:1]:
+        _checked(ids, workload, config, "workload.prompt_tokens: a random prompt")
+    return Prompts(mine.start, tokens, [None] * len(tokens), count)
+
+
+def _checked(ids: list[int], workload: PromptedWorkload, config: ModelConfig, where: str) -> list[int]:
+    """Return ids cut or repeated to `prompt_tokens`, and validated for the model."""
+    if not ids:
+        raise ValueError(f"{where} becomes no token at all; write a longer prompt")
+    if max(ids) >= config.vocabulary:
+        raise ValueError(
+            f"{where} becomes token {max(ids)}, but the model has {config.vocabulary}; "
+            "use the tokenizer that belongs to the model"
+        )
+    if workload.prompt_tokens is not None:
+        ids = _of_length(ids, workload.prompt_tokens, ends=config.kind != "decoder")
+    if config.positions == "relative":
+        return ids  # such a model has no maximum length
+    new_tokens = int(getattr(workload, "new_tokens", 0))
+    limit = config.max_positions
+    if len(ids) + new_tokens > limit:
+        fits = limit - new_tokens
+        remedy = f"set workload.prompt_tokens to at most {fits}" if fits > 0 else f"lower new_tokens below {limit}"
+        with_new = f", with {new_tokens} new ones {len(ids) + new_tokens}" if new_tokens else ""
+        raise ValueError(
+            f"{where} has {len(ids)} tokens{with_new}; the model takes {limit} (max_position_embeddings); {remedy}"
+        )
+    return ids
+
+
+def _of_length(ids: list[int], length: int, ends: bool) -> list[int]:
+    """Return ids cut or repeated; `ends`: the last one stays last, because it ends an encoder's text."""
+    last = ids[-1:] if ends and length > 1 else []
+    body, wanted = ids[: len(ids) - len(last)] or ids, length - len(last)
+    return (body * -(-wanted // len(body)))[:wanted] + last

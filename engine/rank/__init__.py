@@ -1,0 +1,1 @@
+"""One rank: its device, its processes, joining a launch, and failure handling."""

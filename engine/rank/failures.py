@@ -1,0 +1,66 @@
+"""Describe a rank's failure: status, kind, one line for the user, traceback for the log."""
+
+import sys
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from configs.common.failure_kinds import PEER_LOST
+
+if TYPE_CHECKING:
+    from configs.plans.record import Status
+
+_MESSAGE_CHARACTERS = 600
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "cannot allocate memory")
+_PEER_GONE = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "timed out",
+    "timeout",
+)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's message as one line, for a table."""
+    text = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
+    return text.encode(errors="replace").decode()
+
+
+def classify(error: Exception, world_size: int) -> "tuple[Status, str]":
+    """Return status and kind of an exception; errors caused by a lost or silent peer have kind PeerLost."""
+    import torch
+
+    from configs.plans.record import Status
+
+    text = str(error).lower()
+    kind = type(error).__name__
+    if kind == "PeerLostError":
+        return (Status.TIMEOUT if getattr(error, "silent", False) else Status.FAILED), PEER_LOST
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return Status.OUT_OF_MEMORY, kind
+    if isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _NO_MEMORY):
+        return Status.OUT_OF_MEMORY, kind
+    if world_size > 1 and isinstance(error, RuntimeError):
+        distributed = type(error).__module__ == "torch.distributed" or kind.startswith("Dist")
+        if distributed or any(words in text for words in _PEER_GONE):
+            silent = "timed out" in text or "timeout" in text
+            return (Status.TIMEOUT if silent else Status.FAILED), PEER_LOST
+    if isinstance(error, NotImplementedError):
+        return Status.UNSUPPORTED, kind
+    return Status.FAILED, kind
+
+
+def log_line(line: str) -> None:
+    """Write a line to the log for reading; never fails, even on a full disk."""
+    from configs.common.base import utc_now
+
+    with suppress(OSError):
+        print(f"{utc_now()} {line}", file=sys.stderr, flush=True)
+
+
+def report(headline: str) -> None:
+    """Write headline and traceback of the current exception to the log."""
+    log_line(f"{headline}\n{traceback.format_exc()}")

@@ -1,0 +1,1 @@
+"""Programs that run in a separate process: calibration, conversion, export, tokenizer training."""

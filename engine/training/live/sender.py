@@ -1,0 +1,227 @@
+"""The rank's end of the live streams: a pipe to a separate process, which does all slow work.
+
+    live = open_live(measurement, context)      # a no-op without measuring.live, and on all ranks but the first
+    if live.wants:
+        live.tell(step=10, seconds=0.21, tokens=4096, loss=2.1, exposed_seconds=0.01)
+    live.close()
+
+The cost for training is a line into a pipe about once a second. The libraries run in a separate process
+(`engine.training.live.streamer`), so they hold no interpreter lock and use no memory of this one. They run at the
+lowest priority once training begins, and their failures do not affect training. Writes never block on a full pipe:
+dropped lines are counted in `live_dropped`. Imports no torch.
+"""
+
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any
+
+from engine.rank.host_usage import resident_memory_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from configs.plans.job import Measurement
+    from configs.plans.record import Figure
+    from engine.context import Context
+
+EVERY_SECONDS = 1.0
+OPEN_SECONDS = 30.0
+"""Time-out of the first step for opening the libraries: MLflow alone may take ten seconds to create its database."""
+CLOSE_SECONDS = 10.0
+_GAUGES = ("loss", "gradient_norm", "learning_rate", "validation_loss")
+
+
+def open_live(measurement: "Measurement", context: "Context") -> "Live":
+    """Open the streams configured in `measuring.live`; none in passes without timing."""
+    if not context.job.measuring.live or context.rank != 0 or context.measuring_pass != "timed":
+        return Live()
+    # Other ranks may already wait for this one in a collective.
+    limit = min(OPEN_SECONDS, context.job.measuring.group_timeout_seconds / 2)
+    return Live(_about(measurement, context) | {"open_seconds": limit}, context.device)
+
+
+def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
+    """Return the description of the measurement for the streamer."""
+    cell, measuring = measurement.cell, context.job.measuring
+    root = context.paths.live
+    name = f"{re.sub(r'[^A-Za-z0-9.=]+', '-', cell.label).strip('-')}-{cell.key[:8]}-r{measurement.repeat}"
+    return {
+        "sinks": list(measuring.live),
+        "study": context.job.study,
+        "cell": cell.label,
+        "key": cell.key,
+        "repeat": measurement.repeat,
+        "attempt": measurement.attempt,
+        "name": name,
+        "root": str(root.absolute()),
+        "folder": str((root / name).absolute()),
+        "host": socket.gethostname(),
+        "port": measuring.prometheus_port,
+        "config": cell.model_dump(mode="json"),
+    }
+
+
+class Live:
+    """The streams of one measurement. No method raises, because training has priority over live metrics."""
+
+    def __init__(self, about: dict[str, Any] | None = None, device: "torch.device | None" = None) -> None:
+        self._device = device
+        self._process: subprocess.Popen[bytes] | None = None
+        self._dropped = 0
+        self._figures: dict[str, Figure] = {}
+        self._told_at = 0.0
+        self._kept: dict[str, Any] = {}
+        self._exposed: float | None = 0.0
+        self._forget()
+        if about is not None:
+            try:
+                self._open(about)
+            except OSError as error:
+                _say(f"nothing is told: {error}")
+                self._end()
+
+    @property
+    def wants(self) -> bool:
+        """Whether any stream is open."""
+        return self._process is not None
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    def tell(
+        self,
+        *,
+        step: int,
+        seconds: float | None = None,
+        tokens: int = 0,
+        exposed_seconds: float | None = None,
+        **values: float | None,
+    ) -> None:
+        """Report a step, or an evaluation after it. Sent about once a second; the last one always.
+
+        step: steps done. seconds: of this step; tokens: of this step, over all ranks; exposed_seconds: of this step,
+        waiting for other ranks. values: loss, gradient_norm, learning_rate, validation_loss.
+        """
+        if self._process is None:
+            return
+        self._kept["step"] = step
+        if seconds is not None:
+            self._steps += 1
+            self._seconds += seconds
+            self._tokens += tokens
+            self._exposed = (
+                None if exposed_seconds is None or self._exposed is None else self._exposed + exposed_seconds
+            )
+        self._kept |= {name: values[name] for name in _GAUGES if values.get(name) is not None}
+        if time.monotonic() - self._told_at >= EVERY_SECONDS:
+            self._send()
+
+    def close(self, failed: bool = False) -> None:
+        """Send the rest, and wait up to CLOSE_SECONDS for the streams to be written."""
+        if self.wants and self._kept:
+            self._send()
+        if not self.wants:
+            return
+        with suppress(OSError):
+            self._write({"end": "failed" if failed else "finished"})
+        reply = self._reply("closed", CLOSE_SECONDS)
+        if reply is None:
+            _say(f"the streams were not written within {CLOSE_SECONDS:g} s and are left as they are")
+        else:
+            self._dropped += reply["dropped"]
+            self._figures["live_cpu_seconds"] = reply["cpu_seconds"]
+        self._end()
+
+    def figures(self) -> "dict[str, Figure]":
+        """Return, after `close`, the dropped lines and the other process's cost. Empty without streams."""
+        return self._figures
+
+    def _open(self, about: dict[str, Any]) -> None:
+        command = [sys.executable, "-m", "engine.training.live.streamer"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._figures = {"live_dropped": 0}
+        began = time.monotonic()
+        self._write(about)
+        os.set_blocking(self._stdin.fileno(), False)
+        if self._reply("opened", about["open_seconds"] + 1) is None:
+            _say(f"not ready after {time.monotonic() - began:.0f} s; training begins without waiting for it")
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process is not None and self._process.stdin is not None
+        return self._process.stdin
+
+    def _write(self, line: dict[str, Any]) -> None:
+        # A write of less than PIPE_BUF bytes to a pipe is atomic (pipe(7)).
+        os.write(self._stdin.fileno(), json.dumps(line).encode() + b"\n")
+
+    def _send(self) -> None:
+        line = {name: value for name, value in self._kept.items() if value is not None}
+        line |= self._rates() | self._memory() | {"time": time.time()}
+        try:
+            self._write(line)
+        except BlockingIOError:
+            self._dropped += 1
+        except OSError as error:
+            _say(f"nothing more is told: {error}")
+            self._end()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._told_at = time.monotonic()
+        self._kept = {}
+        self._steps, self._tokens, self._seconds = 0, 0, 0.0
+        self._exposed = 0.0
+
+    def _rates(self) -> dict[str, float]:
+        if self._seconds <= 0:
+            return {}
+        rates = {"steps_per_second": self._steps / self._seconds, "tokens_per_second": self._tokens / self._seconds}
+        return rates if self._exposed is None else rates | {"communication_share": self._exposed / self._seconds}
+
+    def _memory(self) -> dict[str, int]:
+        memory = {"memory_bytes": resident_memory_bytes()}
+        if self._device is not None and self._device.type == "cuda":
+            import torch
+
+            memory["device_memory_bytes"] = torch.cuda.memory_allocated(self._device)
+        return {name: value for name, value in memory.items() if value is not None}
+
+    def _reply(self, said: str, limit_seconds: float) -> dict[str, Any] | None:
+        """Return the streamer's line of that kind, or None on time-out. Its lines are short and arrive whole."""
+        assert self._process is not None and self._process.stdout is not None
+        ends = time.monotonic() + limit_seconds
+        while select.select([self._process.stdout], [], [], max(0.0, ends - time.monotonic()))[0]:
+            line = self._process.stdout.readline()
+            if not line:
+                return None  # it has ended; its log has the reason
+            reply: dict[str, Any] = json.loads(line)
+            if reply["said"] == said:
+                return reply
+        return None
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._figures["live_dropped"] = self._dropped
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        process.kill()
+        process.wait()
+
+
+def _say(what: str) -> None:
+    print(f"live: {what}", file=sys.stderr, flush=True)

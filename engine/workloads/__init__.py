@@ -1,0 +1,1 @@
+"""The workloads that ranks measure, one module for each kind."""

@@ -1,0 +1,134 @@
+"""Prompted workloads on other engines, measured by the functions that measure ours.
+
+`engine.worker` calls, for every cell whose engine is not `rankwise`,
+
+    outcome = run(measurement, context)
+
+The plain model of transformers on one rank is the reference (`engine.peers.reference`), everything else a peer
+(`engine.peers`). Passes, columns and figures are those of `engine.workloads.generate`, `engine.workloads.seq2seq` and
+`engine.workloads.encode`.
+"""
+
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from configs.plans.job import Measurement
+from configs.workloads.encode import EncodeWorkload
+from configs.workloads.generate import GenerateWorkload
+from configs.workloads.prompted import PromptedWorkload
+from configs.workloads.seq2seq import Seq2SeqWorkload
+from engine.context import Context, Outcome
+from engine.correctness.answers import Consume, Scorer
+from engine.correctness.embeddings import EncodeScorer, pooled
+from engine.peers.work import LoadedWork, Work
+from engine.prompts.decoded import Encode, Encoded, synchroniser
+from engine.prompts.pooling import check_pooling
+from engine.prompts.tokens import Batch, batches, requests_of_rank
+from engine.rank.agreement import raise_on_all_ranks
+from engine.workloads.encode import measure_encode
+from engine.workloads.generate import measure
+
+
+def run(measurement: Measurement, context: Context) -> Outcome:
+    """Measure one measurement. Raises ValueError for a model or prompts that cannot be used, NotImplementedError."""
+    cell, workload = measurement.cell, measurement.cell.workload
+    assert isinstance(workload, PromptedWorkload)
+    if isinstance(workload, EncodeWorkload):
+        raise_on_all_ranks(lambda: check_pooling(context, workload), context)
+    # Only here: these import transformers or onnxruntime, which our own engine must not.
+    if cell.engine == "transformers" and cell.engine_mode == "eager" and context.world_size == 1:
+        from engine.peers.reference import add_noise, load_reference
+
+        outcome = _measure(measurement, context, load_reference(measurement, context))
+        add_noise(outcome, workload, context)
+        return outcome
+    from engine.peers import load
+
+    return _measure(measurement, context, load(measurement, context))
+
+
+def _measure(measurement: Measurement, context: Context, loaded: LoadedWork) -> Outcome:
+    with torch.inference_mode() if loaded.inference_mode else torch.no_grad():
+        return measure_work(measurement, context, loaded)
+
+
+def measure_work(measurement: Measurement, context: Context, loaded: LoadedWork) -> Outcome:
+    """Measure one measurement of a loaded engine. Raises ValueError for prompts that cannot be used."""
+    workload, work, config = measurement.cell.workload, loaded.work, loaded.config
+    assert isinstance(workload, PromptedWorkload)
+    requests = requests_of_rank(workload, context, config)
+    prompts = requests.prompts
+    singles = [_told(batch, context) for batch in batches(prompts.tokens, 1, context.device)]
+    figures = loaded.figures | {"preprocess_seconds": requests.seconds}
+    reports_results = context.grid.reports_results
+    if isinstance(workload, EncodeWorkload):
+        encode = _encoder(work, workload, context)
+        scored = SpeakingStates(work.scorer(), reports_results)
+        outcome = measure_encode(measurement, context, prompts, requests.batches, encode, scored, singles)
+    else:
+        assert isinstance(workload, GenerateWorkload | Seq2SeqWorkload)
+        capacity = requests.max_tokens + workload.new_tokens
+        decode = work.decoder(workload.new_tokens, capacity)
+        start = config.start_token if isinstance(workload, Seq2SeqWorkload) else None
+        scorer = SpeakingScorer(work.scorer(), reports_results)
+        outcome = measure(measurement, context, prompts, requests.batches, decode, scorer, singles, start)
+    outcome.figures |= figures
+    return outcome
+
+
+def _told(batch: Batch, context: Context) -> Batch:
+    """With filling of no position said in words, where a model has stages.
+
+    Those of transformers count from the first layer's cache, which only the first stage has, unless they are told
+    positions.
+    """
+    if context.grid.pp == 1:
+        return batch
+    return replace(batch, padding=torch.zeros(len(batch.tokens), dtype=torch.int64, device=context.device))
+
+
+def _encoder(work: Work, workload: EncodeWorkload, context: Context) -> Encode:
+    synchronise = synchroniser(context.device)
+
+    def encode(batch: Batch) -> list[Encoded]:
+        synchronise()
+        began = time.perf_counter()
+        vectors = pooled(work.states(batch), batch.padding, workload.pooling, workload.normalize)
+        synchronise()
+        return [Encoded(began, time.perf_counter(), vectors, len(batch.tokens))]
+
+    return encode
+
+
+class SpeakingScorer:
+    """Every rank computes; only the one that speaks for its replica hands logits on."""
+
+    def __init__(self, scorer: Scorer, reports_results: bool) -> None:
+        self._scorer, self._reports_results = scorer, reports_results
+
+    def prefill(self, batch: Batch, consume: Consume) -> None:
+        """Logits of all columns, by one prefill of the batch."""
+        self._scorer.prefill(batch, consume if self._reports_results else _ignore)
+
+    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+        """Logits of the last `steps` columns: the others are prefilled, then one token a call."""
+        self._scorer.cached(batch, steps, consume if self._reports_results else _ignore)
+
+
+class SpeakingStates:
+    """Every rank computes; only the one that speaks for its replica has states."""
+
+    def __init__(self, scorer: EncodeScorer, reports_results: bool) -> None:
+        self._scorer, self._reports_results = scorer, reports_results
+
+    def states(self, batch: Batch) -> Tensor | None:
+        """Last hidden states [rows, length, hidden]."""
+        states = self._scorer.states(batch)
+        return states if self._reports_results else None
+
+
+def _ignore(first: int, logits: Tensor) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Commands for clusters: lab, bundle, push."""

@@ -1,0 +1,93 @@
+"""`rankwise bundle ...` and `rankwise collect`: studies for clusters that only allow sbatch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Export studies and scripts for clusters that only allow sbatch.", no_args_is_help=True)
+
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="output file instead of standard output")]
+
+
+@app.command("sbatch")
+def sbatch_command(
+    context: typer.Context,
+    study: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="new or empty folder")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a field: measuring.repeats=3")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="NAME", help="Slurm target, if the study has several")
+    ] = None,
+) -> None:
+    """Export a study as a folder whose submit.sbatch measures it in one Slurm job."""
+    from flows.cli.run import guarded
+
+    work = lambda: write(study, assignments or [], out, target)  # noqa: E731
+    raise typer.Exit(guarded(work, study, context.obj["debug"]))
+
+
+@app.command("setup-script")
+def setup_script_command(out: Out = None) -> None:
+    """Write a script that starts one node of a multi-node PyTorch job without a scheduler."""
+    from slurm.sbatch_bundle.scripts import setup_script
+
+    _give(setup_script(), out, executable=True)
+
+
+@app.command("definition")
+def definition_command(out: Out = None) -> None:
+    """Write the Apptainer definition file of an image with Rankwise."""
+    from slurm.sbatch_bundle.scripts import definition
+
+    _give(definition(), out, executable=False)
+
+
+def write(path: Path, assignments: list[str], out: Path, target: str | None) -> int:
+    """Run `rankwise bundle sbatch` and return the exit code."""
+    from configs.spec.study import load_study
+    from flows.folders import cache_folder
+    from tasks.bundle.write import write_bundle
+
+    study = load_study(path, assignments)
+    written = write_bundle(study, path.parent, cache_folder(), out, target)
+    print(f"{out}: {written.launches} launches, {written.measurements} measurements, up to {written.nodes} nodes")
+    for model in written.large_models:
+        print(f"  weights of {model.name} not included: copy {model.folder} to $SCRATCH_ROOT/models/{model.name}")
+    print(
+        "  next: copy the folder to the cluster, submit submit.sbatch, copy the folder back and run "
+        f"`rankwise collect {out}` (see README.md)"
+    )
+    return 0
+
+
+def collect(folder: Path) -> int:
+    """Run `rankwise collect` and return the exit code."""
+    from configs.plans.paths import RunPaths
+    from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED
+    from reports.render import render_report
+    from tasks.bundle.collect import collect_bundle
+
+    collected = collect_bundle(folder)
+    summary = render_report(RunPaths(folder.absolute()))
+    for line in [*collected.notes, *summary.sentences]:
+        print(line)
+    failures = {name: count for name, count in summary.statuses.items() if name != "completed"}
+    print(f"{len(collected.records)} new records")
+    if failures:
+        print(f"Not measured: {', '.join(f'{count} {name}' for name, count in failures.items())}")
+    if collected.missing:
+        launches = f" ({collected.not_begun} launches not started)" if collected.not_begun else ""
+        print(f"{collected.missing} measurements missing{launches}. Submit submit.sbatch again to resume")
+    print(f"Report     {summary.path}")
+    return SOME_UNMEASURED if failures or collected.missing else ALL_COMPLETED
+
+
+def _give(text: str, out: Path | None, executable: bool) -> None:
+    if out is None:
+        print(text, end="")
+        return
+    out.write_text(text)
+    out.chmod(0o755 if executable else 0o644)

@@ -1,0 +1,39 @@
+"""`rankwise push`: stage code, libraries and models in a cluster's shared folder before a run."""
+
+from pathlib import Path
+
+from configs.spec.study import StudyError, load_study, suggestion
+from configs.spec.target import SlurmTarget
+
+
+def push(name: str, path: Path, assignments: list[str]) -> int:
+    """Stage the dependencies of a study on the named target. Returns the exit code; raises StudyError."""
+    from flows.folders import cache_folder
+    from tasks.campaign.staging import stage_target
+    from tasks.planning.inputs import planned_model
+
+    study = load_study(path, assignments)
+    names = [target.name for target in study.targets]
+    if name not in names:
+        raise StudyError([f"targets: no target {name!r}{suggestion(name, names)}"])
+    position = names.index(name)
+    target, where = study.targets[position], f"targets[{position}]"
+    if not isinstance(target, SlurmTarget):
+        raise StudyError([f"{where}.kind: {name} is this machine, expected a target of kind slurm"])
+    if target.shared is None:
+        raise StudyError(
+            [f"{where}.shared: not set, so nodes are assumed to see this file system. Set a folder shared by all nodes"]
+        )
+    models = [
+        planned_model(spec, index, cache_folder(), path.parent.absolute()) for index, spec in enumerate(study.models)
+    ]
+    made: list[str] = []
+
+    def notice(line: str) -> None:
+        made.append(line)
+        print(line, flush=True)
+
+    stage_target(target, where, models, notice, thorough=True)
+    if not made:
+        print(f"{target.shared}: up to date: code, libraries, {len(models)} models (verified by hash)")
+    return 0

@@ -1,0 +1,1 @@
+"""`rankwise doctor` and its calibration."""

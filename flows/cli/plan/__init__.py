@@ -1,0 +1,1 @@
+"""`rankwise plan`, `plan-check` and `forecast`."""

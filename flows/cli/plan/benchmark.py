@@ -1,0 +1,177 @@
+"""`rankwise plan --model NAME --benchmark-out FILE`: write a study file that measures a model's training.
+
+    rankwise plan --model bert-base-uncased --distributed --max-gpus 4 --benchmark-out bert.yaml
+    rankwise validate bert.yaml; rankwise run bert.yaml
+
+The file contains everything that this version can measure; the rest is added as comments with the reasons.
+`configs.spec.cell` validates each point, so a strategy moves from the comments into the study once a version supports
+it. Refusals of the engine that depend on the model are predicted here from its architecture.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import ValidationError
+
+from configs.common.base import write_atomically
+from configs.common.execution import Layout, Strategy
+from configs.hardware.architectures import ARCHITECTURES
+from configs.spec.cell import Cell
+from configs.spec.study import parse_study, study_yaml
+from configs.workloads.train import TrainingTask, TrainWorkload
+from flows.cli.plan.request import PLANNED, PlanRequest
+
+if TYPE_CHECKING:
+    from engine.planner.architecture import Architecture
+
+_DEFAULT_GPUS = 4
+_SEQUENCE_LENGTH = 128
+_TASKS: dict[str, TrainingTask] = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder_decoder": "seq2seq"}
+"""Kind of a model -> its training task."""
+_SPLIT = ("llama", "mistral", "qwen2")
+"""Families that the engine trains with its own code and can therefore split by tensor parallelism."""
+_NOT_ON_GPUS = "this version targets CPU ranks of this machine; the experiments are the same on a GPU"
+
+
+def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -> int:
+    """Write the study, print what was left as a comment, and return the exit code."""
+    from engine.planner.catalog import find_model
+    from flows.folders import cache_folder
+
+    assert request.model is not None
+    if request.mode != "training":
+        raise ValueError("--benchmark-out: supports training only. Leave --mode out")
+    architecture = find_model(request.model, cache_folder())
+    text, comments = benchmark(request, architecture, hardware, file.absolute().parent, len(os.sched_getaffinity(0)))
+    write_atomically(file, text)
+    if request.as_json:
+        left_out = [{"what": what, "reason": reason} for what, reason in comments]
+        print(json.dumps({"written": str(file), "left_out": left_out}, indent=1))
+        return PLANNED
+    print(f"{file}: written; `rankwise validate {file}`, then `rankwise run {file}`")
+    for what, reason in comments:
+        print(f"  comment only  {what}: {reason}")
+    return PLANNED
+
+
+def benchmark(
+    request: PlanRequest, architecture: "Architecture", hardware: Sequence[str], folder: Path, ranks_here: int
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return the file's text and its comments with reasons. ranks_here: number of ranks that fit on this machine."""
+    several = request.distributed or request.max_gpus is not None or request.gpus is not None
+    asked = (request.max_gpus or request.gpus or _DEFAULT_GPUS) if several else 1
+    most = min(asked, ranks_here)
+    length = min(request.sequence_length or _SEQUENCE_LENGTH, architecture.max_positions or _SEQUENCE_LENGTH)
+    comments: list[tuple[str, str]] = []
+    model, measured, remark = _measurable(request.model or "", architecture, folder)
+    if remark:
+        comments.append((f"model {architecture.name}", remark))
+    if asked > most:
+        comments.append((f"ranks above {most}", f"this machine holds {most}; on a larger one set `to: {asked}`"))
+    global_batch = request.batch_size * most
+    experiments: dict[str, Any] = {
+        "batch": {"kind": "sweep", "over": {"workload.global_batch_size": [global_batch * n for n in (1, 2, 4, 8)]}},
+        "precision": {
+            "kind": "optimization", "baseline": {"dtype": "float32"}, "variants": {"bfloat16": {"dtype": "bfloat16"}},
+        },
+    }  # fmt: skip
+    if most > 1:
+        experiments["strong"] = {"kind": "strong", "grow": "dp", "to": most}
+        weak = {"workload.global_batch_size": request.batch_size}
+        experiments["weak"] = {"kind": "weak", "grow": "dp", "to": most, "base": weak}
+        variants: dict[str, dict[str, Any]] = {
+            name: {"layout.strategy": name} for name in _strategies(most, global_batch)[0]
+        }
+        if _tensor_refusal(measured, most, global_batch) is None:
+            variants[f"tp={most}"] = {"layout.dp": 1, "layout.tp": most, "layout.strategy": "none"}
+        if variants:
+            baseline = {"layout.dp": most, "layout.strategy": "ddp"}
+            experiments["strategies"] = {"kind": "optimization", "baseline": baseline, "variants": variants}
+    if asked > 1:
+        batch = request.batch_size * asked
+        comments += _strategies(asked, batch)[1]
+        found = (f"layout tp={asked}", _tensor_refusal(measured, asked, batch))
+        other = (f"layout pp={asked}", _refusal(Layout(pp=asked), batch))
+        comments += [(what, reason) for what, reason in (found, other) if reason is not None]
+    for kind in hardware:
+        if kind != "cpu":
+            comments.append((f"hardware {kind}", _NOT_ON_GPUS))
+    name = architecture.name.replace("/", "-")
+    study = parse_study(
+        {
+            # A report must not carry the name of a model that was not measured.
+            "study": f"{name}-training" if remark is None else f"{name}-stand-in",
+            "models": [{"id": model}],
+            "workload": {
+                "kind": "train", "task": _TASKS[measured.kind], "global_batch_size": global_batch,
+                "sequence_length": length,
+            },
+            "experiments": experiments,
+        }
+    )  # fmt: skip
+    return _text(study_yaml(study), architecture, comments), comments
+
+
+def _measurable(name: str, architecture: "Architecture", folder: Path) -> tuple[str, "Architecture", str | None]:
+    """Return the id of a measurable model, its architecture, and why it is not the model itself."""
+    from engine.planner.catalog import find_model
+
+    if name.startswith("synthetic:"):
+        return name, architecture, None
+    if Path(name).is_dir() and architecture.kind in _TASKS:
+        here = Path(name).absolute()
+        place = f"./{here.relative_to(folder)}" if here.is_relative_to(folder) else str(here)
+        return place, architecture, None
+    known = {size: find_model(size) for size, config in ARCHITECTURES.items() if config["model_type"] != "vit"}
+    alike = [size for size in known if known[size].model_type == architecture.model_type]
+    alike = alike or [size for size in known if known[size].kind == architecture.kind]
+    alike = alike or [size for size in known if known[size].model_type == "llama"]
+    nearest = min(alike, key=lambda size: abs(known[size].parameters - architecture.parameters))
+    millions = f"{architecture.parameters / 1e6:,.0f} million parameters"
+    if architecture.kind not in _TASKS:
+        why = f"models of kind {architecture.kind} ({millions}) are not supported"
+    else:
+        why = f"{millions} without local weights; pass its folder to measure the model itself"
+    return f"synthetic:{nearest}@0", known[nearest], f"{why}; replaced by {nearest} with random weights"
+
+
+def _strategies(ranks: int, global_batch: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the strategies beside DDP that this version measures, and the refused ones with their messages."""
+    good, bad = [], []
+    for strategy in get_args(Strategy):
+        if strategy in ("none", "ddp"):
+            continue
+        reason = _refusal(Layout(dp=ranks, strategy=strategy), global_batch)
+        if reason is None:
+            good.append(strategy)
+        else:
+            bad.append((f"strategy {strategy}", reason))
+    return good, bad
+
+
+def _tensor_refusal(model: "Architecture", ranks: int, global_batch: int) -> str | None:
+    """Return why tensor-parallel training on this many ranks is unsupported; None if it is supported."""
+    if model.model_type not in _SPLIT:
+        return f"layout.tp: not supported in training of {model.model_type}, only of {', '.join(_SPLIT)}"
+    heads = (("query heads", model.heads), ("key and value heads", model.kv_heads))
+    for what, count in heads:
+        if count % ranks:
+            return f"layout.tp: {count} {what} are not divisible by {ranks}. Use a divisor of {count}"
+    return _refusal(Layout(tp=ranks), global_batch)
+
+
+def _refusal(layout: Layout, global_batch: int) -> str | None:
+    try:
+        Cell(model="any", workload=TrainWorkload(global_batch_size=global_batch), layout=layout)
+    except ValidationError as error:
+        return str(error.errors()[0].get("ctx", {}).get("error", error.errors()[0]["msg"]))
+    return None
+
+
+def _text(study: str, architecture: "Architecture", comments: list[tuple[str, str]]) -> str:
+    head = [f"# How {architecture.name} trains: batch size, precision and ranks.", "# rankwise run FILE", ""]
+    tail = ["", "# Not measured by this version:", *(f"#   {what}: {reason}" for what, reason in comments)]
+    return "\n".join([*head, study.rstrip(), *(tail if comments else []), ""])

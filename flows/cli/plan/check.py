@@ -1,0 +1,88 @@
+"""`rankwise plan-check`: predict the rows of a file of measurements and print the prediction errors.
+
+Exit codes: 0 predicted (rows without a prediction have a reason), 2 a file is wrong.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.planner.check.rows import Checked, CheckedRow
+from engine.planner.check.table import CheckedFile, check_files
+from flows.cli.tables import print_table
+
+PREDICTED, WRONG_FILE = 0, 2
+
+
+def plan_check(predict: Path, fit: Path | None, as_json: bool) -> int:
+    """Predict the rows of a file, print them beside the measured values, and return the exit code."""
+    try:
+        found = check_files(predict, fit)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return WRONG_FILE
+    if found.ignored:
+        print(f"{predict}: unknown columns ignored: {', '.join(found.ignored)}", file=sys.stderr)
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    if as_json:
+        print(json.dumps(checked_json(found.result), indent=1))
+        return PREDICTED
+    title = f"{found.kind.title}: {found.kind.measured[0]}, predicted from constants" + (
+        f" and the rows of {fit}" if fit else ""
+    )
+    print(title)
+    print_table(_header(found), _cells(found), words=sum(name not in found.kind.numbers for name in found.kind.shown))
+    for line in _summary(found):
+        print(line)
+    return PREDICTED
+
+
+def checked_json(result: Checked) -> dict[str, Any]:
+    """Return rows and errors as plain data, with a `reason` for rows without a prediction."""
+    return {
+        "rows": [_row_json(row) for row in result.rows],
+        "median_error": result.percentile(50),
+        "p90_error": result.percentile(90),
+        "worst_error": result.percentile(100),
+    }
+
+
+def _row_json(row: CheckedRow) -> dict[str, Any]:
+    data: dict[str, Any] = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
+    return data | ({"reason": row.reason} if row.reason else {})
+
+
+def _header(found: CheckedFile) -> list[str]:
+    return [*found.kind.shown, "predicted", "measured", "error"]
+
+
+def _cells(found: CheckedFile) -> list[list[str]]:
+    lines = []
+    for row, checked in zip(found.rows, found.result.rows, strict=True):
+        predicted = "-" if checked.predicted is None else _number(checked.predicted)
+        error = "-" if checked.error is None else f"{checked.error * 100:.1f} %"
+        measured = "-" if checked.measured is None else _number(checked.measured)
+        lines.append([*(row[name] or "-" for name in found.kind.shown), predicted, measured, error])
+    return lines
+
+
+def _summary(found: CheckedFile) -> list[str]:
+    result = found.result
+    lines = [f"row {at}: {row.reason}" for at, row in enumerate(result.rows, 1) if row.reason]
+    unpredicted, held = sum(row.predicted is None for row in result.rows), len(result.errors)
+    lines.append(f"{len(result.rows)} rows, {unpredicted} without a prediction, {held} compared with a measurement")
+    if held:
+        middle, high, worst = (result.percentile(percent) or 0.0 for percent in (50, 90, 100))
+        lines.append(
+            f"error: median {middle * 100:.1f} %, 90th percentile {high * 100:.1f} %, worst {worst * 100:.1f} %"
+        )
+    if found.in_fit:
+        lines.append(f"{found.in_fit} of the rows are also in the fit file, so their errors are in-sample")
+    return lines
+
+
+def _number(value: float) -> str:
+    """Format with four significant digits."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

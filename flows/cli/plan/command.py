@@ -1,0 +1,84 @@
+"""The options of `rankwise plan`; the work is done in `flows.cli.plan.model`.
+
+`--hardware cuda rocm cpu` accepts several kinds: the first is the option's value, the others arrive as positional
+arguments, in the place of the study file.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def plan(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[STUDY.yaml]", help="study file: predict every cell")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="name from --list-models, or folder with a config.json")
+    ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(metavar="FAMILY", help="task: text_generation, text2text, embedding, vision, audio"),
+    ] = None,
+    mode: Annotated[Literal["training", "inference"], typer.Option(help="workload to plan")] = "training",
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="devices", min=1)] = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(metavar="B", help="training: sequences per GPU and step; inference: concurrent requests", min=1),
+    ] = 1,
+    distributed: Annotated[bool, typer.Option("--distributed", help="use the fewest GPUs that hold the model")] = False,
+    max_memory_gb: Annotated[float | None, typer.Option(metavar="G", help="memory of a GPU in 10^9 bytes")] = None,
+    hardware: Annotated[
+        list[str] | None, typer.Option(metavar="KIND...", help="available hardware: cuda, rocm, cpu; default all")
+    ] = None,
+    max_gpus: Annotated[int | None, typer.Option(metavar="N", help="find the smallest number up to N", min=1)] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(metavar="NAME", help="accelerator or instance: h100-80gb, aws/p5.48xlarge")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(metavar="S", help="tokens per sequence or prompt", min=1)
+    ] = None,
+    new_tokens: Annotated[int, typer.Option(metavar="N", help="tokens to generate", min=1)] = 128,
+    spot: Annotated[bool, typer.Option("--spot", help="use spot prices, for interruptible work")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="folder for launcher configurations; for a study, a CSV file")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    list_models: Annotated[bool, typer.Option("--list-models", help="list the models known by name")] = False,
+    guide: Annotated[bool, typer.Option("--guide", help="print GPUs, memory and speed-up by model size")] = False,
+    benchmark_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a study file that measures training")
+    ] = None,
+    learn_from: Annotated[
+        str | None,
+        typer.Option(metavar="GLOB", help="correct a study's predictions with these runs; quote the pattern"),
+    ] = None,
+    own_catalog: Annotated[
+        Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="user catalog of hardware and prices")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="override a study field or a figure: h100-80gb.memory_bytes=84e9"
+        ),
+    ] = None,
+) -> None:
+    """Predict which layouts fit, their speed and their cost, before anything is run."""
+    from flows.cli.errors import plainly
+    from flows.cli.plan.model import plan as answer
+    from flows.cli.plan.request import PlanRequest
+    from flows.cli.run import WRONG_STUDY, guarded
+
+    request = PlanRequest(
+        words=tuple(words or ()), model=model, family=family, mode=mode, gpus=gpus, max_gpus=max_gpus,
+        batch_size=batch_size, distributed=distributed, max_memory_gb=max_memory_gb, hardware=tuple(hardware or ()),
+        accelerator=accelerator, sequence_length=sequence_length, new_tokens=new_tokens, spot=spot, output=output,
+        as_json=as_json, list_models=list_models, guide=guide, benchmark_out=benchmark_out, learn_from=learn_from,
+        own_catalog=own_catalog,
+        assignments=tuple(assignments or ()),
+    )  # fmt: skip
+    subject = Path(words[0]) if words else Path(model or "plan")
+    work = lambda: plainly(lambda: answer(request))  # noqa: E731
+    raise typer.Exit(guarded(work, subject, context.obj["debug"], wrong_value=WRONG_STUDY))

@@ -1,0 +1,117 @@
+"""Estimate the duration and cost of a study from its launches and their measurements.
+
+    cost = study_cost(plan)             # plan.predictions are there
+    cost.seconds, cost.usd, cost.text
+
+A measurement lasts as long as the measuring rules require: warm-up passes, then as many as `min_seconds` and
+`min_passes` need. Each launch adds the start of its ranks; each measurement of the memory pass adds a process and
+loading a model.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from math import ceil
+
+from configs.plans.plan import Plan
+from configs.plans.prediction import Prediction
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from tasks.campaign.ledger import is_profiled
+
+LAUNCH_SECONDS = 3.8
+"""Overhead of a launch: docs/measurements/pipeline.md, 2026-11, two cores."""
+TRANSFORMERS_SECONDS = 5.0
+"""Importing transformers: measured on the same machine, 2026-11."""
+RUN_SECONDS = 2.0
+"""Overhead of a run: start of the flow and the report, docs/measurements/pipeline.md."""
+MEMORY_MEASUREMENT_SECONDS = 0.5
+"""A process of the memory pass without its model and work: assumption."""
+
+
+@dataclass(frozen=True)
+class StudyCost:
+    """`seconds` and `usd` are None if a cell or a price is unknown; `unknown` counts such cells."""
+
+    launches: int
+    measurements: int
+    seconds: float
+    unknown: int
+    usd: float | None
+
+    @property
+    def text(self) -> str:
+        """One clause for the first line of the plan."""
+        left_out = f", excluding {self.unknown} without a prediction" if self.unknown else ""
+        dollars = "" if self.usd is None else f", ${self.usd:,.2f}"
+        launches = f"{self.launches} launch{'es' if self.launches != 1 else ''}"
+        return f"measuring takes about {duration_text(self.seconds)}{dollars} in {launches}{left_out}"
+
+
+def duration_text(seconds: float) -> str:
+    """Format seconds in a readable unit."""
+    for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.95 * size:
+            return f"{seconds / size:.2g} {name}" if seconds < 10 * size else f"{seconds / size:,.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def study_cost(plan: Plan) -> StudyCost:
+    """Sum the launches run one after the other; dollars cover the nodes of each launch."""
+    rules = plan.measuring
+    launches: Counter[tuple[str, str]] = Counter()
+    busy: dict[str, float] = defaultdict(float)
+    cells: dict[str, Cell] = {}
+    measurements, unknown = 0, 0
+    for key, cell in plan.cells.items():
+        repeats, pack = plan.repeats[key], cell.pack_key if plan.pack else key
+        cells[pack] = cell
+        launches["timed", pack] = max(launches["timed", pack], repeats)
+        measurements += repeats
+        one = measurement_seconds(cell, plan.predictions.get(key, Prediction()), rules)
+        if one is None:
+            unknown += 1
+            one = 0.0
+        busy[pack] += repeats * one
+        for measuring_pass, taken in _untimed_seconds(cell, one, rules).items():
+            launches[measuring_pass, pack] = 1
+            measurements += 1
+            busy[pack] += taken
+        if cell.engine == "transformers" and launches["timed", pack] == repeats:
+            busy[pack] += repeats * TRANSFORMERS_SECONDS
+    for (_, pack), count in launches.items():
+        busy[pack] += count * LAUNCH_SECONDS
+    usd = plan.usd_per_hour
+    if usd is not None:
+        usd = (
+            RUN_SECONDS * usd + sum(busy[pack] * (plan.usd_per_hour_of(cells[pack]) or 0.0) for pack in cells)
+        ) / 3600
+    return StudyCost(sum(launches.values()), measurements, RUN_SECONDS + sum(busy.values()), unknown, usd)
+
+
+def _untimed_seconds(cell: Cell, measurement: float, rules: Measuring) -> dict[str, float]:
+    """Return seconds of a cell in each untimed pass; `measurement`: seconds of a timed repeat, more than a
+    profile's."""
+    if cell.workload.keeps_answers:
+        return {}
+    found = {"memory": MEMORY_MEASUREMENT_SECONDS} if rules.memory else {}
+    profiles = (["profile"] if rules.profile else []) + ([rules.profiler] if rules.profiler else [])
+    return found | dict.fromkeys(profiles if is_profiled(cell) else [], measurement)
+
+
+def measurement_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | None:
+    """Return seconds of one repeat of one cell; None without a prediction."""
+    work = cell.workload
+    stated = work.known_seconds(cell.layout.ranks)
+    if stated is not None:
+        return stated
+    if said.step_seconds is not None:
+        return said.step_seconds * (work.passes or rules.warmup + _passes(said.step_seconds, rules))
+    units = work.units_per_pass(cell.layout.dp)
+    if said.throughput is None or units is None:
+        return None
+    one = units / said.throughput
+    return one * (rules.warmup + _passes(one, rules))
+
+
+def _passes(seconds: float, rules: Measuring) -> int:
+    return max(rules.min_passes, ceil(rules.min_seconds / seconds))

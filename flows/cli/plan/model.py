@@ -1,0 +1,355 @@
+"""`rankwise plan`: predict which layouts fit, their speed and their cost, before anything is run.
+
+    rankwise plan --model opt-6.7b --gpus 8 --batch-size 4 --max-memory-gb 40        how to train it
+    rankwise plan --model llama-7b --mode inference --hardware cuda rocm             what to serve it on
+    rankwise plan STUDY.yaml                                                         every cell of a study
+    rankwise plan --list-models | --guide
+
+Exit codes: 0 planned, 3 planned but nothing fits, 2 the arguments are wrong.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.common.base import write_atomically
+from flows.cli.plan.request import NOTHING_FITS, PLANNED, WRONG_ARGUMENTS, PlanRequest
+from flows.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from engine.planner.architecture import Architecture
+    from engine.planner.choice.selector import HardwareSelector
+
+HARDWARE = ("cuda", "rocm", "cpu")
+_SHOWN_OPTIONS = 8
+_EVERYWHERE = ("words", "as_json")
+# Options of each form of the command. Any other option would have no effect and is therefore refused.
+_HEEDED = {
+    "a study": ("accelerator", "output", "learn_from", "own_catalog", "assignments"),
+    "--list-models": ("list_models",),
+    "--guide": ("guide", "accelerator"),
+    "--benchmark-out": ("model", "family", "mode", "gpus", "max_gpus", "batch_size", "distributed", "hardware",
+                        "sequence_length", "benchmark_out"),
+}  # fmt: skip
+_OPTIONS = {"as_json": "--json", "own_catalog": "--catalog", "assignments": "--set"}
+
+
+def plan(request: PlanRequest) -> int:
+    """Run the requested form of the command. Returns the exit code; raises ValueError for unsupported requests."""
+    kinds, others = split_words(request.words, request.hardware)
+    stray = [word for word in others if "." not in word and not Path(word).exists()]
+    if request.hardware and stray:
+        return _refused(f"--hardware {stray[0]}: use one or more of: {' '.join(HARDWARE)}")
+    modes = [bool(others), request.list_models, request.guide, request.model is not None]
+    if sum(modes) != 1 or len(others) > 1:
+        return _refused("expected one of: STUDY.yaml, --model NAME, --list-models, --guide")
+    wrong = [kind for kind in kinds if kind not in HARDWARE]
+    if wrong:
+        return _refused(f"--hardware {wrong[0]}: use one or more of: {' '.join(HARDWARE)}")
+    form = "a study" if others else "--list-models" if request.list_models else "--guide" if request.guide else None
+    form = form or ("--benchmark-out" if request.benchmark_out is not None else None)
+    ignored = _ignored(request, form, kinds)
+    if ignored is not None:
+        return _refused(ignored)
+    if others:
+        from flows.cli.plan.study import plan_study
+
+        return plan_study(
+            Path(others[0]), list(request.assignments), request.as_json, learn_from=request.learn_from,
+            machine=request.accelerator, output=request.output, own=request.own_catalog,
+        )  # fmt: skip
+    if request.list_models:
+        from flows.cli.plan.lists import list_models
+
+        return list_models(request.as_json)
+    if request.guide:
+        from flows.cli.plan.lists import show_guide
+
+        return show_guide(request.accelerator, request.as_json)
+    if request.benchmark_out is not None:
+        from flows.cli.plan.benchmark import write_benchmark
+
+        return write_benchmark(request, kinds or HARDWARE, request.benchmark_out)
+    return plan_model(request, kinds or HARDWARE)
+
+
+def _ignored(request: PlanRequest, form: str | None, kinds: Sequence[str]) -> str | None:
+    """Return a message naming an option without effect; None if all have one."""
+    given = [field.name for field in fields(request) if getattr(request, field.name) != field.default]
+    given += ["hardware"] if kinds and "hardware" not in given else []
+    if form is not None:
+        for name in given:
+            if name not in (*_EVERYWHERE, *_HEEDED[form]):
+                option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+                return f"{option}: has no effect on {form}. Leave it out"
+    elif request.learn_from is not None:
+        return "--learn-from: applies to a study only. Leave it out with --model"
+    if request.gpus is not None and request.max_gpus is not None:
+        return "--gpus, --max-gpus: mutually exclusive. --gpus sets the number, --max-gpus its upper limit"
+    return None
+
+
+def split_words(words: Sequence[str], hardware: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Split positional arguments into kinds of hardware and other words.
+
+    An option takes one word; further kinds after `--hardware cuda` arrive as positional arguments and are distinguished
+    from a study file by their names. Commas also separate kinds.
+    """
+    named = [kind for item in hardware for kind in item.replace(",", " ").split()]
+    further = [word for word in words if all(part in HARDWARE for part in word.split(",") if part)]
+    named += [kind for word in further for kind in word.split(",") if kind]
+    return tuple(dict.fromkeys(named)), [word for word in words if word not in further]
+
+
+def plan_model(request: PlanRequest, kinds: Sequence[str]) -> int:
+    """Choose the hardware if none was named, then the layout on it."""
+    from configs.hardware.catalog import catalog
+    from engine.planner.catalog import find_model
+    from engine.planner.choice.instances import counts
+    from engine.planner.choice.selector import HardwareSelector
+    from flows.folders import cache_folder
+
+    assert request.model is not None
+    architecture = find_model(request.model, cache_folder())
+    selector = HardwareSelector(catalog(cache_folder(), request.own_catalog, request.assignments))
+    named = request.accelerator
+    if named is not None:
+        known = selector.hardware
+        device = known.instance(named).accelerator if "/" in named else known.accelerator(named)
+        if device.kind not in kinds:
+            raise ValueError(
+                f"--hardware {' '.join(kinds)}: --accelerator {named} is {device.kind}. Leave one of them out"
+            )
+    choice: dict[str, Any] | None = None
+    tried, machine = counts(request.distributed, request.gpus, request.max_gpus), None
+    if request.accelerator is None:
+        choice = selector.select_hardware_for_task(
+            _family(request, architecture), architecture, request.mode, request.batch_size, request.distributed,
+            request.gpus, max_gpus=request.max_gpus, available_hardware=tuple(kinds),  # type: ignore[arg-type]
+            sequence_length=request.sequence_length, new_tokens=request.new_tokens,
+            max_memory_gb=request.max_memory_gb, critical=not request.spot,
+        )  # fmt: skip
+        tried, machine = (choice["gpu_count"],) if choice["gpu_count"] else tried, choice["instance"]
+    for gpus in tried:  # the fewest that fit
+        config = _config(selector, architecture, request, gpus, machine)
+        if config["fits"]:
+            break
+    setup = config.pop("setup", None)
+    if request.as_json:
+        print(json.dumps({"hardware": choice, "plan": config}, indent=1))
+    else:
+        _print_plan(config, choice, request)
+    if request.output is not None:
+        _write(request, {"hardware": choice, "plan": config}, setup)
+    return PLANNED if config["fits"] else NOTHING_FITS
+
+
+def _family(request: PlanRequest, architecture: "Architecture") -> str:
+    """Return the user's task for the model, else the default of its kind."""
+    from engine.planner.catalog import planned_family_of
+
+    return request.family or planned_family_of(architecture)
+
+
+def _config(
+    selector: "HardwareSelector", architecture: "Architecture", request: PlanRequest, gpus: int, machine: str | None
+) -> dict[str, Any]:
+    named = request.accelerator
+    common: dict[str, Any] = {"accelerator": named, "machine": machine}
+    if named is not None and "/" in named:
+        common = {"accelerator": None, "machine": named}
+    common["market"] = "spot" if request.spot else "on_demand"
+    if request.mode == "training":
+        return selector.get_distributed_training_config(
+            _family(request, architecture), architecture, gpus, request.batch_size, request.max_memory_gb,
+            sequence_length=request.sequence_length, **common,
+        )  # fmt: skip
+    return selector.get_inference_config(
+        _family(request, architecture), architecture, gpus, request.batch_size, request.max_memory_gb,
+        prompt_tokens=request.sequence_length, new_tokens=request.new_tokens, **common,
+    )  # fmt: skip
+
+
+def _print_plan(config: dict[str, Any], choice: dict[str, Any] | None, request: PlanRequest) -> None:
+    training = request.mode == "training"
+    print(config["explanation"])
+    if config["smallest_change"]:
+        print(f"Smallest change  {config['smallest_change']}")
+    if choice is not None:
+        print(f"Hardware         {choice['explanation']}")
+    if training:
+        print(f"Rule of thumb    {config['rule_of_thumb']['sentence'].removeprefix('The rule of thumb says ')}")
+        other = _own_script(config)
+        if other:
+            print(f"Other layouts    {other}")
+    for note in dict.fromkeys([*config["assumptions"], *(choice["assumptions"] if choice else [])]):
+        print(f"Assumed          {note}")
+    print()
+    _print_memory(config)
+    if config["fits"]:
+        print()
+        _print_time(config, training)
+    if config["fits"]:
+        print(f"Cost             {_cost(config)}")
+    print()
+    _print_candidates(config["candidates"], training)
+    _print_misfits(config["does_not_fit"])
+    if choice is not None:
+        print()
+        _print_options(choice)
+
+
+def _own_script(config: dict[str, Any]) -> str | None:
+    """Return the predicted gain of tensor and pipeline parallelism or selective checkpointing."""
+    best, mine = config["fastest_layout"], config["step_seconds"]
+    if not best["fits"] or mine is None or best["step_seconds"] >= 0.98 * mine:
+        return None
+    gain = mine / best["step_seconds"] - 1
+    return f"{best['title']} is predicted {gain:.0%} faster, but requires a training script that supports it"
+
+
+def _print_memory(config: dict[str, Any]) -> None:
+    memory = config["estimated_memory"]
+    parts = {name.removesuffix("_gb"): size for name, size in memory.items()}
+    outside = {"host": parts.pop("host"), "storage": parts.pop("storage")}
+    parts.pop("total")
+    whole = parts.pop("per_gpu")
+    rows = [(name.replace("_", " "), f"{size:.2f}") for name, size in parts.items() if size >= 0.005]
+    rows.append(("together", f"{whole:.2f}"))
+    rows += [(f"offloaded to {name}", f"{size:.2f}") for name, size in outside.items() if size > 0]
+    print_table(("memory per GPU", "GB"), rows)
+
+
+def _print_time(config: dict[str, Any], training: bool) -> None:
+    if training:
+        parts = "  ".join(
+            f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.3g}"
+            for name, seconds in config["predicted_time"].items()
+            if name.endswith("_seconds") and seconds > 0
+        )
+        speed = f"{config['tokens_per_second']:,.0f} tokens/s, MFU {config['model_flops_utilization']:.0%}"
+        print(f"Step             {config['step_seconds']:.3g} s per step {_range(config)}, {speed}")
+        print(f"  seconds        {parts}")
+        return
+    line = f"Batch            {config['batch_seconds']:.3g} s per batch {_range(config)}"
+    if config["new_tokens"]:
+        line += f", TTFT {config['ttft_seconds']:.3g} s"
+    if config["time_per_output_token_seconds"]:
+        line += f", TPOT {config['time_per_output_token_seconds'] * 1e3:.3g} ms"
+    print(f"{line}, {config['tokens_per_second']:,.0f} tokens/s")
+
+
+def _range(config: dict[str, Any]) -> str:
+    said = config["predicted_time"]
+    return f"({said['low']:.2g} to {said['high']:.2g})"
+
+
+def _cost(config: dict[str, Any]) -> str:
+    usd, hour = config["usd_per_million_tokens"], config.get("usd_per_hour")
+    if usd is None:
+        kind = "spot price" if config["market"] == "spot" else "price"
+        return f"not available: the catalog has no {kind} of {config['machine']}"
+    rate = f", {hour:.2f} USD per hour" if hour else ""
+    spot = " at spot prices" if config["market"] == "spot" else ""
+    return f"{_usd(usd)} USD per million tokens on {config['machine']}{rate}{spot}, for whole machines"
+
+
+def _print_candidates(candidates: list[dict[str, Any]], training: bool) -> None:
+    fitting = [each for each in candidates if each["fits"]]
+    if not fitting:
+        return
+    if training:
+        rows = [
+            (
+                each["title"],
+                f"{each['per_gpu_batch_size']} x {each['gradient_accumulation_steps']}",
+                f"{each['step_seconds']:.3g}",
+                f"{each['tokens_per_second']:,.0f}",
+                f"{each['per_gpu_gb']:.1f}",
+                _usd(each["usd_per_million_tokens"]),
+            )
+            for each in fitting
+        ]
+        print_table(("fastest", "batch x accumulated", "s per step", "tokens/s", "GB per GPU", "USD/M tokens"), rows)
+        return
+    rows = [
+        (
+            each["title"],
+            str(each["batch_size_per_replica"]),
+            f"{each['batch_seconds']:.3g}",
+            f"{each['tokens_per_second']:,.0f}",
+            f"{each['per_gpu_gb']:.1f}",
+            _usd(each["usd_per_million_tokens"]),
+        )
+        for each in fitting
+    ]
+    print_table(("fastest", "batch per replica", "s per batch", "tokens/s", "GB per GPU", "USD/M tokens"), rows)
+
+
+def _print_misfits(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(f"Does not fit     {row['title']}: {row['why_not']}")
+
+
+def _print_options(choice: dict[str, Any]) -> None:
+    options = [*choice["options"], *choice["without_price"]]
+    rows = [
+        (
+            f"{each['nodes']} x {each['instance']}" if each["nodes"] > 1 else each["instance"],
+            f"{each['gpu_count']} x {each['accelerator']}",
+            f"{each['tokens_per_second']:,.0f}",
+            _usd(each["usd_per_million_tokens"]),
+            "not known" if each["usd_per_hour"] is None else f"{each['usd_per_hour']:.2f}",
+            each["price_as_of"] or "-",
+        )
+        for each in _one_of_each(options)[:_SHOWN_OPTIONS]
+    ]
+    if rows:
+        print_table(("hardware", "devices", "tokens/s", "USD/M tokens", "USD/h", "price of"), rows, words=2)
+    print(
+        f"{len(options)} choices fit, {len(choice['too_slow'])} are too slow, {len(choice['does_not_fit'])} do not fit"
+    )
+
+
+def _one_of_each(options: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the best choice of each accelerator and of each CPU family."""
+    best: dict[str, dict[str, Any]] = {}
+    for each in options:
+        name = each["accelerator"]
+        best.setdefault(name.rpartition("-")[0] if each["hardware"] == "cpu" else name, each)
+    return list(best.values())
+
+
+def _usd(value: float | None) -> str:
+    from engine.planner.choice.descriptions import short
+
+    return "not known" if value is None else short(value)
+
+
+def _write(request: PlanRequest, answer: dict[str, Any], setup: Any) -> None:
+    """Write the plan as JSON, and for training the files of every launcher that supports it."""
+    from engine.planner.choice.launchers import FILES, launcher_files
+
+    assert request.output is not None
+    request.output.mkdir(parents=True, exist_ok=True)
+    files = {"plan.json": json.dumps(answer, indent=1) + "\n"}
+    left_out: dict[str, str] = {}
+    if setup is not None and answer["plan"]["fits"]:
+        written = launcher_files(setup)
+        files, left_out = files | written.files, written.left_out
+    for name in FILES - files.keys():  # left by an earlier plan: never mix the files of two configurations
+        (request.output / name).unlink(missing_ok=True)
+    for name, text in files.items():
+        write_atomically(request.output / name, text)
+    say = sys.stderr if request.as_json else sys.stdout
+    print(f"Files            {request.output}: {', '.join(files)}", file=say)
+    for name, reason in left_out.items():
+        print(f"Skipped          {name}: {reason}", file=say)
+
+
+def _refused(message: str) -> int:
+    print(message, file=sys.stderr)
+    return WRONG_ARGUMENTS

@@ -1,0 +1,382 @@
+"""`rankwise plan STUDY.yaml`: predict the performance and cost of every cell of a study before it is run.
+
+    rankwise plan study.yaml
+    rankwise plan study.yaml --accelerator aws/p5.48xlarge      # as if it ran there
+    rankwise plan study.yaml --learn-from 'runs/*' --output cells.csv
+
+Predictions use this machine's calibration for a local target, and the catalog for a target with a `machine`.
+Nothing is started, the network is not used, and torch is not imported.
+"""
+
+import csv
+import glob
+import io
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.common.base import write_atomically
+from configs.hardware.catalog import HardwareCatalog, catalog
+from configs.hardware.hardware import Accelerator, Machine
+from configs.hardware.prices import Price, TargetPrices
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
+from configs.plans.prediction import Prediction
+from configs.spec.cell import Cell
+from configs.spec.study import StudySpec, load_study
+from configs.workloads import descriptor_of
+from engine.planner.cells import interval
+from engine.planner.learning import Known
+from engine.planner.local import LocalMachine, local_machine, transport_of
+from flows.cli.plan.cost import StudyCost, study_cost
+from flows.cli.plan.request import PLANNED
+from flows.cli.tables import print_table
+from flows.folders import cache_folder
+from reports.planning.text import sources
+from tasks.models.sources import is_hub_repository, manifest_path
+from tasks.planning.inputs import copy_inputs, make_plan, planned_model
+from tasks.planning.predictions import MachineOf, Predictor, experiences_of
+from tasks.planning.target_machine import for_cell, named_machine
+
+_HEADER = ("", "ranks", "predicted", "low to high", "TTFT", "peak memory", "fits", "USD / M tokens")
+_MODELS_IN_ANSWER = 3
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study with its predictions and their inputs."""
+
+    plan: Plan
+    basis: tuple[str, ...]
+    advice: str | None
+    cost: StudyCost
+    learnt: str | None = None
+
+    def said(self, key: str) -> Prediction:
+        """Return the prediction of one cell."""
+        return self.plan.predictions[key]
+
+
+def plan_study(
+    path: Path,
+    assignments: list[str],
+    as_json: bool = False,
+    top: int = 12,
+    learn_from: str | None = None,
+    machine: str | None = None,
+    output: Path | None = None,
+    own: Path | None = None,
+) -> int:
+    """Predict a study and print it. Returns the exit code.
+
+    top: maximum rows per experiment. machine: `provider/instance`, or an accelerator of the catalog, instead of
+    the targets' own. learn_from: glob of run folders. output: CSV of all cells. own: the user's catalog file.
+    Raises StudyError, and ValueError naming the wrong option.
+    """
+    study = planned(load_study(path, assignments), path.parent, cache_folder(), learn_from, machine, own)
+    if output is not None:
+        write_atomically(output, cells_csv(study))
+    if as_json:
+        print(json.dumps(as_data(study), indent=1))
+        return PLANNED
+    print_plan(study, top)
+    if output is not None:
+        print(f"all {len(study.plan.cells)} cells written to {output}")
+    return PLANNED
+
+
+def planned(
+    study: StudySpec,
+    base: Path,
+    cache: Path,
+    learn_from: str | None = None,
+    machine: str | None = None,
+    own: Path | None = None,
+) -> PlannedStudy:
+    """Expand and predict a study offline, on machines that may have more ranks than this one."""
+    models = [_known_model(study, position, cache, base) for position in range(len(study.models))]
+    here = local_machine(cache)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = RunPaths(Path(folder))
+        inputs = copy_inputs(study, scratch, base)
+        machines, elsewhere = _machines(study, here, catalog(cache, own), machine)
+        plan = make_plan(study, models, inputs, scratch.inputs, cache, machine_of=elsewhere)
+        unpriced = {target: each for target, each in machines.items() if machine or not plan.prices[target].price}
+        plan = plan.model_copy(update={"prices": plan.prices | _prices(unpriced)})
+        known = [] if learn_from is None else _learned(learn_from, here)
+        predictor = Predictor(plan, scratch.inputs, cache, elsewhere, [one for one, _ in known])
+        predictions = predictor.predict_all()
+    plan = plan.model_copy(update={"predictions": predictions})
+    basis = tuple(dict.fromkeys(said.basis for said in predictions.values() if said.basis))
+    local_targets = {target.name for target in study.targets if target.kind == "local"} - set(machines)
+    local = any(cell.model and cell.target in local_targets for cell in plan.cells.values())
+    learnt = None if learn_from is None else _learnt(known, predictions, elsewhere is not None)
+    return PlannedStudy(plan, basis, here.advice if local else None, study_cost(plan), learnt)
+
+
+def _known_model(study: StudySpec, position: int, cache: Path, base: Path) -> PlannedModel:
+    """Resolve models as in `flows.precheck`, but without a revision for hub models, which are looked up by name."""
+    spec = study.models[position]
+    if not is_hub_repository(spec.id, base):
+        return planned_model(spec, position, cache, base)
+    identity = f"{spec.id}@{spec.revision}" if spec.revision else spec.id
+    manifest = manifest_path(identity, cache)
+    return PlannedModel(name=spec.name, identity=identity, manifest=str(manifest) if manifest.is_file() else "")
+
+
+def _learned(pattern: str, here: LocalMachine) -> list[tuple[Known, int]]:
+    """Return each run's corrections and its number of cells with a model. Raises ValueError without a run folder."""
+    from reports.reading.load import load_run as load_run
+
+    folders = [Path(name) for name in sorted(glob.glob(pattern)) if (Path(name) / "plan.json").is_file()]
+    if not folders:
+        raise ValueError(f"--learn-from {pattern}: no run folder (with a plan.json) matches. Quote the pattern")
+    runs = [load_run(RunPaths(folder)) for folder in folders]
+    return [
+        (experiences_of(run, here.fingerprint), sum(1 for cell in run.plan.cells.values() if cell.model))
+        for run in runs
+    ]
+
+
+def _learnt(known: Sequence[tuple[Known, int]], said: dict[str, Prediction], elsewhere: bool) -> str | None:
+    """Return why the named runs give no correction; None if they give one."""
+    if any(each.correction is not None for each in said.values()):
+        return None
+    taught, cells = sum(len(one.experiences) for one, _ in known), sum(count for _, count in known)
+    if elsewhere:
+        return f"no correction: 0 of {cells} cells usable (runs of this machine do not apply to another machine)"
+    if not taught:
+        return f"no correction: 0 of {cells} cells usable (other hardware, machine under load, or not completed)"
+    return f"no correction: {taught} of {cells} cells usable, but they have other models or workloads"
+
+
+def _prices(machines: dict[str, Machine]) -> dict[str, TargetPrices]:
+    """Return prices of the machines that the user named instead of the targets' own."""
+    return {
+        target: TargetPrices(
+            price=Price(usd_per_hour=machine.usd_per_hour, source=f"catalog, {machine.name}")
+            if machine.usd_per_hour
+            else None
+        )
+        for target, machine in machines.items()
+    }
+
+
+def _machines(
+    study: StudySpec, here: LocalMachine, known: HardwareCatalog, named: str | None
+) -> tuple[dict[str, Machine], MachineOf | None]:
+    """Return the machines of remote targets and where each cell would run; None if all cells run on this machine."""
+    machines: dict[str, Machine] = {}
+    targets = {target.name: target for target in study.targets}
+    for target in study.targets:
+        name = named or target.machine
+        if name is not None:
+            try:
+                machines[target.name] = _machine_called(name, known)
+            except ValueError as error:
+                where = "--accelerator" if named else f"targets: {target.name}: machine"
+                raise ValueError(f"{where}: {error}") from error
+    if not machines:
+        return {}, None
+
+    def machine_of(cell: Any) -> Machine:
+        target = targets[cell.target]
+        machine = machines.get(target.name) or named_machine(target, known)
+        if machine is None:
+            return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
+        return for_cell(machine, cell, target, known)
+
+    return machines, machine_of
+
+
+def _machine_called(name: str, known: HardwareCatalog) -> Machine:
+    """Return an instance (`provider/instance`), else a node of eight accelerators of this kind."""
+    if "/" in name:
+        return known.instance(name)
+    device: Accelerator = known.accelerator(name)
+    return Machine(name=device.name, accelerator=device, accelerators=8, inside=device.link)
+
+
+def print_plan(study: PlannedStudy, top: int) -> None:
+    """Print the summary, then a table for each experiment."""
+    print(answer(study))
+    for line in _remarks(study):
+        print(f"  {line}")
+    for experiment in study.plan.experiments:
+        print()
+        _print_experiment(study, experiment, top)
+
+
+def answer(study: PlannedStudy) -> str:
+    """Return a one-sentence summary: best prediction, cells that do not fit, duration and cost."""
+    plan, said = study.plan, study.plan.predictions
+    parts = [f"{plan.study}: {len(plan.cells)} cell{'s' if len(plan.cells) != 1 else ''}"]
+    for model in plan.models[:_MODELS_IN_ANSWER]:
+        keys = [key for key, cell in plan.cells.items() if cell.model == model.identity and said[key].throughput]
+        if keys:
+            best = max(keys, key=lambda key: said[key].throughput or 0.0)
+            parts.append(
+                f"{model.name} predicted fastest at {plan.cells[best].label}: {_rate(plan.cells[best], said[best])}"
+            )
+    too_large = sum(1 for each in said.values() if each.fits is False)
+    unknown = sum(1 for each in said.values() if each.throughput is None)
+    if too_large:
+        parts.append(f"{too_large} do not fit")
+    elif all(each.fits for each in said.values()):
+        parts.append("all fit")
+    if unknown:
+        parts.append(f"{unknown} without a prediction")
+    return "; ".join([*parts, study.cost.text]) + "."
+
+
+def _remarks(study: PlannedStudy) -> list[str]:
+    stand_on = sources(study.basis)
+    lines = [f"speeds: {text}" for text in stand_on[:3]]
+    if len(stand_on) > 3:
+        lines.append(f"speeds: {len(stand_on) - 3} more sources")
+    learned = correction_text(list(study.plan.predictions.values()))
+    lines += [line for line in (learned, study.learnt) if line]
+    reasons: dict[str, int] = {}
+    for said in study.plan.predictions.values():
+        if said.reason:
+            reasons[said.reason] = reasons.get(said.reason, 0) + 1
+    lines += [f"{count} x {reason}" for reason, count in list(reasons.items())[:3]]
+    return lines + ([study.advice] if study.advice else [])
+
+
+def correction_text(predictions: Sequence[Prediction]) -> str | None:
+    """Return the correction of the times and its number of records; None without a correction."""
+    taught = [said for said in predictions if said.correction is not None]
+    if not taught:
+        return None
+    times = sorted(said.correction or 1.0 for said in taught)
+    middle, records = statistics.median(times), max(said.learnt_from for said in taught)
+    spread = "" if times[-1] - times[0] < 0.005 else f" ({times[0]:.2f} to {times[-1]:.2f} by cell)"
+    return f"corrected: time x {middle:.2f}{spread}, from {records} records of this machine"
+
+
+def _print_experiment(study: PlannedStudy, experiment: PlannedExperiment, top: int) -> None:
+    plan = study.plan
+    model = f": {experiment.model}" if experiment.model else ""
+    points = list(experiment.points)
+    shown = points
+    title = f"{experiment.name}{model}"
+    if len(points) > top:
+        shown = sorted(points, key=lambda point: -(study.said(point.cell).throughput or 0.0))[:top]
+        title += f": {top} predicted fastest of {len(points)}"
+    print(title)
+    header = tuple("step" if name == "first token" and _trains(study, experiment) else name for name in _HEADER)
+    rows = [_row(point.label, plan.cells[point.cell], study.said(point.cell)) for point in shown]
+    print_table(header, rows)
+    if experiment.candidates:
+        _print_candidates(plan.cells[points[0].cell], experiment, top)
+
+
+def _print_candidates(cell: Cell, experiment: PlannedExperiment, top: int) -> None:
+    """Print all layouts by predicted rank and whether each is measured."""
+    shown = experiment.candidates[:top]
+    print(
+        f"ranking of {len(experiment.candidates)} layouts"
+        + (f", the first {top}" if len(experiment.candidates) > top else "")
+    )
+    rows = [
+        (
+            each.label,
+            "yes" if each.cell else f"no: {each.reason}",
+            _rate(cell, each.prediction, "-"),
+            {None: "-", True: "yes", False: "NO"}[each.prediction.fits],
+        )
+        for each in shown
+    ]
+    print_table(("layout", "to be measured", "predicted", "fits"), rows, words=2)
+
+
+def _trains(study: PlannedStudy, experiment: PlannedExperiment) -> bool:
+    return any(descriptor_of(study.plan.cells[point.cell].workload).trains for point in experiment.points)
+
+
+def _row(label: str, cell: Cell, said: Prediction) -> tuple[str, ...]:
+    first = said.ttft_seconds if said.ttft_seconds is not None else said.step_seconds
+    bounds = interval(said.throughput, said.factor) if said.throughput is not None else None
+    return (
+        label,
+        str(cell.layout.ranks),
+        _rate(cell, said, "-"),
+        f"{_short(bounds[0])} to {_short(bounds[1])}" if bounds else "-",
+        "-" if first is None else f"{first * 1e3:.3g} ms" if first < 1 else f"{first:.3g} s",
+        "-" if said.peak_memory_bytes is None else f"{said.peak_memory_bytes / 2**20:,.0f} MiB",
+        {None: "-", True: "yes", False: "NO"}[said.fits],
+        "-" if said.usd_per_million_tokens is None else f"{said.usd_per_million_tokens:.3g}",
+    )
+
+
+def _rate(cell: Cell, said: Prediction, unknown: str = "unknown") -> str:
+    known = descriptor_of(cell.workload)
+    rate = getattr(said, known.throughput)
+    return unknown if rate is None else f"{_short(rate)} {known.unit}s/s"
+
+
+def _short(value: float) -> str:
+    """Format with three significant digits, or with all digits of an integer."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def as_data(study: PlannedStudy) -> dict[str, Any]:
+    """Return the complete plan as plain data."""
+    plan = study.plan
+    return {
+        "study": plan.study,
+        "answer": answer(study),
+        "basis": list(study.basis),
+        "advice": study.advice,
+        "correction": correction_text(list(plan.predictions.values())),
+        "learnt": study.learnt,
+        "launches": study.cost.launches,
+        "measurements": study.cost.measurements,
+        "seconds": study.cost.seconds,
+        "usd": study.cost.usd,
+        "experiments": [
+            {
+                "name": experiment.name,
+                "kind": experiment.kind,
+                "model": experiment.model,
+                "points": [{"label": point.label, "cell": point.cell} for point in experiment.points],
+                "candidates": [
+                    {
+                        "label": each.label,
+                        "cell": each.cell,
+                        "not_measured": each.reason,
+                        **each.prediction.model_dump(mode="json"),
+                    }
+                    for each in experiment.candidates
+                ],
+            }
+            for experiment in plan.experiments
+        ],
+        "cells": {
+            key: {"label": cell.label, "ranks": cell.layout.ranks, **study.said(key).model_dump(mode="json")}
+            for key, cell in plan.cells.items()
+        },
+    }
+
+
+def cells_csv(study: PlannedStudy) -> str:
+    """Write a CSV row for each point of each experiment."""
+    names = [name for name in Prediction.model_fields if name != "factor"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["experiment", "model", "label", "cell", "ranks", *names, "throughput_low", "throughput_high"])
+    for experiment in study.plan.experiments:
+        for point in experiment.points:
+            said = study.said(point.cell)
+            bounds = interval(said.throughput, said.factor) if said.throughput is not None else None
+            values = [getattr(said, name) for name in names]
+            ranks = study.plan.cells[point.cell].layout.ranks
+            writer.writerow(
+                [experiment.name, experiment.model, point.label, point.cell, ranks, *values, *(bounds or (None, None))]
+            )
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""Commands that read finished runs: status, report, compare, history, fit, logs."""

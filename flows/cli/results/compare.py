@@ -1,0 +1,252 @@
+"""`rankwise compare` and `rankwise history`: compare two runs, and track figures over many runs.
+
+Exit codes of `compare`: 0 no regression, 4 a regression over the threshold, 2 wrong arguments, 1 anything else.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from configs.common.base import write_atomically
+from configs.plans.paths import RunPaths
+from reports.reading.load import load_run
+from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
+from reports.runs.between_runs import BetweenRuns, between_runs
+from reports.runs.compare import compare
+from reports.runs.compare_export import as_json, junit_xml
+from reports.runs.compare_text import markdown, short_commit, terminal_text
+from reports.runs.history import FILE_NAME, KeptRun, open_history
+from reports.text import UNKNOWN, Table, aligned, code, escaped, estimate_cell
+
+NO_REGRESSION, OTHER_ERROR, WRONG_ARGUMENTS, REGRESSION = 0, 1, 2, 4
+DEFAULT_HISTORY = Path("runs") / FILE_NAME
+
+
+def compare_runs(
+    first: Path,
+    second: Path | None,
+    baseline: str | None = None,
+    threshold_percent: float = 5.0,
+    markdown_file: Path | None = None,
+    junit_file: Path | None = None,
+    json_wanted: bool = False,
+    history_file: Path | None = None,
+) -> int:
+    """Compare a run with another or with a baseline of the history, and return the exit code.
+
+    With `baseline`, `first` is the newer run. Raises ValueError for runs that cannot be compared.
+    """
+    if (second is None) == (baseline is None):
+        return _refused("RUN: expected two run folders, or one and --baseline NAME")
+    if not 0 < threshold_percent < 100:
+        return _refused(f"--threshold: got {threshold_percent:g}, expected a percentage between 0 and 100 (default 5)")
+    if second is not None and first.absolute() == second.absolute():
+        return _refused(f"{first}: got the same run twice, expected two runs")
+    file = history_file or first.absolute().parent / FILE_NAME
+    if history_file is not None and not file.exists():
+        raise ValueError(f"{file}: no such history. Create it with `rankwise history add RUN --as NAME`")
+    if baseline is not None:
+        with open_history(file) as history:
+            before = history.run(baseline).figures
+        after = read_run(first)
+    else:
+        assert second is not None
+        before, after = read_run(first), read_run(second)
+    comparison = compare(before, after, threshold_percent / 100, _between(file, before, after))
+    if markdown_file is not None:
+        write_atomically(markdown_file, markdown(comparison))
+    if junit_file is not None:
+        write_atomically(junit_file, junit_xml(comparison))
+    print(json.dumps(as_json(comparison), indent=1) if json_wanted else terminal_text(comparison).rstrip())
+    return REGRESSION if comparison.regressions else NO_REGRESSION
+
+
+def read_run(folder: Path) -> RunFigures:
+    """Return the comparable figures of a run folder. Raises ValueError for a folder without a run."""
+    from flows.cli.results.inspect import open_run
+
+    run, _ = open_run(folder)
+    return run_figures(load_run(RunPaths(run.folder)), str(folder))
+
+
+def _between(file: Path, before: RunFigures, after: RunFigures) -> Mapping[str, BetweenRuns]:
+    """Return the noise between runs of the same code if a history has it, excluding the run in question."""
+    if not file.exists():
+        return {}
+    keys = frozenset(before.cells.keys() & after.cells.keys())
+    with open_history(file) as history:
+        kept = [run.figures for run in history.runs(keys)]
+    return between_runs([run for run in kept if run.started_at != after.started_at], keys)
+
+
+def _refused(message: str) -> int:
+    print(message, file=sys.stderr)
+    return WRONG_ARGUMENTS
+
+
+def history_add(folder: Path, name: str | None = None, history_file: Path | None = None) -> int:
+    """Add a run's figures to the history, optionally under a name. Returns the exit code."""
+    file = history_file or folder.absolute().parent / FILE_NAME
+    run = read_run(folder)
+    with open_history(file, create=True) as history:
+        added = history.add(run, name)
+    said = {
+        "new": f"added as run {added.number}",
+        "known": f"already present as run {added.number}",
+        "grown": f"updated with new measurements as run {added.number}",
+    }[added.state]
+    named = f", named {name}" if name is not None else ""
+    moved = f" (previously run {added.moved_from})" if added.moved_from is not None else ""
+    print(f"{folder}: {said}{named}{moved}  ({file})")
+    return NO_REGRESSION
+
+
+def history_list(history_file: Path | None = None, json_wanted: bool = False) -> int:
+    """Print all runs of a history, oldest first. Returns the exit code."""
+    with open_history(history_file or DEFAULT_HISTORY) as history:
+        runs = history.runs()
+    if json_wanted:
+        print(json.dumps([_run_json(run) for run in runs], indent=1))
+        return NO_REGRESSION
+    rows = [
+        (
+            str(run.number),
+            escaped(", ".join(run.names)) or UNKNOWN,
+            escaped(run.figures.study),
+            _moment(run.figures.started_at),
+            short_commit(run.figures.commit) if run.figures.commit else UNKNOWN,
+            run.figures.environment or UNKNOWN,
+            f"{sum(cell.completed for cell in run.figures.cells.values())} of {len(run.figures.cells)}",
+            escaped(run.source),
+        )
+        for run in runs
+    ]
+    columns = ("run", "names", "study", "measured", "commit", "environment", "cells", "from")
+    print(aligned(Table(columns, tuple(rows), text_columns=len(columns))) if rows else "the history is empty")
+    return NO_REGRESSION
+
+
+def history_show(
+    what: str,
+    history_file: Path | None = None,
+    figure: str = "throughput",
+    plot: Path | None = None,
+    json_wanted: bool = False,
+) -> int:
+    """Print the cells of a run (name or number), or one cell (key or name) over the runs; return the exit code.
+
+    `plot`: also plot the cell's figure over the runs. Raises ValueError for an unknown name.
+    """
+    kind = next((kind for kind in FIGURE_KINDS if kind.name == figure), None)
+    if kind is None:
+        return _refused(f"--figure: got {figure}, expected one of: {', '.join(kind.name for kind in FIGURE_KINDS)}")
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        return _refused(f"--plot: got {plot}, expected a name that ends in .png or .svg")
+    with open_history(history_file or DEFAULT_HISTORY) as history:
+        found = history.run_or_key(what)
+        runs = history.runs([found]) if isinstance(found, str) else []
+    if isinstance(found, KeptRun):
+        if plot is not None:
+            return _refused(
+                f"--plot: {what} is a run, expected a cell. `rankwise history show {what}` lists the keys of its cells"
+            )
+        _show_run(found, kind, json_wanted)
+        return NO_REGRESSION
+    _show_cell(runs, found, kind, json_wanted)
+    if plot is not None:
+        _draw(runs, found, kind, plot)
+        if not json_wanted:
+            print(f"Figure     {plot}")
+    return NO_REGRESSION
+
+
+def _show_run(run: KeptRun, kind: FigureKind, json_wanted: bool) -> None:
+    cells = run.figures.cells.values()
+    if json_wanted:
+        found = {
+            cell.key: {"name": cell.title, "status": cell.status, "figures": _by_repeat(cell.figures)} for cell in cells
+        }
+        print(json.dumps({**_run_json(run), "cells": found}, indent=1))
+        return
+    rows = [
+        (
+            code(cell.key),
+            escaped(cell.title),
+            cell.status.replace("_", " "),
+            estimate_cell(cell.estimate(kind.name), kind.scale),
+            cell.unit_of(kind),
+        )
+        for cell in cells
+    ]
+    print(aligned(Table(("key", "cell", "state", f"{kind.title}, median (interval)", "unit"), tuple(rows), 3)))
+
+
+def _show_cell(runs: list[KeptRun], key: str, kind: FigureKind, json_wanted: bool) -> None:
+    pairs = [(run, run.figures.cells[key]) for run in runs]
+    if json_wanted:
+        found = [{**_run_json(run), "status": cell.status, "figures": _by_repeat(cell.figures)} for run, cell in pairs]
+        print(json.dumps({"key": key, "name": pairs[-1][1].title, "runs": found}, indent=1))
+        return
+    rows = [
+        (
+            escaped(run.title),
+            _moment(run.figures.started_at),
+            short_commit(run.figures.commit) if run.figures.commit else UNKNOWN,
+            run.figures.environment or UNKNOWN,
+            cell.status.replace("_", " "),
+            str(len(cell.values(kind.name))),
+            estimate_cell(cell.estimate(kind.name), kind.scale),
+        )
+        for run, cell in pairs
+    ]
+    unit = pairs[-1][1].unit_of(kind)
+    columns = ("run", "measured", "commit", "environment", "state", "repeats", f"{unit}, median (interval)")
+    print(f"{pairs[-1][1].title}  {key}  {kind.title}")
+    print(aligned(Table(columns, tuple(rows), text_columns=5)))
+
+
+def _draw(runs: list[KeptRun], key: str, kind: FigureKind, plot: Path) -> None:
+    from reports.plots.runs.history import draw_history, history_height
+    from reports.plots.style import drawn
+
+    draw = partial(draw_history, runs=runs, key=key, kind=kind)
+    write_atomically(plot, drawn(draw, history_height(len(runs)))[plot.suffix[1:]])
+
+
+def _by_repeat(figures: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, float]]:
+    return {name: {str(repeat): value for repeat, value in values.items()} for name, values in figures.items()}
+
+
+def _run_json(run: KeptRun) -> dict[str, Any]:
+    figures = run.figures
+    return {
+        "run": run.number,
+        "names": list(run.names),
+        "study": figures.study,
+        "started_at": figures.started_at,
+        "commit": figures.commit,
+        "environment": figures.environment,
+        "from": run.source,
+    }
+
+
+def _moment(text: str | None) -> str:
+    return text[:16].replace("T", " ") if text else UNKNOWN
+
+
+def join_runs(pattern: str, output: Path | None = None) -> int:
+    """Write one report over the runs that match a pattern. Returns the exit code; raises as `find_runs`."""
+    from reports.runs.join import find_runs, joined_report
+
+    found = find_runs(pattern)
+    studies = [load_run(RunPaths(folder.absolute())) for folder in found.folders]
+    file = output or Path("joined.md")
+    write_atomically(file, joined_report(studies, found.others))
+    for other in found.others:
+        print(f"{other}: not a run folder, skipped")
+    print(f"{len(studies)} runs joined")
+    print(f"Report     {file}")
+    return NO_REGRESSION

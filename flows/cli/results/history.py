@@ -1,0 +1,60 @@
+"""`rankwise history`: a small file with the figures of many runs, for baselines and trends."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Track the figures of many runs in one small file: baselines and trends.", no_args_is_help=True)
+
+HistoryFile = Annotated[
+    Path | None,
+    typer.Option("--history", metavar="FILE", help="history file  [default: history.sqlite beside the run folder]"),
+]
+_RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
+_AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    folder: _RunFolder,
+    name: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="name for this run, used with --baseline")
+    ] = None,
+    history: HistoryFile = None,
+) -> None:
+    """Add a run's figures to the history."""
+    from flows.cli.results.compare import history_add as add
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: add(folder, name, history), folder, _debug(context)))
+
+
+@app.command("list")
+def list_runs(context: typer.Context, as_json: _AsJson = False, history: HistoryFile = None) -> None:
+    """List all runs of the history."""
+    from flows.cli.results.compare import history_list as show
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: show(history, as_json), Path(), _debug(context)))
+
+
+@app.command("show")
+def show(
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="a run's name or number, or a cell's key or name")],
+    figure: Annotated[str, typer.Option(help="throughput, ttft_seconds, peak_memory_bytes ...")] = "throughput",
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="draw the cell's figure over the runs")] = None,
+    as_json: _AsJson = False,
+    history: HistoryFile = None,
+) -> None:
+    """Show a run's cells, or one cell over the runs."""
+    from flows.cli.results.compare import history_show as show
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: show(what, history, figure, plot, as_json), Path(), _debug(context)))
+
+
+def _debug(context: typer.Context) -> bool:
+    return bool((context.obj or {}).get("debug"))

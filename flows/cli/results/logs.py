@@ -1,0 +1,122 @@
+"""`rankwise logs`: print the logs of all ranks, launchers and schedulers of a run, prefixed by job and writer.
+
+Files are re-read by name; a truncated, replaced or moved file is detected by its last bytes.
+"""
+
+import heapq
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from configs.plans.paths import JobPaths, RunPaths
+from flows.cli.results.inspect import open_run
+
+_POLL_SECONDS = 0.5
+_REMEMBERED_BYTES = 64
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00 ")
+
+
+@dataclass
+class _Reading:
+    """How far a file was read: its position and the last bytes before it, which identify the file.
+
+    mark: inode, size and modification time; an unchanged file is not opened again.
+    """
+
+    mark: tuple[int, int, int] = (0, 0, 0)
+    position: int = 0
+    tail: bytes = b""
+    stamp: str = ""
+
+
+def print_logs(folder: Path, follow: bool, rank: int | None = None, job: str = "") -> int:
+    """Print the logs of a run, ordered by time within each job; with `follow` until the run ends.
+
+    rank: only this rank. job: only jobs with this name prefix. Raises ValueError for a folder without a run.
+    """
+    run, _ = open_run(folder)
+    readings: dict[Path, _Reading] = {}
+    try:
+        while True:
+            last = not follow or not _is_worked_on(run)
+            for job_folder in _job_folders(run, job):
+                _print_new(_files(JobPaths(job_folder), rank), readings, last)
+            if last:
+                return 0
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        return 0  # Ctrl-C ends --follow
+
+
+def _is_worked_on(run: RunPaths) -> bool:
+    from tasks.campaign.run_lock import is_locked
+
+    return is_locked(run)
+
+
+def _job_folders(run: RunPaths, job: str) -> list[Path]:
+    """Return the job folders of a run and of its preflight checks, in order of creation."""
+    folders = [*run.folder.glob("preflight/jobs/[0-9]*-*"), *run.jobs.glob("[0-9]*-*")]
+    chosen = (folder for folder in folders if folder.name.startswith(job))
+    return sorted(chosen, key=lambda folder: (folder.parents[1] == run.folder, folder.name))
+
+
+def _files(paths: JobPaths, rank: int | None) -> list[Path]:
+    """Return all log files of a job folder: of ranks, launchers and Slurm."""
+    return [paths.rank_log(rank)] if rank is not None else sorted(paths.folder.glob("*.log"))
+
+
+def _print_new(files: Iterable[Path], readings: dict[Path, _Reading], last: bool) -> None:
+    """Print new lines of all files in order of time."""
+    lines = [_stamped(path, readings.setdefault(path, _Reading()), last) for path in files]
+    for _, path, line in heapq.merge(*lines, key=lambda found: found[0]):
+        print(f"{path.parent.name}/{path.stem}: {line}")
+    sys.stdout.flush()
+
+
+def _stamped(path: Path, reading: _Reading, last: bool) -> Iterator[tuple[str, Path, str]]:
+    """Return new lines of a file with their times; a line without a time gets that of the line before it."""
+    lines = _new_lines(path, reading, last)
+    if lines and not reading.stamp:
+        reading.stamp = next(filter(None, map(_stamp_of, lines)), "") or _modified(path)
+    for line in lines:
+        reading.stamp = _stamp_of(line) or reading.stamp
+        yield reading.stamp, path, line
+
+
+def _stamp_of(line: str) -> str:
+    found = _STAMP.match(line)
+    return found.group().strip() if found else ""
+
+
+def _modified(path: Path) -> str:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="microseconds")
+    except OSError:
+        return ""  # moved just now
+
+
+def _new_lines(path: Path, reading: _Reading, last: bool) -> list[str]:
+    """Return the complete lines after the last position; a line without an end only if the file is final."""
+    try:
+        status = path.stat()
+        mark = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if mark == reading.mark and not last:
+            return []
+        with path.open("rb") as file:
+            file.seek(max(0, reading.position - len(reading.tail)))
+            if file.read(len(reading.tail)) != reading.tail:
+                reading.position, reading.tail, reading.stamp = 0, b"", ""  # replaced or truncated
+                file.seek(0)
+            data = file.read()
+    except OSError:
+        return []  # not written yet, or moved just now
+    reading.mark = mark
+    whole = data if last else data[: data.rfind(b"\n") + 1]
+    reading.position += len(whole)
+    reading.tail = (reading.tail + whole)[-_REMEMBERED_BYTES:]
+    return whole.decode(errors="replace").splitlines()

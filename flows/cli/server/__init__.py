@@ -1,0 +1,1 @@
+"""Commands for Prefect: team, deploy-flows."""

@@ -1,0 +1,68 @@
+"""`rankwise team`: a permanent Prefect server, worker and schedules for a team on one machine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Keep a Prefect server, a worker and schedules running for a team.", no_args_is_help=True)
+
+TeamFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="folder of database, logs and runs  [default: `team` in the data folder]"),
+]
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    folder: TeamFolder = None,
+    host: Annotated[str, typer.Option(help="listening address of the server")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="listening port of the server", min=1, max=65535)] = 4200,
+    database: Annotated[
+        str | None, typer.Option(metavar="URL", help="postgresql://USER@HOST/NAME instead of SQLite")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="maximum concurrent flow runs", min=1)] = 1,
+    api: Annotated[
+        str | None, typer.Option(metavar="URL", help="API of a remote server; starts only the worker")
+    ] = None,
+    background: Annotated[bool, typer.Option("--background", help="return once everything is running")] = False,
+) -> None:
+    """Start server and worker, register the flows, and run until Ctrl-C or SIGTERM."""
+    from flows.team.setup import TeamSetup
+    from flows.team.up import up as start
+
+    where = _folder(folder)
+    setup = TeamSetup(where, host, port, database, workers, api.rstrip("/") if api else None)
+    _exit(context, lambda: start(setup, background), where)
+
+
+@app.command()
+def status(context: typer.Context, folder: TeamFolder = None) -> None:
+    """Show the state of server and worker; exit code 0 if both run."""
+    from flows.team.up import status as tell
+
+    where = _folder(folder)
+    _exit(context, lambda: tell(where), where)
+
+
+@app.command()
+def down(context: typer.Context, folder: TeamFolder = None) -> None:
+    """Stop server, worker and flow runs within 30 seconds; completed measurements are kept."""
+    from flows.team.up import down as end
+
+    where = _folder(folder)
+    _exit(context, lambda: end(where), where)
+
+
+def _folder(named: Path | None) -> Path:
+    from flows.team.setup import default_folder
+
+    return named.expanduser().absolute() if named else default_folder()
+
+
+def _exit(context: typer.Context, work: Callable[[], int], subject: Path) -> None:
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(work, subject, bool((context.obj or {}).get("debug"))))

@@ -1,0 +1,84 @@
+"""`rankwise verify`: compare a model's answers in a layout with those of unmodified transformers.
+
+    rankwise verify --model DIR --tp 2 --dtype bfloat16
+    rankwise verify --model DIR --save-reference good.zip          # then, of another checkpoint:
+    rankwise verify --model OTHER --reference good.zip
+    rankwise verify --all-architectures --layout tp=2 --layout pp=2         # one table
+
+Exit codes: 0 agrees, 4 a defect, 2 not supported (or a wrong argument), 3 no verdict because a run failed, 1 any other
+error. Runs without Prefect and without a server.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+_SAVED = "save the reference answers here, for later runs without transformers"
+
+
+def verify(
+    context: typer.Context,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR|ID", help="folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED; several give a table"
+        ),
+    ] = None,
+    all_architectures: Annotated[
+        bool, typer.Option("--all-architectures", help="verify a small synthetic model of every family")
+    ] = False,
+    layout: Annotated[
+        list[str] | None, typer.Option(metavar="tp=2,pp=2", help="instead of --tp, --pp and --dp; several give a table")
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="tensor-parallel degree")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="pipeline stages")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="replicas")] = 1,
+    engine: Annotated[
+        Literal["rankwise", "transformers", "deepspeed", "onnxruntime"], typer.Option(help="engine to verify")
+    ] = "rankwise",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="16-bit types are also checked in float32")
+    ] = "float32",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="one `prompt` per line; default: built-in prompts of mixed lengths"),
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="number of prompts; default 20")] = None,
+    new_tokens: Annotated[int | None, typer.Option(min=1, help="tokens generated per prompt; default 16")] = None,
+    save_reference: Annotated[Path | None, typer.Option(metavar="FILE", help=_SAVED)] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="compare with this saved reference, on its prompts")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="keep the run folder here: records, logs, completions")
+    ] = None,
+) -> None:
+    """Compare a model's answers in a layout with unmodified transformers; exit code 4 on a defect."""
+    from configs.common.execution import Layout
+    from configs.hardware.architectures import one_of_each_family
+    from flows.cli.run import guarded
+    from flows.cli.verify.run import VerificationRequest, run_verify
+    from flows.cli.verify.table import LAYOUTS, layout_of, run_table
+    from tasks.checks.verification import VerificationSpec
+
+    models = [*(model or []), *(f"synthetic:{name}@0" for name in one_of_each_family() if all_architectures)]
+    if not models:
+        raise typer.BadParameter("expected a model or --all-architectures", param_hint="--model")
+    if layout and (dp, tp, pp) != (1, 1, 1):
+        raise typer.BadParameter("cannot be combined with --tp, --pp and --dp", param_hint="--layout")
+    try:
+        layouts = [layout_of(written) for written in layout or ()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--layout") from error
+    if not layouts:
+        layouts = list(LAYOUTS) if all_architectures and (dp, tp, pp) == (1, 1, 1) else [Layout(dp=dp, tp=tp, pp=pp)]
+    asked = VerificationSpec(models[0], layouts[0], engine, dtype, prompts, num_prompts, new_tokens)
+    debug = context.obj["debug"]
+    if len(models) == len(layouts) == 1:
+        request = VerificationRequest(asked, save_reference, reference, as_json, keep)
+        raise typer.Exit(guarded(lambda: run_verify(request), Path(models[0]), debug))
+    if save_reference is not None or reference is not None:
+        raise typer.BadParameter("requires one model in one layout", param_hint="--save-reference, --reference")
+    raise typer.Exit(guarded(lambda: run_table(models, layouts, asked, keep, as_json), Path(models[0]), debug))

@@ -1,0 +1,167 @@
+"""Implementation of `rankwise verify`, from the request to the exit code; see `flows.cli.verify.command`."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.plans.paths import RunPaths
+from configs.plans.record import Record, Status
+from flows.cli.verify.text import (
+    AGREES,
+    DEFECT,
+    FAILED,
+    NOT_SUPPORTED,
+    VerificationOutcome,
+    outcome_json,
+    outcome_lines,
+)
+from flows.folders import cache_folder
+from reports.correctness.section import judge_experiment
+from reports.reading.load import load_run
+from tasks.checks.saved_reference import SavedReference, load_reference, save_reference
+from tasks.checks.verification import Verification, VerificationSpec, measure, prepare
+from tasks.models.sources import TransientFetchError
+
+OTHER_ERROR = 1
+EXIT_CODES = {AGREES: 0, DEFECT: 4, NOT_SUPPORTED: 2, FAILED: 3}
+_USER_MISTAKES = ("ValueError", "NotImplementedError", "ModuleNotFoundError")
+
+
+@dataclass(frozen=True)
+class VerificationRequest:
+    """Arguments of the command line."""
+
+    asked: VerificationSpec
+    save: Path | None = None
+    reference: Path | None = None
+    as_json: bool = False
+    keep: Path | None = None
+
+
+def run_verify(request: VerificationRequest) -> int:
+    """Verify, print, and return the exit code."""
+    try:
+        folder = _run_folder(request)
+    except ValueError as error:
+        return _say(request, VerificationOutcome(NOT_SUPPORTED, str(error)))
+    kept = False
+    try:
+        with sigterm_as_interrupt():
+            outcome, verification, saved = verified(request, RunPaths(folder))
+        kept = outcome.verdict == FAILED or (request.keep is not None and outcome.measured)
+        return _say(request, outcome, verification, saved, folder if kept else None)
+    except KeyboardInterrupt:
+        print("interrupted: all launches ended", file=sys.stderr)
+        return OTHER_ERROR
+    except TransientFetchError as error:
+        print(error, file=sys.stderr)
+        return OTHER_ERROR
+    except OSError as error:
+        print(f"{error.filename or folder}: {error.strerror or error}", file=sys.stderr)
+        return OTHER_ERROR
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_folder(request: VerificationRequest) -> Path:
+    """Yield an empty working folder. Raises ValueError for unusable paths."""
+    if request.save is not None and request.reference is not None:
+        raise ValueError("--save-reference, --reference: mutually exclusive")
+    if request.save is not None and (request.save.is_dir() or not request.save.absolute().parent.is_dir()):
+        raise ValueError(f"--save-reference: got {request.save}, expected a file in an existing folder")
+    if request.keep is None:
+        return Path(tempfile.mkdtemp(prefix="rankwise-verify-"))
+    try:
+        request.keep.mkdir(exist_ok=True)
+        if any(request.keep.iterdir()):
+            raise ValueError(f"--keep: {request.keep} is not empty. Use a new folder")
+    except OSError as error:
+        raise ValueError(f"--keep: {request.keep}: {error.strerror or error}") from error
+    return request.keep.absolute()
+
+
+def verified(
+    request: VerificationRequest, run: RunPaths
+) -> tuple[VerificationOutcome, Verification | None, SavedReference | None]:
+    """Prepare, measure and judge in an empty run folder."""
+    cache, asked = cache_folder(), request.asked
+    try:
+        saved = load_reference(request.reference) if request.reference is not None else None
+        verification = prepare(asked, run, cache, Path.cwd(), saved)
+    except ValueError as error:
+        return VerificationOutcome(NOT_SUPPORTED, str(error)), None, None
+    cores = len(os.sched_getaffinity(0))
+    if asked.layout.ranks > cores:
+        print(f"warning: {asked.layout.ranks} ranks on {cores} cores will be slow", file=sys.stderr)
+    measure(verification, cache, lambda line: print(line, file=sys.stderr, flush=True), request.save is not None)
+    record = verification.record(verification.reference_cell)
+    if request.save is not None and record is not None and record.status is Status.COMPLETED:
+        save_reference(request.save, run, verification.plan, verification.own_tokenizer)
+    return _judged(verification), verification, saved
+
+
+def _judged(verification: Verification) -> VerificationOutcome:
+    """Return the verdict of the requested cell and of its check in float32."""
+    for key, whose in ((verification.asked_cell, ""), (verification.reference_cell, "the reference: ")):
+        outcome = _not_completed(verification, verification.record(key), whose)
+        if outcome is not None:
+            return outcome
+    study = load_run(verification.run)
+    _, judged = judge_experiment(study, verification.experiment)
+    judged.sort(key=lambda item: item.result.key != verification.asked_cell)
+    words = [item.verdict.word for item in judged]
+    decisive = judged[words.index("defect")] if "defect" in words else judged[0]
+    verdict = {"agrees": AGREES, "defect": DEFECT}.get(decisive.verdict.word, FAILED)
+    return VerificationOutcome(verdict, decisive.verdict.reason, tuple(judged), measured=True)
+
+
+def _not_completed(verification: Verification, record: Record | None, whose: str) -> VerificationOutcome | None:
+    """Return why a verdict is impossible; None if the cell has answers."""
+    if record is not None and record.status is Status.COMPLETED:
+        return None
+    failure = record.failure if record is not None else None
+    status = record.status.replace("_", " ") if record is not None else "never begun"
+    reason = f"{whose}{failure.message if failure else status}"
+    mistake = failure is not None and failure.kind in _USER_MISTAKES
+    if record is not None and (record.status is Status.UNSUPPORTED or mistake):
+        return VerificationOutcome(NOT_SUPPORTED, reason, measured=True)
+    log = verification.run.folder / failure.log if failure and failure.log else None
+    return VerificationOutcome(FAILED, f"{reason} ({status})", measured=True, log=log)
+
+
+def _say(
+    request: VerificationRequest,
+    outcome: VerificationOutcome,
+    verification: Verification | None = None,
+    saved: SavedReference | None = None,
+    kept: Path | None = None,
+) -> int:
+    """Print the outcome and return its exit code."""
+    code = EXIT_CODES[outcome.verdict]
+    if request.as_json:
+        print(outcome_json(outcome, code, request.asked, verification, saved, kept))
+        return code
+    for line in outcome_lines(outcome, request.asked, verification, saved, kept):
+        print(line, file=sys.stdout if outcome.judged else sys.stderr)
+    return code
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """End all launches on SIGTERM, as on Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,172 @@
+"""`rankwise verify` over several models and layouts: one table, or one list as JSON.
+
+    rankwise verify --all-architectures --layout tp=2 --layout pp=2 --layout tp=2,pp=2
+
+The reference of a model runs once, with the first layout, and is used for all layouts.
+"""
+
+import json
+import math
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from configs.common.execution import Layout
+from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import RunPaths
+from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, sigterm_as_interrupt, verified
+from flows.cli.verify.text import AGREES, DEFECT, FAILED, NOT_SUPPORTED, VerificationOutcome
+from tasks.checks.verification import Verification, VerificationSpec, kind_of
+from tasks.models.sources import TransientFetchError
+
+LAYOUTS = (Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
+"""Default layouts of --all-architectures."""
+_WIDTH = 160
+_UNKNOWN = "—"
+
+
+@dataclass(frozen=True)
+class VerificationRow:
+    """A model in a layout. worst: the statistic closest to its limit, in units of noise. difference: the largest
+    difference of logits or of an encoder's states, and that of the noise. None: no verdict.
+    """
+
+    model: str
+    kind: str | None
+    layout: str
+    verdict: str
+    reason: str
+    worst: str | None = None
+    worst_times_noise: float | None = None
+    limit_times_noise: float | None = None
+    difference: float | None = None
+    noise_difference: float | None = None
+
+
+def layout_of(written: str) -> Layout:
+    """Parse a layout such as `tp=2,pp=2`. Raises ValueError."""
+    try:
+        parts = [part.split("=") for part in written.split(",")]
+        degrees = {axis.strip(): int(degree) for axis, degree in parts}
+        if set(degrees) - {"dp", "tp", "pp"} or min(degrees.values()) < 1:
+            raise ValueError(written)
+    except ValueError as error:
+        raise ValueError(f"--layout: got {written}, expected a layout such as tp=2, pp=2 or dp=1,tp=2,pp=2") from error
+    return Layout(**degrees)
+
+
+def run_table(
+    models: list[str], layouts: list[Layout], asked: VerificationSpec, keep: Path | None, as_json: bool
+) -> int:
+    """Verify each model in each layout, print the table, and return the exit code of the worst outcome."""
+    folder = Path(tempfile.mkdtemp(prefix="rankwise-verify-")) if keep is None else keep.absolute()
+    rows: list[VerificationRow] = []
+    try:
+        folder.mkdir(exist_ok=True)
+        with sigterm_as_interrupt():
+            for model in models:
+                rows += _of_model(replace(asked, model=model), layouts, folder / f"{len(rows)}_{Path(model).name}")
+    except KeyboardInterrupt:
+        print("interrupted: all launches ended", file=sys.stderr)
+        return OTHER_ERROR
+    except (TransientFetchError, OSError) as error:
+        print(error, file=sys.stderr)
+        return OTHER_ERROR
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    _print(rows, as_json)
+    found = {row.verdict for row in rows}
+    return next((EXIT_CODES[word] for word in (DEFECT, FAILED, NOT_SUPPORTED) if word in found), EXIT_CODES[AGREES])
+
+
+def _of_model(asked: VerificationSpec, layouts: list[Layout], folder: Path) -> list[VerificationRow]:
+    rows, reference = [], folder / "reference.zip"
+    for layout in layouts:
+        run = RunPaths(folder / str(layout).replace(" ", "_"))
+        run.folder.mkdir(parents=True)
+        print(f"{asked.model}, {layout}", file=sys.stderr, flush=True)
+        there = reference.is_file()
+        request = VerificationRequest(
+            replace(asked, layout=layout), save=None if there else reference, reference=reference if there else None
+        )
+        outcome, verification, _ = verified(request, run)
+        rows.append(_row(request.asked, outcome, verification))
+    return rows
+
+
+def _row(asked: VerificationSpec, outcome: VerificationOutcome, verification: Verification | None) -> VerificationRow:
+    row = VerificationRow(asked.model, _kind(verification), str(asked.layout), outcome.verdict, outcome.reason)
+    if not outcome.judged:
+        return row
+    verdict = outcome.judged[0].verdict
+    if verdict.nearest is not None:
+        value = verdict.nearest.statistic.value
+        row = replace(
+            row,
+            worst=verdict.nearest.name,
+            worst_times_noise=value if math.isfinite(value) else None,
+            limit_times_noise=verdict.nearest.limit,
+        )
+    if verdict.ladder is not None and verdict.noise is not None:
+        own, noise = verdict.ladder.logit_difference, verdict.noise.logit_difference
+        return replace(row, difference=own, noise_difference=noise)
+    if verdict.encoded is not None and verdict.encoded_noise is not None:
+        own, noise = verdict.encoded.state_difference, verdict.encoded_noise.state_difference
+        return replace(row, difference=own, noise_difference=noise)
+    return row
+
+
+def _kind(verification: Verification | None) -> str | None:
+    if verification is None:
+        return None
+    [model] = verification.plan.models
+    return kind_of(ModelManifest.model_validate_json(Path(model.manifest).read_bytes()))
+
+
+def _print(rows: list[VerificationRow], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_data(row) for row in rows], indent=1, allow_nan=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in (
+        "model",
+        "kind",
+        "layout",
+        "verdict",
+        "worst, in units of noise (limit)",
+        "largest difference (noise)",
+    ):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(row.model, row.kind or _UNKNOWN, row.layout, row.verdict, _worst(row), _difference(row))
+    Console(width=_WIDTH).print(table)
+    for row in rows:
+        if row.verdict != AGREES:
+            print(f"{row.model}, {row.layout}: {row.verdict}: {row.reason}")
+
+
+def _worst(row: VerificationRow) -> str:
+    if row.worst is None or row.limit_times_noise is None:
+        return _UNKNOWN
+    value = "no number" if row.worst_times_noise is None else f"{row.worst_times_noise:.2g}"
+    return f"{value} ({row.limit_times_noise:.2g}): {row.worst}"
+
+
+def _difference(row: VerificationRow) -> str:
+    if row.difference is None or row.noise_difference is None:
+        return _UNKNOWN
+    return f"{row.difference:.2e} ({row.noise_difference:.2e})"
+
+
+def _data(row: VerificationRow) -> dict[str, Any]:
+    found = vars(row) | {"reason": row.reason or None}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in found.items()
+    }

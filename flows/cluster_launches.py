@@ -1,0 +1,274 @@
+"""Launches on clusters: many jobs in the scheduler's queue at once, within the limits of their targets.
+
+    run_on_clusters(session, launches, retries, budget)
+
+Launches keep their order by blocks. Launches of one block with equal resources are submitted together as a job
+array. Whenever jobs end, the queue is refilled. If the run is interrupted, all active jobs are ended; if it is
+killed, the next run adopts them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from configs.plans.job import Job
+from configs.plans.packing import Launch
+from configs.plans.plan import Stop
+from configs.plans.record import Status
+from configs.spec.target import SlurmTarget
+from flows.outcomes import collect, give_up_job, leave_out, resolve, row_of
+from slurm.schedulers.partitions import ClusterError, usable_nodes
+from tasks.campaign.active_jobs import ActiveJobs, Flown
+from tasks.campaign.jobs import write_job
+from tasks.campaign.leftovers import mark_collected
+from tasks.campaign.progress import ProgressRow
+from tasks.campaign.records import Collected
+from tasks.campaign.repeats import Budget
+from tasks.campaign.retries import Retries, nodes_to_leave_out
+from tasks.campaign.session import Session
+from tasks.submit import submit_launches
+from tasks.wait import wait_for_jobs
+
+_FIRST_PAUSE_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 60.0
+"""Interval between attempts to submit to a scheduler that accepts no jobs."""
+_USABLE_SECONDS = 30.0
+"""Validity of a list of usable nodes."""
+
+
+@dataclass
+class Group:
+    """Jobs that are submitted together. `jobs`: written already, where the scheduler took none of them before."""
+
+    launches: list[tuple[Launch, ProgressRow]]
+    exclude: tuple[str, ...]
+    jobs: list[tuple[Job, ProgressRow]] | None = None
+
+
+def run_on_clusters(
+    session: Session, launches: Sequence[tuple[Launch, ProgressRow]], retries: Retries, budget: Budget
+) -> None:
+    """Make the launches and those that are adopted, until each measurement has a record or is given up."""
+    if launches or session.adopted:
+        began = time.monotonic()
+        SubmissionQueue(session, launches, retries, budget).run()
+        budget.elsewhere(time.monotonic() - began)
+
+
+class SubmissionQueue:
+    """What waits to be submitted, by target in order, and what is in flight."""
+
+    def __init__(
+        self, session: Session, launches: Sequence[tuple[Launch, ProgressRow]], retries: Retries, budget: Budget
+    ) -> None:
+        self._session, self._retries, self._budget = session, retries, budget
+        self._waiting: dict[str, deque[tuple[Launch, ProgressRow]]] = {}
+        for launch, row in launches:
+            self._waiting.setdefault(launch.measurements[0].cell.target, deque()).append((launch, row))
+        self._held: dict[str, Group] = {}
+        self._active_jobs = ActiveJobs()
+        self._pause_seconds, self._try_again_at = _FIRST_PAUSE_SECONDS, 0.0
+        self._usable: dict[str, tuple[float, tuple[str, ...]]] = {}
+
+    def run(self) -> None:
+        """Submit, wait and collect until nothing is left; whatever ends this ends everything in flight."""
+        try:
+            self._adopt()
+            while self._open() or self._active_jobs.jobs:
+                ended_by = self._spent()
+                if ended_by is not None:
+                    self._leave_out_rest(ended_by)
+                else:
+                    self._fill()
+                if self._active_jobs.jobs or self._held:
+                    for name in wait_for_jobs(self._what(), self._active_jobs, self._session, self._enough):
+                        self._land(name)
+        except BaseException:
+            self._active_jobs.abandon(self._session)
+            raise
+
+    def _open(self) -> bool:
+        return bool(self._held) or any(self._waiting.values())
+
+    def _what(self) -> str:
+        """What is waited for, for the name of the task."""
+        return several(list(self._active_jobs.jobs)) if self._active_jobs.jobs else "the scheduler"
+
+    def _adopt(self) -> None:
+        """Jobs of an earlier run fly on as if they were ours."""
+        session = self._session
+        for name in session.adopted:
+            job = Job.model_validate_json(session.run.job(name).job.read_bytes())
+            row = row_of(Launch(job.measuring_pass, job.measurements), session.plan)
+            session.run_progress.rows.append(row)
+            self._active_jobs.add([(job, row)])
+        session.adopted = []
+
+    # Money and time
+
+    def _spent(self) -> Stop | None:
+        running = [(flown.job.target.name, flown.node_seconds) for flown in self._active_jobs.jobs.values()]
+        return self._budget.spent(running, here=False)
+
+    def _enough(self) -> bool:
+        """What ends the waiting although no job has ended: a budget, or that it is time to submit again."""
+        if self._held and time.monotonic() >= self._try_again_at:
+            return True
+        waits = any(flown.running_since is None for flown in self._active_jobs.jobs.values())
+        return self._spent() is not None and (self._open() or waits)
+
+    def _leave_out_rest(self, ended_by: Stop) -> None:
+        """No launch is begun any more: not those that wait here, nor those that wait in the queue."""
+        session = self._session
+        for group in self._held.values():
+            for job, row in group.jobs or ():
+                mark_collected(session.run, job.name)
+                leave_out(session, Launch(job.measuring_pass, job.measurements), row, ended_by)
+        self._held = {}
+        for queue in self._waiting.values():
+            for launch, row in queue:
+                leave_out(session, launch, row, ended_by)
+            queue.clear()
+        names = [name for name, flown in self._active_jobs.jobs.items() if flown.running_since is None]
+        self._active_jobs.cancel(names, session)
+        for name in names:
+            flown = self._active_jobs.jobs.pop(name)
+            collected = collect(session, name, flown.row)
+            if collected.unreached:
+                leave_out(session, Launch(flown.job.measuring_pass, tuple(collected.unreached)), flown.row, ended_by)
+
+    # Into the queue
+
+    def _fill(self) -> None:
+        """Submit as much as the targets' bounds allow."""
+        if time.monotonic() < self._try_again_at:
+            return
+        for name in self._in_order():
+            target = self._session.target(name)
+            assert isinstance(target, SlurmTarget)
+            while group := self._held.pop(name, None) or self._next_group(target):
+                if not self._submit(target, group):
+                    return
+
+    def _in_order(self) -> list[str]:
+        """Targets, those first that have most to do yet: drift of what they share then hits all alike."""
+        return sorted(self._waiting, key=lambda name: -len(self._waiting[name]))
+
+    def _next_group(self, target: SlurmTarget) -> Group | None:
+        """The next launches of one shape, of one block, and no more than may be in the queue."""
+        queue = self._waiting[target.name]
+        room = room_for(target, self._active_jobs)
+        if not queue or room < 1:
+            return None
+        exclude = self._exclude(target, queue[0][0])
+        taken = take_alike(
+            queue, room, target.max_queued, lambda launch: (*shape_of(launch), self._exclude(target, launch))
+        )
+        return Group(taken, exclude)
+
+    def _exclude(self, target: SlurmTarget, launch: Launch) -> tuple[str, ...]:
+        blamed = self._retries.blamed(launch)
+        slow = self._session.excluded.get(target.name, frozenset())
+        if not blamed and not slow:
+            return ()
+        return nodes_to_leave_out(blamed, slow, self._nodes(target), launch.measurements[0].cell.nodes)
+
+    def _nodes(self, target: SlurmTarget) -> tuple[str, ...]:
+        """Nodes that the scheduler would use now; none where it cannot say."""
+        now = time.monotonic()
+        asked, nodes = self._usable.get(target.name, (-_USABLE_SECONDS, ()))
+        if now - asked >= _USABLE_SECONDS:
+            try:
+                nodes = usable_nodes(target)
+            except ClusterError:
+                nodes = ()
+            self._usable[target.name] = (now, nodes)
+        return nodes
+
+    def _submit(self, target: SlurmTarget, group: Group) -> bool:
+        """Hand a group over. False where the scheduler takes nothing now; the group is kept."""
+        session = self._session
+        if group.jobs is None:
+            group.jobs = [
+                (write_job(launch, session.plan, session.run, session.cache, group.exclude), row)
+                for launch, row in group.launches
+            ]
+        names = [job.name for job, _ in group.jobs]
+        for _, row in group.jobs:
+            row.state, row.note = "starting", ""
+        # In flight from here on: whatever happens meanwhile, they are looked for when the run is ended.
+        self._active_jobs.add(group.jobs)
+        refusal = submit_launches(several(names), names, target.kind, session)
+        if refusal is not None:
+            for name in names:
+                self._active_jobs.jobs.pop(name)
+        if refusal is not None and refusal.final:
+            for job, row in group.jobs:
+                give_up_job(session, job, row, Status.FAILED, refusal.message)
+        elif refusal is not None:
+            for _, row in group.jobs:
+                row.state, row.note = "waiting", f"the scheduler accepts no jobs now: {refusal.message}"
+            self._held[target.name] = group
+            self._try_again_at = time.monotonic() + self._pause_seconds
+            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+            return False
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        return True
+
+    # Out of it
+
+    def _land(self, name: str) -> None:
+        """Records of a job that has ended, and what is to be done with measurements that have none."""
+        session, flown = self._session, self._active_jobs.jobs.pop(name)
+        collected = collect(session, name, flown.row)
+        target = flown.job.target
+        self._budget.paid(target.name, _node_seconds(flown, collected))
+        _, again = resolve(session, self._retries, collected, flown.launch, flown.row)
+        if again is not None:
+            self._waiting.setdefault(target.name, deque()).appendleft(again)
+            self._usable.pop(target.name, None)
+
+
+def several(names: Sequence[str]) -> str:
+    """Names of jobs for a title."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _node_seconds(flown: Flown, collected: Collected) -> float:
+    """What a job is paid for: as the scheduler counts it, else as it was seen."""
+    told = [record.accounting.elapsed_seconds for record in collected.records if record.accounting]
+    elapsed = next((seconds for seconds in told if seconds is not None), None)
+    return flown.node_seconds if elapsed is None else elapsed * flown.job.cell.nodes
+
+
+def room_for(target: SlurmTarget, active_jobs: ActiveJobs) -> int:
+    """How many jobs of one shape may be added to a target's queue now, as one array.
+
+    With `max_running` an array runs at most so many of its jobs, but arrays know nothing of each other, nor of those
+    on another target, which may be the same machines: beside others there is room only for what may run at once, and
+    for a long array only where nothing else is.
+    """
+    room = target.max_queued - active_jobs.queued(target.name)
+    if target.max_running is None or not active_jobs.jobs:
+        return room
+    return min(room, target.max_running - active_jobs.may_run())
+
+
+def take_alike(
+    queue: deque[tuple[Launch, ProgressRow]], most: int, window: int, alike: Callable[[Launch], Hashable]
+) -> list[tuple[Launch, ProgressRow]]:
+    """Take the first launch off the queue, and of the next ones, within a window, those that are like it."""
+    near = [alike(launch) for launch, _ in islice(queue, window)]
+    chosen = [position for position, shape in enumerate(near) if shape == near[0]][:most]
+    taken = [queue[position] for position in chosen]
+    for position in reversed(chosen):
+        del queue[position]
+    return taken
+
+
+def shape_of(launch: Launch) -> tuple[Hashable, ...]:
+    """Block and pass, and what the scheduler is asked for."""
+    cell = launch.measurements[0].cell
+    return launch.measuring_pass, launch.block, cell.nodes, cell.layout.ranks, cell.cores_per_rank

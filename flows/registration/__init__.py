@@ -1,0 +1,1 @@
+"""Registration of the deployments with a Prefect API."""

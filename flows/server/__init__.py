@@ -1,0 +1,1 @@
+"""The local Prefect server and the settings of Prefect."""

@@ -1,0 +1,1 @@
+"""The correctness section: reference answers, noise, and the verdict."""

@@ -1,0 +1,284 @@
+"""The correctness section: compare each cell's answers with those of unmodified transformers.
+
+    base, judged = judge_experiment(study, experiment)
+    print(correctness_table(judged).markdown())
+
+The verdict is `correctness_judge`'s: noise of the order of reduction, or a defect. In 16 bits that noise is large
+enough to hide small defects, so the same layout is judged in float32 too, and a cell whose float32 twin is a defect
+is one itself.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from configs.common.execution import Dtype
+from configs.plans.plan import PlannedExperiment
+from configs.plans.rates import Column
+from configs.spec.cell import Cell
+from reports.correctness.data import ANSWER_COLUMNS, Answers, ReductionNoise, answers_of, noise_columns, noise_of
+from reports.correctness.embeddings import (
+    EMBEDDING_COLUMNS,
+    EmbeddingNoise,
+    Embeddings,
+    embedding_noise_columns,
+    embedding_noise_of,
+    embeddings_of,
+)
+from reports.correctness.embeddings_judge import judge_embeddings
+from reports.correctness.judge import CorrectnessVerdict, judge_answers
+from reports.correctness.ladder import EmbeddingLadder, Ladder
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
+from reports.reading.samples import read_samples
+from reports.text import UNKNOWN, Table, escaped, number, percent, shortened
+
+FIGURES = (
+    "prompts with every token equal",
+    "first divergence",
+    "largest logit difference",
+    "over the spread of the logits",
+    "the same through the cache",
+    "KL mean, nats",
+    "KL p99, nats",
+    "same most likely token",
+    "perplexity of the reference",
+    "perplexity difference",
+)
+EMBEDDING_FIGURES = (
+    "prompts",
+    "largest state difference",
+    "over the size of the state",
+    "largest embedding difference",
+    "cosine distance, mean",
+    "cosine distance of the worst embedding",
+    "same nearest prompt",
+)
+
+
+@dataclass(frozen=True)
+class JudgedCell:
+    """One candidate cell and its verdict."""
+
+    label: str
+    result: CellResult
+    verdict: CorrectnessVerdict
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The reference's answers, and its noise by dtype: of logits, or of an encoder."""
+
+    answers: Answers | Embeddings
+    logits: dict[Dtype, ReductionNoise | None]
+    states: dict[Dtype, EmbeddingNoise | None]
+
+    def verdict(self, answers: Answers | Embeddings, dtype: Dtype) -> CorrectnessVerdict:
+        """Of a cell of this dtype."""
+        if isinstance(self.answers, Embeddings):
+            assert isinstance(answers, Embeddings)
+            return judge_embeddings(self.answers, answers, self.states[dtype])
+        assert isinstance(answers, Answers)
+        return judge_answers(self.answers, answers, self.logits[dtype])
+
+
+def judge_experiment(study: StudyResult, experiment: PlannedExperiment) -> tuple[CellResult, list[JudgedCell]]:
+    """The reference cell, and every candidate judged against it."""
+    assert experiment.points, f"experiment {experiment.name} has no points"
+    named = next((point for point in experiment.points if point.baseline), experiment.points[0])
+    base = study.cells[named.cell]
+    candidates = [(point.label, study.cells[point.cell]) for point in experiment.points if point is not named]
+    dtypes = list(dict.fromkeys(result.cell.dtype for _, result in candidates))
+    reference = _read_reference(study, base, dtypes)
+    judged = [JudgedCell(label, result, _verdict(study, base, reference, result)) for label, result in candidates]
+    words = {item.result.cell.key: item.verdict for item in judged}
+    return base, [replace(item, verdict=_with_twin(item, words.get(_twin(item.result).key))) for item in judged]
+
+
+def _verdict(study: StudyResult, base: CellResult, reference: _Reference | None, of: CellResult) -> CorrectnessVerdict:
+    if reference is None:
+        return CorrectnessVerdict("not judged", f"the reference has no answers ({_state(base)})")
+    answers = _answers(study, of)
+    if answers is None:
+        return CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})")
+    return reference.verdict(answers, of.cell.dtype)
+
+
+def _twin(result: CellResult) -> Cell:
+    """The same cell in float32."""
+    return result.cell.model_copy(update={"dtype": "float32"})
+
+
+def _with_twin(item: JudgedCell, twin: CorrectnessVerdict | None) -> CorrectnessVerdict:
+    """The verdict, with what that of the same cell in float32 adds."""
+    verdict = item.verdict
+    if item.result.cell.dtype == "float32" or twin is None:
+        return verdict
+    verdict = replace(verdict, in_float32=twin.word)
+    if verdict.word == "agrees" and twin.word == "defect":
+        return replace(verdict, word="defect", reason=f"the same in float32 is a defect: {twin.reason}")
+    return verdict
+
+
+def _state(result: CellResult) -> str:
+    return result.status.replace("_", " ")
+
+
+def _first_completed(result: CellResult) -> Reading | None:
+    return result.completed[min(result.completed)] if result.completed else None
+
+
+def _read(study: StudyResult, result: CellResult, columns: tuple[str, ...]) -> dict[str, Column] | None:
+    """Columns of the first completed repeat (answers are deterministic); None where there is none."""
+    reading = _first_completed(result)
+    return (read_samples(_samples_path(study, reading), columns) or None) if reading is not None else None
+
+
+def _samples_path(study: StudyResult, reading: Reading) -> Path:
+    return (study.folder / reading.path).with_suffix(".npz")
+
+
+def _answers(study: StudyResult, result: CellResult) -> Answers | Embeddings | None:
+    encodes = result.kind.answers == "vectors"
+    samples = _read(study, result, EMBEDDING_COLUMNS if encodes else ANSWER_COLUMNS)
+    if samples is None:
+        return None
+    reading = _first_completed(result)
+    assert reading is not None
+    vocabulary = reading.figure("answer_vocabulary")
+    try:
+        return (
+            embeddings_of(samples) if encodes else answers_of(samples, None if vocabulary is None else int(vocabulary))
+        )
+    except ValueError as error:
+        raise ValueError(f"{_samples_path(study, reading)}: {error}") from error
+
+
+def _read_reference(study: StudyResult, base: CellResult, dtypes: list[Dtype]) -> _Reference | None:
+    answers = _answers(study, base)
+    if answers is None:
+        return None
+    if isinstance(answers, Embeddings):
+        wanted = tuple(name for dtype in dtypes for name in embedding_noise_columns(dtype))
+        samples = _read(study, base, wanted) or {}
+        return _Reference(answers, {}, {dtype: embedding_noise_of(samples, answers, dtype) for dtype in dtypes})
+    wanted = tuple(name for dtype in dtypes for name in noise_columns(dtype))
+    samples = _read(study, base, wanted) or {}
+    return _Reference(answers, {dtype: noise_of(samples, answers, dtype) for dtype in dtypes}, {})
+
+
+def correctness_table(judged: list[JudgedCell]) -> Table:
+    """One row for each candidate, the noise in brackets beside each figure."""
+    encodes = any(item.result.kind.answers == "vectors" for item in judged)
+    figures = EMBEDDING_FIGURES if encodes else FIGURES
+    rows = tuple(_row(item, len(figures)) for item in judged)
+    return Table(("answers of", "verdict", *figures), rows, text_columns=2).without_empty_columns()
+
+
+def verdict_text(verdict: CorrectnessVerdict) -> str:
+    """Word and reason, with the word of the float32 twin."""
+    parts = [verdict.reason] if verdict.reason else []
+    if verdict.in_float32 is not None and not verdict.reason.startswith("the same in float32"):
+        parts.append(f"in float32: {verdict.in_float32}")
+    return f"**{verdict.word}**" + (f": {escaped('; '.join(parts))}" if parts else "")
+
+
+def _row(item: JudgedCell, count: int) -> tuple[str, ...]:
+    figures = tuple(_named_figures(item.verdict).values()) or (UNKNOWN,) * count
+    return (escaped(item.label), verdict_text(item.verdict), *figures)
+
+
+def _named_figures(verdict: CorrectnessVerdict) -> dict[str, str]:
+    """Name of each figure -> what it is; nothing where none could be taken."""
+    if verdict.ladder is not None and verdict.noise is not None:
+        return dict(zip(FIGURES, _figures(verdict.ladder, verdict.noise), strict=True))
+    if verdict.encoded is not None and verdict.encoded_noise is not None:
+        return dict(zip(EMBEDDING_FIGURES, _embedding_figures(verdict.encoded, verdict.encoded_noise), strict=True))
+    return {}
+
+
+def _embedding_figures(own: EmbeddingLadder, noise: EmbeddingLadder) -> tuple[str, ...]:
+    return (
+        str(own.prompts),
+        _beside(number(own.state_difference), number(noise.state_difference)),
+        _beside(number(own.state_relative), number(noise.state_relative)),
+        _beside(number(own.vector_difference), number(noise.vector_difference)),
+        _beside(number(own.cosine_mean), number(noise.cosine_mean)),
+        _beside(number(own.cosine_worst), number(noise.cosine_worst)),
+        UNKNOWN if own.same_nearest is None else percent(own.same_nearest),
+    )
+
+
+def _figures(own: Ladder, noise: Ladder) -> tuple[str, ...]:
+    return (
+        f"{own.prompts_equal} of {own.prompts}",
+        _divergence(own),
+        _beside(number(own.logit_difference), number(noise.logit_difference)),
+        _beside(number(own.logit_relative), number(noise.logit_relative)),
+        UNKNOWN if own.cached_relative is None else _beside(number(own.cached_relative), number(noise.logit_relative)),
+        _beside(number(own.kl_mean), number(noise.kl_mean)),
+        _beside(number(own.kl_p99), number(noise.kl_p99)),
+        _beside(percent(own.top1), percent(noise.top1)),
+        number(own.perplexity_reference, 5),
+        _beside(_difference(own), number(noise.perplexity_difference)),
+    )
+
+
+def _beside(figure: str, noise: str) -> str:
+    return f"{figure} ({noise})"
+
+
+def _difference(own: Ladder) -> str:
+    error = "" if own.perplexity_error is None else f" ± {number(own.perplexity_error, 2)}"
+    return number(own.perplexity_difference) + error
+
+
+def _divergence(own: Ladder) -> str:
+    if own.first_divergence is None:
+        return UNKNOWN
+    prompt, token = own.first_divergence
+    return f"prompt {prompt}, token {token}, margin {number(own.margin)}"
+
+
+def ladder_lines(verdict: CorrectnessVerdict) -> list[str]:
+    """The figures as lines of text, the noise beside each; nothing where none could be taken."""
+    return [f"{name}: {figure}" for name, figure in _named_figures(verdict).items() if figure != UNKNOWN]
+
+
+def completions_table(study: StudyResult, base: CellResult, judged: list[JudgedCell], count: int = 2) -> Table | None:
+    """The first completions side by side, where the cells kept their texts."""
+    columns = [("transformers" if base.cell.engine == "transformers" else base.name, _completions(study, base))]
+    columns += [(item.label, _completions(study, item.result)) for item in judged]
+    columns = [(label, texts) for label, texts in columns if texts]
+    if len(columns) < 2:
+        return None
+    shared = sorted(set.intersection(*(set(texts) for _, texts in columns)))[:count]
+    rows = tuple((str(prompt), *(escaped(shortened(texts[prompt], 240)) for _, texts in columns)) for prompt in shared)
+    return (
+        Table(("prompt", *(escaped(label) for label, _ in columns)), rows, text_columns=len(columns) + 1)
+        if rows
+        else None
+    )
+
+
+def _completions(study: StudyResult, result: CellResult) -> dict[int, str]:
+    """Generated text by prompt, from the lines that ranks left beside the record."""
+    reading = _first_completed(result)
+    if reading is None:
+        return {}
+    path = study.folder / reading.path
+    texts: dict[int, str] = {}
+    for file in sorted(path.parent.glob(f"{path.stem}.completions_rank_*.jsonl")):
+        texts |= _lines(file)
+    return texts
+
+
+def _lines(file: Path) -> dict[int, str]:
+    texts = {}
+    for position, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
+        try:
+            data = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{file}: line {position + 1} is not JSON ({error})") from error
+        texts[int(data["prompt_index"])] = str(data["completion"])
+    return texts

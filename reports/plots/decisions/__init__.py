@@ -1,0 +1,1 @@
+"""Figures of cost and trade-offs."""

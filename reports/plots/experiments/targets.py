@@ -1,0 +1,31 @@
+"""Throughput by target, one series per point; crossing lines mark a change of the best layout."""
+
+from typing import TYPE_CHECKING
+
+from reports.experiments.targets import SideBySide
+from reports.plots.style import crosses, legend, medians
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw_targets(figure: "Figure", found: SideBySide) -> None:
+    """Targets stand beside each other, at equal distances; their links, where known, are below their names."""
+    axes = figure.subplots()
+    for index, label in enumerate(found.labels):
+        values, lost = [], []
+        for place, side in enumerate(found.sides):
+            point = next((point for point in side.points if point.label == label), None)
+            value = point.throughput if point is not None else None
+            if value is not None:
+                values.append((float(place), value))
+            elif point is not None:
+                lost.append((float(place), point.result.status))
+        medians(axes, values, index, label)
+        crosses(axes, lost)
+    names = [side.target if side.link is None else f"{side.target}\n{side.link}" for side in found.sides]
+    axes.set_xticks(range(len(names)), names)
+    axes.margins(x=0.15)
+    axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.04)
+    axes.set_ylabel(f"throughput, {found.unit}")
+    legend(figure, axes)

@@ -1,0 +1,1 @@
+"""Profiles: time split, profile, perf and nsys passes."""

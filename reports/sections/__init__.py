@@ -1,0 +1,1 @@
+"""Assembly of the report sections: figures, text and plots."""

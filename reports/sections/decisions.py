@@ -1,0 +1,97 @@
+"""Decision sections: recommendations, objectives, cost, savings, trade-offs, nodes.
+
+    context |= decision_context(study, album, judged)      # names that the parts of the template ask for
+
+Parts: `recommendation.md.j2`, `objectives.md.j2`, `cost.md.j2`, `nodes.md.j2`.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from reports.correctness.section import JudgedCell
+from reports.decisions.cost import (
+    CellCost,
+    cell_costs,
+    cost_sentences,
+    phase_table,
+    study_cost_sentence,
+    study_cost_table,
+    unit_cost_table,
+)
+from reports.decisions.nodes import (
+    node_cells,
+    node_latency_table,
+    node_memory_table,
+    node_table,
+    nodes_sentence,
+    throughput_table,
+)
+from reports.decisions.objectives import judge_objectives, objectives_sentences, objectives_summary, objectives_table
+from reports.decisions.pareto import Pareto, cost_fronts, pareto_sentence, pareto_table, user_fronts
+from reports.decisions.recommendation import recommend, recommendation_sentences, recommendation_table
+from reports.decisions.savings import savings, savings_table
+from reports.decisions.spending import study_costs
+from reports.plots.album import Album
+from reports.plots.decisions.cost import MOST_BARS, cost_height, draw_costs, priced
+from reports.plots.decisions.pareto import draw_pareto, pareto_height
+from reports.reading.load import StudyResult
+from reports.sections.experiments import Section
+
+MOST_FRONTS = 8
+"""Figures of fronts a report holds; each is drawn in a second or so."""
+
+
+def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[str, JudgedCell]] = ()) -> dict[str, Any]:
+    """Everything that the four parts need. `judged`: (model, verdict) of every correctness experiment."""
+    costs, targets = cell_costs(study), study_costs(study)
+    judgements = judge_objectives(study)
+    found, cells = recommend(study, costs, judgements), node_cells(study)
+    saved = savings(study, costs, targets, judged)
+    return {
+        "recommendations": recommendation_table(found),
+        "recommendation_lines": recommendation_sentences(study, found, judgements),
+        "savings": savings_table(saved) if any(cell.result.completed for cell in cells) else None,
+        "purpose": study.plan.purpose,
+        "objectives": objectives_table(judgements),
+        "objectives_summary": objectives_summary(judgements),
+        "objectives_lines": objectives_sentences(judgements),
+        "cost_lines": cost_sentences(study, costs, targets),
+        "cost_sentence": study_cost_sentence(targets),
+        "cost_table": study_cost_table(targets),
+        "cost_phases": phase_table(targets),
+        "unit_costs": unit_cost_table(costs),
+        "cost_plots": _cost_plots(costs, album),
+        "cost_units": {cost.result.cell.workload.kind: f"{cost.result.work_unit}s" for cost in costs},
+        "max_bars": MOST_BARS,
+        "fronts": _fronts([*user_fronts(study), *cost_fronts(costs)], album),
+        "nodes": node_table(cells),
+        "nodes_sentence": nodes_sentence(cells),
+        "node_latency": node_latency_table(cells),
+        "node_throughput": throughput_table(cells),
+        "node_memory": node_memory_table(cells),
+    }
+
+
+def _cost_plots(costs: Sequence[CellCost], album: Album) -> dict[str, str]:
+    """A figure for each kind of workload, by kind: a token that is learnt is not one that is generated."""
+    plots: dict[str, str] = {}
+    for kind in dict.fromkeys(cost.result.cell.workload.kind for cost in costs):
+        bars = [cost for cost in costs if cost.result.cell.workload.kind == kind]
+        if len(priced(bars)) > 1:
+            plots[kind] = album.add(f"cost {kind}", partial(draw_costs, costs=bars), cost_height(bars))
+    return plots
+
+
+def _fronts(fronts: Iterable[Pareto], album: Album) -> list[Section]:
+    """A section for each front of two cells or more: one cell alone trades nothing."""
+    drawn = [front for front in fronts if len(front.points) > 1][:MOST_FRONTS]
+    return [
+        Section(
+            front.title,
+            pareto_sentence(front),
+            pareto_table(front),
+            album.add(f"pareto {front.title}", partial(draw_pareto, pareto=front), pareto_height(front)),
+        )
+        for front in drawn
+    ]

@@ -1,0 +1,239 @@
+"""One section per experiment and model: a figure, its explanation and its table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from configs.plans.plan import PlannedExperiment
+from reports.correctness.section import JudgedCell, completions_table, correctness_table
+from reports.experiments.communication import communication, communication_sentence, communication_table, links_table
+from reports.experiments.comparison import (
+    optimization,
+    optimization_sentence,
+    optimization_table,
+    sweep,
+    sweep_sentence,
+    sweep_table,
+)
+from reports.experiments.compression import (
+    compression,
+    compression_lines,
+    compression_sentence,
+    compression_table,
+)
+from reports.experiments.engines import engines, engines_lines, engines_sentence, engines_table
+from reports.experiments.latency import latency, latency_curves, latency_sentence, latency_table
+from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
+from reports.experiments.targets import side_by_side, targets_lines, targets_sentence, targets_table
+from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
+from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
+from reports.plots.album import Album
+from reports.plots.experiments.compression import compression_height, draw_compression, drawn_rows
+from reports.plots.experiments.latency import draw_latency
+from reports.plots.experiments.optimization import draw_optimization
+from reports.plots.experiments.profiled import draw_profiled, profiled_height
+from reports.plots.experiments.scaling import draw_scaling
+from reports.plots.experiments.sweep import draw_sweep, sweep_axes
+from reports.plots.experiments.targets import draw_targets
+from reports.plots.experiments.time_split import draw_time_split
+from reports.plots.planning.forecast import draw_forecast
+from reports.plots.planning.layouts import draw_layouts, drawn_layouts, layouts_height
+from reports.profiles.perf import perf_lines, perf_sentence, perf_table, recorded_cells
+from reports.profiles.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
+from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
+from reports.reading.load import CellResult, StudyResult
+from reports.text import Table
+
+LINKS_SENTENCE = "A line, seconds = latency + size / bandwidth, was fitted to each repeat with relative errors."
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment of one model: a figure, what to see in it, and the table behind it."""
+
+    title: str
+    sentence: str
+    table: Table
+    plot: str | None = None
+    completions: Table | None = None
+    lines: tuple[str, ...] = ()
+    more: tuple["Section", ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the report: a heading, a text, a figure, a table, and sections below; what is empty is left out.
+
+    alt, caption: of the figure, in plain text.
+    """
+
+    title: str
+    text: str = ""
+    plot: str | None = None
+    alt: str = ""
+    caption: str = ""
+    table: Table | None = None
+    sections: tuple[Section, ...] = ()
+
+
+def experiments_of(study: StudyResult, kind: str) -> list[PlannedExperiment]:
+    return [experiment for experiment in study.plan.experiments if experiment.kind == kind and experiment.points]
+
+
+def experiment_sections(
+    study: StudyResult, album: Album, judged: Sequence[tuple[str, JudgedCell]] = ()
+) -> dict[str, list[Section]]:
+    """The experiments' sections by kind, in the order of the study file. `judged`: (model, verdict) of all answers."""
+    makers = {
+        "strong": _scaling,
+        "weak": _scaling,
+        "sweep": _sweep,
+        "optimization": _optimization,
+        "compression": _compression,
+        "layouts": _layouts,
+        "communication": _communication,
+    }
+    return {
+        kind: [
+            _with_engines(study, experiment, maker(study, experiment, album), judged)
+            for experiment in experiments_of(study, kind)
+        ]
+        for kind, maker in makers.items()
+    }
+
+
+def target_sections(study: StudyResult, album: Album) -> list[Section]:
+    """Each experiment that several targets measured, these side by side."""
+    sections = []
+    for found in side_by_side(study):
+        drawn = any(side.ranked for side in found.sides)
+        plot = album.add(f"targets {found.title}", partial(draw_targets, found=found), 3.3) if drawn else None
+        lines = tuple(targets_lines(found))
+        sections.append(Section(found.title, targets_sentence(found), targets_table(found), plot, lines=lines))
+    return sections
+
+
+def _with_engines(
+    study: StudyResult, experiment: PlannedExperiment, section: Section, judged: Sequence[tuple[str, JudgedCell]]
+) -> Section:
+    """The section, and where its cells are of several engines one that says which to use."""
+    if experiment.kind not in ("sweep", "optimization"):
+        return section
+    lines = tuple(f"{item.label} is unsupported: {item.reason}." for item in experiment.refused)
+    section = replace(section, lines=(*section.lines, *lines))
+    found = engines(study, experiment, judged)
+    if found is None:
+        return section
+    which = Section("Which engine", engines_sentence(found), engines_table(found), lines=tuple(engines_lines(found)))
+    return replace(section, more=(which, *section.more))
+
+
+def _compression(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = compression(study, experiment), study.title(experiment)
+    plot = None
+    if len(drawn_rows(result)) > 1:
+        plot = album.add(title, partial(draw_compression, result=result), compression_height(result))
+    lines = tuple(compression_lines(result))
+    return Section(title, compression_sentence(result), compression_table(result), plot, lines=lines)
+
+
+def _scaling(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = scaling(study, experiment), study.title(experiment)
+    measured = any(point.throughput for point in result.points)
+    plot = album.add(title, partial(draw_scaling, result=result)) if measured else None
+    forecast, why_not = _forecast(study, result, title, album)
+    more = (*_time_split(study, experiment, album), *forecast, *_latency(study, experiment, album))
+    lines = (*scaling_law_lines(result), *why_not)
+    return Section(title, scaling_sentence(result), scaling_table(result), plot, lines=lines, more=more)
+
+
+def _forecast(
+    study: StudyResult, result: Scaling, title: str, album: Album
+) -> tuple[tuple[Section, ...], tuple[str, ...]]:
+    """The forecast as a section of its own, or a line that says why there is none."""
+    found = study_forecast(study, result)
+    if found is None or isinstance(found, str):
+        return (), () if found is None else (found,)
+    plot = album.add(f"{title} forecast", partial(draw_forecast, result=found))
+    lines = tuple(forecast_lines(found))
+    return (Section("Forecast", forecast_sentence(found), forecast_table(found), plot, lines=lines),), ()
+
+
+def _layouts(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = layouts(study, experiment), study.title(experiment)
+    drawn = drawn_layouts(result)
+    plot = album.add(title, partial(draw_layouts, result=result), layouts_height(result)) if drawn else None
+    more, lines = _latency(study, experiment, album), tuple(layouts_lines(result))
+    return Section(title, layouts_sentence(result), layouts_table(result), plot, lines=lines, more=more)
+
+
+def _communication(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    result, title = communication(study, experiment) or [], study.title(experiment)
+    links = links_table(result)
+    more = () if links is None else (Section("Latency and bandwidth", LINKS_SENTENCE, links),)
+    return Section(title, communication_sentence(result), communication_table(result), more=more)
+
+
+def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    points, title = sweep(study, experiment), study.title(experiment)
+    measured = any(point.result.estimate("throughput") for point in points)
+    height = 3.1 + 0.2 * (len(sweep_axes(points)[1]) // 3)  # the legend has a line for three series
+    plot = album.add(title, partial(draw_sweep, points=points), height) if measured else None
+    more = _latency(study, experiment, album)
+    return Section(title, sweep_sentence(points), sweep_table(points), plot, more=more)
+
+
+def _optimization(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    (base, gains), title = optimization(study, experiment), study.title(experiment)
+    plot = None
+    if any(gain.throughput for gain in gains):
+        plot = album.add(title, partial(draw_optimization, gains=gains), height=1.2 + 0.45 * len(gains))
+    more = _latency(study, experiment, album)
+    return Section(title, optimization_sentence(base, gains), optimization_table(base, gains), plot, more=more)
+
+
+def _time_split(study: StudyResult, experiment: PlannedExperiment, album: Album) -> tuple[Section, ...]:
+    found = time_split(study, experiment)
+    if found is None or not found.names:
+        return ()
+    plot = album.add(f"{study.title(experiment)} time split", partial(draw_time_split, result=found))
+    return (Section("Where the time goes", time_split_sentence(found), time_split_table(found), plot),)
+
+
+def _latency(study: StudyResult, experiment: PlannedExperiment, album: Album) -> tuple[Section, ...]:
+    """Latency of what somebody waits for; a noop's passes are nobody's."""
+    found = latency(study, experiment)
+    if found is None or not found.awaited:
+        return ()
+    curves = latency_curves(study, found)
+    plot = album.add(f"{study.title(experiment)} latency", partial(draw_latency, drawn=curves))
+    return (Section("Latency", latency_sentence(found), latency_table(found), plot),)
+
+
+def profile_section(study: StudyResult, album: Album) -> Section | None:
+    """The profile pass of every cell that has one; None where none has."""
+    cells = profiled_cells(study)
+    if not cells:
+        return None
+    plot = album.add("time split", partial(draw_profiled, cells=cells), profiled_height(cells))
+    lines = tuple(profiled_lines(cells))
+    return Section("Time split", profiled_sentence(cells), profiled_table(cells), plot, lines=lines)
+
+
+def perf_section(study: StudyResult) -> Section | None:
+    """What perf counted, and where its files and those of nsys lie; None where neither was asked for."""
+    cells = recorded_cells(study)
+    if not cells:
+        return None
+    return Section("Under a profiler", perf_sentence(cells), perf_table(cells), lines=tuple(perf_lines(cells)))
+
+
+def correctness_section(
+    study: StudyResult, experiment: PlannedExperiment, base: CellResult, judged: list[JudgedCell]
+) -> Section:
+    sentence = f"The reference is {base.name}: unmodified, in a launch of its own."
+    if experiment.refused:
+        told = "; ".join(f"{item.label} ({item.reason})" for item in experiment.refused)
+        sentence += f" Unsupported, so not judged: {told}."
+    completions = completions_table(study, base, judged)
+    return Section(study.title(experiment), sentence, correctness_table(judged), completions=completions)

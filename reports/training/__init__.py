@@ -1,0 +1,1 @@
+"""The sections on training: speed, memory, strategies, equality of losses."""

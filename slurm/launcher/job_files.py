@@ -1,0 +1,74 @@
+"""Files of a job folder that the launcher and its ranks write, and that schedulers' adapters read.
+
+    measurement_under_way(paths)                          # from the ranks' progress files
+    reserve_end(paths); write_end(paths, JobEnd(...))
+
+The end of a job is written into a block that was allocated when the job began.
+"""
+
+import os
+from pathlib import Path
+
+from configs.common.base import write_atomically
+from configs.plans.job import JobEnd, Launcher, Progress
+from configs.plans.paths import JobPaths
+
+_RESERVED_BYTES = 8192
+
+
+def read_launcher(paths: JobPaths) -> Launcher | None:
+    """Who runs the job; None before the launcher said so."""
+    try:
+        return Launcher.model_validate_json(paths.launcher.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def read_progress(paths: JobPaths, rank: int) -> Progress | None:
+    """What a rank does now; None before it began, or in the instant in which it writes."""
+    try:
+        return Progress.model_validate_json(paths.progress(rank).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def measurement_under_way(paths: JobPaths) -> str | None:
+    """The measurement that some rank was making when it last said something; None if it was between two."""
+    for file in sorted(paths.folder.glob("progress_*.json")):
+        progress = read_progress(paths, int(file.stem.rpartition("_")[2]))
+        if progress and progress.phase in ("measurement", "failed") and progress.measurement:
+            return progress.measurement
+    return None
+
+
+def reserve_end(paths: JobPaths, node_rank: int | None = None) -> None:
+    """Allocate the block for the end, of the job or of one node, so that a full disk cannot silence it."""
+    with _reserved(_end(paths, node_rank)).open("wb") as file:
+        file.write(b" " * _RESERVED_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_end(paths: JobPaths, end: JobEnd, node_rank: int | None = None) -> None:
+    """Say how the job ended, or its part on one node; the first to say so is believed. Raises OSError."""
+    path = _end(paths, node_rank)
+    if path.exists():
+        return
+    content = end.model_dump_json().encode()
+    reserved = _reserved(path)
+    if not reserved.exists():
+        write_atomically(path, content)
+        return
+    with reserved.open("r+b") as file:
+        file.write(content.ljust(_RESERVED_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    reserved.replace(path)
+
+
+def _end(paths: JobPaths, node_rank: int | None) -> Path:
+    return paths.end if node_rank is None else paths.node_end(node_rank)
+
+
+def _reserved(end: Path) -> Path:
+    return end.with_name(f".{end.name}.reserved")

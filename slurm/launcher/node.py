@@ -1,0 +1,115 @@
+"""Where this process stands among the nodes of a Slurm job, and by which way it reaches the others.
+
+    node = node_of(os.environ)      # from the variables that srun sets (man srun, OUTPUT ENVIRONMENT VARIABLES)
+    host_names("node[01-03,7],gpu1")
+
+Lists of hosts are read by submitit and not by `scontrol show hostnames`, which a container need not have.
+"""
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from configs.plans.record import Status
+from slurm.launcher.end_cause import JobVerdict, NotStartedError
+
+_NAME = re.compile(r"[^,\[\]]+")
+
+
+@dataclass(frozen=True)
+class JobNode:
+    """One node of a job (of a step, where a job has several). `names` are Slurm's, by rank; the first is the head."""
+
+    rank: int
+    names: tuple[str, ...]
+    job_id: str
+    step_id: str = "batch"
+
+    @property
+    def name(self) -> str:
+        return self.names[self.rank]
+
+    @property
+    def head(self) -> str:
+        return self.names[0]
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+
+def under_slurm(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm started this process on a node of a job."""
+    return all(
+        environment.get(name) for name in ("SLURM_JOB_ID", "SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST")
+    )
+
+
+def node_of(environment: Mapping[str, str]) -> JobNode:
+    """This node, from Slurm's variables: those of the step, which may have fewer nodes than its job.
+
+    Raises ValueError where they contradict each other, and NotStartedError where the place that is claimed is
+    another node's.
+    """
+    names = host_names(environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"])
+    count = _integer(environment, "SLURM_STEP_NUM_NODES" if environment.get("SLURM_STEP_NUM_NODES") else None)
+    rank = int(environment["SLURM_NODEID"])
+    if count != len(names) or not 0 <= rank < count:
+        raise ValueError(f"SLURM_NODEID: got {rank} of {count} nodes, but the node list is {', '.join(names)}")
+    own = environment.get("SLURMD_NODENAME")
+    if own in names and own != names[rank]:
+        raise NotStartedError(
+            JobVerdict(
+                status=Status.NODE_FAILED,
+                kind="DuplicateNodeRank",
+                nodes=(own,),
+                message=f"{own}: registered as node {rank}, which is {names[rank]}, expected node {names.index(own)}",
+            )
+        )
+    return JobNode(rank, names, environment["SLURM_JOB_ID"], environment.get("SLURM_STEP_ID") or "batch")
+
+
+def _integer(environment: Mapping[str, str], name: str | None) -> int:
+    return int(environment[name or "SLURM_JOB_NUM_NODES"])
+
+
+def host_names(expression: str) -> tuple[str, ...]:
+    """The names of a host list in their order: `node[01-03,7],gpu1`. Raises ValueError for what is none."""
+    # Imported here: a launcher without Slurm need not wait for it.
+    from submitit.slurm.slurm import SlurmParseException, _parse_node_list
+
+    try:
+        names = tuple(_parse_node_list(expression))
+    except SlurmParseException:
+        names = ()
+    # It lets stray commas and brackets through.
+    if not names or expression.endswith(",") or not all(_NAME.fullmatch(name) for name in names):
+        raise ValueError(f"host list: got {expression!r}, expected one such as node[01-03,7],gpu1")
+    return names
+
+
+def address_of(host: str) -> str:
+    """A host's IPv4 address by its name. Raises OSError."""
+    return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has the address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            return name
+    return None
+
+
+def link_is_up(interface: str | None) -> bool:
+    """Whether the interface has a carrier, as far as can be told from here."""
+    stats = psutil.net_if_stats().get(interface or "")
+    return stats is None or stats.isup
+
+
+def has_network() -> bool:
+    """Whether any interface but the loopback has a carrier."""
+    return any(stats.isup for name, stats in psutil.net_if_stats().items() if name != "lo")

@@ -1,0 +1,1 @@
+"""Adapters that submit, poll and cancel jobs, on this machine and under Slurm."""

@@ -1,0 +1,16 @@
+"""What an adapter raises and returns: the states of a job, and why a scheduler does not take one."""
+
+from typing import Literal
+
+JobState = Literal["waiting", "running", "ended"]
+
+REFUSED = "Refused"
+"""Kind of the end of a job that a scheduler took and will never start: wrong configuration, not to be tried again."""
+
+
+class Refused(ValueError):
+    """The scheduler does not take such a job: wrong configuration, not to be tried again. Names the target's field."""
+
+
+class Unavailable(OSError):
+    """The scheduler cannot take the job now; it may later. Whether it took it after all, `poll` finds out."""

@@ -1,0 +1,1 @@
+"""Code and libraries on a shared folder of the cluster."""

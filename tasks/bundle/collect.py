@@ -1,0 +1,127 @@
+"""Convert the outputs of a bundle's job into records in its folder. Does not import Prefect.
+
+    collected = collect_bundle(Path("strong"))
+
+No scheduler is available here: the end of a launch is derived from its nodes' files, the reason recorded by
+submit.sbatch, and the output of sacct in outputs/, if present.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from configs.common.base import write_atomically
+from configs.plans.job import Job, JobEnd, Launcher, Submission
+from configs.plans.paths import JobPaths, RunPaths
+from configs.plans.plan import Plan
+from configs.plans.record import MeasuringPass, Record
+from configs.spec.measuring import Profiler
+from slurm.launcher.job_files import measurement_under_way, write_end
+from slurm.sbatch_bundle.retry import began
+from slurm.schedulers.accounting import Account, read_accounts, read_step
+from slurm.schedulers.states import FinalState, composed, standing
+from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.records import collect_job
+
+
+@dataclass
+class CollectedBundle:
+    """Outcome of a bundle's launches."""
+
+    records: list[Record] = field(default_factory=list)
+    """Those made now."""
+    notes: list[str] = field(default_factory=list)
+    not_begun: int = 0
+    """Launches that no node began."""
+    missing: int = 0
+    """Measurements that the study asks for and that have no measurement yet."""
+
+
+def collect_bundle(folder: Path) -> CollectedBundle:
+    """Convert the ranks' outputs into records. Repeated calls add new results.
+
+    Raises ValueError for a folder that is not a bundle, SchemaError for one of a newer version.
+    """
+    run = RunPaths(folder.absolute())
+    if not run.plan.exists() or not run.jobs.is_dir():
+        raise ValueError(
+            f"{folder}: not a bundle (no plan.json and jobs/). Expected a folder written by `rankwise bundle sbatch`"
+        )
+    plan = Plan.model_validate_json(run.plan.read_bytes())
+    result = CollectedBundle()
+    for path in sorted(run.jobs.glob("*/job.json")):
+        paths = run.job(path.parent.name)
+        job = Job.model_validate_json(paths.job.read_bytes())
+        if not began(paths):
+            result.not_begun += job.measuring_pass not in get_args(Profiler)
+            continue
+        paths.parts.mkdir(exist_ok=True)  # what copies a folder may leave empty ones out
+        _conclude(run, paths, job)
+        collected = collect_job(run, job.name)
+        result.records += collected.records
+        result.notes += collected.set_aside
+    ledger = read_ledger(run)
+    result.notes += ledger.set_aside
+    passes: tuple[MeasuringPass, ...] = get_args(MeasuringPass)
+    result.missing = sum(len(missing_measurements(plan, ledger, measuring_pass, False)) for measuring_pass in passes)
+    return result
+
+
+def _conclude(run: RunPaths, paths: JobPaths, job: Job) -> None:
+    """Write the accounts of a launch and how it ended, where they are not there yet."""
+    submitted = _submission(paths)
+    of_job, of_step = _accounts(run, submitted) if submitted else (None, None)
+    if of_step is not None and not paths.accounting.exists():
+        write_atomically(paths.accounting, of_step.accounting.model_dump_json())
+    if paths.end.exists():
+        return
+    ranks = range(job.cell.nodes)
+    ends = [_node_end(paths, rank) for rank in ranks]
+    hosts = [_host(paths, rank) for rank in ranks]
+    nodes = [host for host in hosts if host is not None]
+    came_up = [host is not None for host in hosts]
+    word = _word(paths, [account for account in (of_step, of_job) if account])
+    known = nodes if len(nodes) == len(hosts) else list(of_step.accounting.nodes if of_step else ())
+    write_end(paths, composed(job, ends, word, known, came_up, measurement_under_way(paths)))
+
+
+def _submission(paths: JobPaths) -> Submission | None:
+    """Which step of which job the launch was, as run.sh noted it."""
+    try:
+        return Submission.model_validate_json(paths.submission.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _accounts(run: RunPaths, submitted: Submission) -> tuple[Account | None, Account | None]:
+    """Of the whole job, and of the launch's own step."""
+    job_id = submitted.job_id.partition(".")[0]
+    path = run.folder / "outputs" / f"sacct_{job_id}.txt"
+    try:
+        text = path.read_text()
+        return read_accounts(text).get(job_id), read_step(text, submitted.job_id)
+    except (OSError, ValueError):
+        return None, None
+
+
+def _word(paths: JobPaths, accounts: list[Account]) -> FinalState | None:
+    """The scheduler's word, where any names a cause: what stopped the job, then the step's state, then the job's."""
+    words = [FinalState(account.accounting.state, account.failed_nodes, account.reason) for account in accounts]
+    stopped = paths.folder / "stopped"
+    if stopped.exists():
+        words.insert(0, FinalState(stopped.read_text().strip()))
+    return next((word for word in words if standing(word.state).specific), None)
+
+
+def _node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
+    try:
+        return JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _host(paths: JobPaths, node_rank: int) -> str | None:
+    try:
+        return Launcher.model_validate_json(paths.node_launcher(node_rank).read_bytes()).host
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,99 @@
+"""Run progress, read by the live table and the progress artifact.
+
+One object per study in this process, written by the flow's thread. Every update replaces whole values,
+so readers never see a partial one.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from configs.plans.record import MeasuringPass
+
+
+@dataclass
+class ProgressRow:
+    """One launch, as shown."""
+
+    label: str
+    measurements: int
+    block: int
+    blocks: int
+    measuring_pass: MeasuringPass = "timed"
+    done: int = 0
+    failed: int = 0
+    state: str = "waiting"
+    note: str = ""
+    waited_seconds: float = 0.0
+
+
+@dataclass
+class RunProgress:
+    """Counts and rows of one run. `left_behind`: jobs that a scheduler did not end when it was asked to."""
+
+    study: str = ""
+    total: int = 0
+    already: int = 0
+    done: int = 0
+    failed: int = 0
+    started: float = field(default_factory=time.monotonic)
+    rows: list[ProgressRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    stage: str = ""
+    left_behind: str = ""
+    ended: bool = False
+
+    def under_way(self) -> list[dict[str, str]]:
+        """What waits in a scheduler's queue or runs, for a table."""
+        return [
+            {
+                "launch": row.label,
+                "block": f"{row.block} of {row.blocks}" if row.measuring_pass == "timed" else row.measuring_pass,
+                "cells": f"{row.done} of {row.measurements}",
+                "state": row.state,
+                "job": row.note,
+            }
+            for row in list(self.rows)
+            if row.state in ("queued", "running", "starting")
+        ]
+
+    @property
+    def waiting_for(self) -> str:
+        """What the next launch waits for (`for another launch on this machine: ...`); empty where nothing waits."""
+        return next((row.note for row in list(self.rows) if row.state == "waiting" and row.note), "")
+
+    @property
+    def description(self) -> str:
+        """What the progress is of, and what it waits for now."""
+        text = f"Study {self.study}: measurements done of those planned"
+        return f"{text}; waiting {self.waiting_for}" if self.waiting_for else text
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """By the pace so far; None before the first measurement is done."""
+        made = self.done - self.already
+        if made <= 0 or not self.rows:
+            return None
+        return self.elapsed_seconds / made * (self.total - self.done)
+
+    @property
+    def percent(self) -> float:
+        return 100.0 * self.done / self.total if self.total else 0.0
+
+
+_current = RunProgress()
+
+
+def current_progress() -> RunProgress:
+    """The board of the study that runs now."""
+    return _current
+
+
+def new_progress() -> RunProgress:
+    """Begin a fresh board."""
+    global _current
+    _current = RunProgress()
+    return _current

@@ -1,0 +1,323 @@
+"""Merge the parts written by the ranks into records. Does not import Prefect.
+
+Parts decide the outcome, not exit codes. A measurement that began but has an incomplete set of parts gets a record
+with the job's failure; a measurement that never began is returned, to be measured in another launch.
+"""
+
+import io
+import shutil
+import zipfile
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.common.base import canonical_json, content_hash, utc_now, write_atomically
+from configs.common.failure_kinds import PEER_LOST
+from configs.plans.job import Job, JobEnd, Measurement, Progress
+from configs.plans.paths import JobPaths, RunPaths
+from configs.plans.record import (
+    MAX_RECORD_BYTES,
+    Accounting,
+    Failure,
+    Figure,
+    RankPart,
+    Record,
+    SchemaError,
+    Status,
+    read_part,
+    read_record,
+)
+from tasks.campaign.ledger import set_aside
+
+"""Kind of failure of a rank that only saw another rank go: never the first cause."""
+
+
+@dataclass
+class Collected:
+    """What became of one job's measurements."""
+
+    records: list[Record] = field(default_factory=list)
+    unreached: list[Measurement] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+    start_failure: str | None = None
+    end: JobEnd | None = None
+
+
+def collect_job(run: RunPaths, name: str) -> Collected:
+    """Merge what a job left behind that has ended. Merging again what was merged changes nothing."""
+    paths = run.job(name)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    end = JobEnd.model_validate_json(paths.end.read_bytes())
+    ranks = _ranks(job)
+    begun = {progress.measurement for progress in _progresses(paths, ranks) if progress.measurement} | {end.measurement}
+    result = Collected(end=end)
+    for position, measurement in enumerate(job.measurements):
+        recorded = run.record(measurement.cell.key, job.measuring_pass, measurement.repeat, measurement.attempt)
+        if recorded.exists():
+            _finish_merging(paths, recorded, measurement, ranks)
+            continue
+        parts, damaged = _parts(run, paths, measurement, ranks)
+        result.set_aside += damaged
+        if len(parts) < ranks and not parts and measurement.name not in begun and not damaged:
+            result.unreached.append(measurement)
+            continue
+        samples, torn = _samples(run, paths, measurement, parts)
+        record = _merged(run, job, position, [] if torn else parts, end, damaged + torn)
+        result.set_aside += torn
+        _write(run, record, samples, _environment(parts))
+        _keep_files(paths, recorded, measurement, ranks)
+        _remove_parts(paths, measurement, ranks)
+        result.records.append(record)
+    if len(result.unreached) == len(job.measurements):
+        result.start_failure = end.message or f"the launch ended ({end.status}) before the first cell"
+    return result
+
+
+def failed_records(
+    run: RunPaths, job_name: str, measurements: list[Measurement], status: Status, message: str
+) -> list[Record]:
+    """Records for measurements that could not be made at all: no cell of the grid disappears."""
+    records = []
+    job = Job.model_validate_json(run.job(job_name).job.read_bytes())
+    for position, measurement in enumerate(measurements):
+        record = Record(
+            key=measurement.cell.key,
+            cell=measurement.cell,
+            measuring_pass=job.measuring_pass,
+            repeat=measurement.repeat,
+            attempt=measurement.attempt,
+            status=status,
+            job=job_name,
+            position=position,
+            started_at=None,
+            finished_at=utc_now(),
+            failure=Failure(message=message[:600], log=_log(run, job, None)),
+            accounting=_accounting(run.job(job_name)),
+        )
+        _write(run, record, {}, {})
+        records.append(record)
+    return records
+
+
+def _ranks(job: Job) -> int:
+    return job.ranks_per_node * job.cell.nodes
+
+
+def _progresses(paths: JobPaths, ranks: int) -> list[Progress]:
+    found = []
+    for rank in range(ranks):
+        try:
+            found.append(Progress.model_validate_json(paths.progress(rank).read_bytes().rstrip(b" \0")))
+        except (OSError, ValueError):
+            continue  # the rank never came so far
+    return found
+
+
+def _parts(run: RunPaths, paths: JobPaths, measurement: Measurement, ranks: int) -> tuple[list[RankPart], list[str]]:
+    """The readable parts of one measurement, by rank, and a line for each that had to be set aside."""
+    parts, damaged = [], []
+    for rank in range(ranks):
+        path = paths.part(measurement.name, rank)
+        if not path.exists():
+            continue
+        try:
+            parts.append(read_part(path))
+        except SchemaError:
+            raise
+        except ValueError as error:
+            damaged.append(set_aside(run, path, str(error)))
+    return parts, damaged
+
+
+def _samples(
+    run: RunPaths, paths: JobPaths, measurement: Measurement, parts: list[RankPart]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Columns of all ranks as `<rank>/<column>`; none, and why, if one archive is damaged."""
+    columns: dict[str, np.ndarray] = {}
+    for part in parts:
+        path = paths.samples(measurement.name, part.rank)
+        if not path.exists():
+            continue
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                columns |= {f"{part.rank}/{name}": archive[name] for name in archive.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            return {}, [set_aside(run, path.with_suffix(".json"), f"{path.name}: {error}")]
+    return columns, []
+
+
+def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: JobEnd, damaged: list[str]) -> Record:
+    measurement, paths = job.measurements[position], run.job(job.name)
+    status, failure = _verdict(parts, end, _ranks(job), damaged)
+    if status is Status.COMPLETED and job.measuring_pass == "nsys":
+        status, failure = _nsys_verdict(paths, measurement, _ranks(job))
+    return Record(
+        key=measurement.cell.key,
+        cell=measurement.cell,
+        measuring_pass=job.measuring_pass,
+        repeat=measurement.repeat,
+        attempt=measurement.attempt,
+        status=status,
+        job=job.name,
+        position=position,
+        started_at=min((part.started_at for part in parts), default=None),
+        finished_at=max((part.finished_at for part in parts), default=end.finished_at),
+        failure=failure and failure.model_copy(update={"log": _log(run, job, failure.rank)}),
+        hosts=[part.host for part in parts],
+        accounting=_accounting(paths),
+        **_figures(parts),
+    )
+
+
+def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str]) -> tuple[Status, Failure | None]:
+    """How the measurement ended: the ranks' own word first, then the launcher's."""
+    failures = [part for part in parts if part.status is not Status.COMPLETED]
+    if not failures and len(parts) == ranks:
+        return Status.COMPLETED, None
+    primary = [part for part in failures if part.failure is None or part.failure.kind != PEER_LOST]
+    if primary:
+        first = min(primary, key=lambda part: part.finished_at)
+        return first.status, first.failure
+    if damaged:
+        return Status.LOST, Failure(message=damaged[0][:600])
+    if end.status is Status.COMPLETED:
+        return Status.LOST, Failure(message="the ranks exited without an error and without a result")
+    message = end.message or f"the launch ended: {end.status}"
+    return end.status, Failure(message=message[:600], rank=end.rank, kind=end.kind)
+
+
+def _nsys_verdict(paths: JobPaths, measurement: Measurement, ranks: int) -> tuple[Status, Failure | None]:
+    """A measurement whose ranks are content still failed where nsys left no report: there is nothing to look at."""
+    for rank in range(ranks):
+        if not paths.nsys_report(measurement.name, rank).exists():
+            message = f"nsys wrote no report of rank {rank}; see the rank's log"
+            return Status.FAILED, Failure(message=message, rank=rank)
+    return Status.COMPLETED, None
+
+
+def _environment(parts: list[RankPart]) -> dict[str, Any]:
+    return next((part.environment for part in parts if part.environment), {})
+
+
+def _log(run: RunPaths, job: Job, rank: int | None) -> str:
+    """Where to read more, relative to the run folder."""
+    paths = run.job(job.name)
+    path = _launcher_log(paths, job) if rank is None else paths.rank_log(rank)
+    return str(path.relative_to(run.folder))
+
+
+def _launcher_log(paths: JobPaths, job: Job) -> Path:
+    """Of several nodes the first that says that something was wrong."""
+    if job.target.kind == "local":
+        return paths.launcher_log
+    for node_rank in range(job.cell.nodes):
+        with suppress(OSError, ValueError):
+            end = JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+            if end.status is not Status.COMPLETED:
+                return paths.node_log(node_rank)
+    return paths.node_log(0)
+
+
+def _accounting(paths: JobPaths) -> Accounting | None:
+    """What the scheduler says of the job; None where it keeps no accounts."""
+    try:
+        return Accounting.model_validate_json(paths.accounting.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _figures(parts: list[RankPart]) -> dict[str, Any]:
+    """Figures of rank 0; by rank where they differ; and the share of the CPUs that others took."""
+    if not parts:
+        return {}
+    # Some figures are only of ranks after the first: of the stage that has the head, for one.
+    figures = {name: None for part in parts for name in part.figures} | parts[0].figures
+    by_rank = {
+        name: [part.figures.get(name) for part in parts]
+        for name in figures
+        if len({repr(part.figures.get(name)) for part in parts}) > 1
+    }
+    figures["others_cpu_share"] = _others_cpu_share(parts)
+    return {"figures": figures, "rank_figures": by_rank}
+
+
+def _others_cpu_share(parts: list[RankPart]) -> float | None:
+    """CPU seconds of processes that are not ours over those that the machine had, 0 to 1."""
+    first = parts[0].figures
+    # The first rank of each node says what its machine had.
+    heads = [part.figures for part in parts if part.figures.get("machine_cores") is not None]
+    wall, own = first.get("measurement_seconds"), [part.figures.get("cpu_seconds") for part in parts]
+    busy, cores = ([head.get(name) for head in heads] for name in ("cpu_busy_seconds", "machine_cores"))
+    if not heads or not wall or not all(isinstance(value, int | float) for value in (wall, *busy, *cores, *own)):
+        return None
+    others = _total(busy) - _total(own)
+    return round(min(1.0, max(0.0, others) / (_total([wall]) * _total(cores))), 4)
+
+
+def _total(values: list[Figure]) -> float:
+    """The sum of numbers."""
+    return sum(value for value in values if isinstance(value, int | float))
+
+
+def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], environment: dict[str, Any]) -> None:
+    """Samples first, the record last: a record's existence means that it is whole."""
+    path = run.record(record.key, record.measuring_pass, record.repeat, record.attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    updates: dict[str, Any] = {"num_columns": len(samples)}
+    if environment:
+        updates["environment"] = content_hash(environment)
+        run.environments.mkdir(exist_ok=True)
+        if not run.environment(updates["environment"]).exists():
+            write_atomically(run.environment(updates["environment"]), canonical_json(environment))
+    if samples:
+        archive = io.BytesIO()
+        np.savez(archive, allow_pickle=False, **samples)
+        write_atomically(path.with_suffix(".npz"), archive.getvalue())
+    record = record.model_copy(update=updates)
+    size = len(record.model_dump_json(exclude={"rank_figures": True, "hosts": True, "accounting": {"nodes"}}))
+    assert size <= MAX_RECORD_BYTES, f"record of {record.key} has {size} bytes"
+    write_atomically(path, record.model_dump_json())
+
+
+def _finish_merging(paths: JobPaths, recorded: Path, measurement: Measurement, ranks: int) -> None:
+    """Do what is left where a run was killed between writing a record and clearing its parts away.
+
+    Parts beside a record of another job are left: they are work done twice, which must not be hidden.
+    """
+    try:
+        mine = read_record(recorded).job == paths.folder.name
+    except SchemaError:
+        raise
+    except ValueError:
+        return  # the ledger sets it aside
+    if mine:
+        _keep_files(paths, recorded, measurement, ranks)
+        _remove_parts(paths, measurement, ranks)
+
+
+def _keep_files(paths: JobPaths, recorded: Path, measurement: Measurement, ranks: int) -> None:
+    """Move what ranks left for people beside the record: texts, traces, what they did last before they failed."""
+    for rank in range(ranks):
+        found = (
+            paths.completions(measurement.name, rank),
+            paths.trace(measurement.name, rank),
+            paths.perf_text(measurement.name, rank),
+            paths.perf_data(measurement.name, rank),
+            paths.nsys_report(measurement.name, rank),
+            paths.flight_recorder(measurement.name, rank),
+        )
+        for path in found:
+            if path.exists():
+                # The job folder may lie on a cluster's disk.
+                shutil.move(path, recorded.with_name(recorded.stem + path.name.removeprefix(measurement.name)))
+
+
+def _remove_parts(paths: JobPaths, measurement: Measurement, ranks: int) -> None:
+    """The record holds all that the parts held."""
+    for rank in range(ranks):
+        paths.part(measurement.name, rank).unlink(missing_ok=True)
+        paths.samples(measurement.name, rank).unlink(missing_ok=True)

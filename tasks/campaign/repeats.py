@@ -1,0 +1,146 @@
+"""Number of repeats of each cell: the plan's number, and more while its interval is too wide. Does not import Prefect.
+
+With `measuring.target_interval`, `measuring.repeats` is the minimum. After each round, every cell with too wide an
+interval gets further repeats (`reports.numbers.stopping`), until the target, `max_repeats` or a budget is reached.
+The plan in the run folder is updated, so that the report, `rankwise status` and a resumed run have the number of
+repeats and the stopping reason.
+"""
+
+import time
+from collections.abc import Iterable
+
+from configs.common.base import write_atomically
+from configs.hardware.prices import TargetPrices
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, Stop
+from reports.decisions.spending import launch_times
+from reports.numbers.stopping import next_look, reason
+from reports.reading.load import CellResult, load_run
+from tasks.campaign.session import Session
+
+_HOUR_SECONDS = 3600.0
+
+
+class Budget:
+    """The time and money that a run may use. Time is this run's; money is what all launches of the folder took.
+
+    This machine costs money as long as the run goes on, a cluster's nodes as long as jobs run on them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        rules = session.plan.measuring
+        self._began = self._here_since = time.monotonic()
+        self._seconds = None if rules.budget_minutes is None else rules.budget_minutes * 60
+        self._usd = rules.budget_usd
+        self._usd_per_second: dict[str, float] = {}
+        self._here_usd_per_second = self._paid_usd = 0.0
+        if self._usd is not None:
+            self._usd_per_second = _prices(session.plan)
+            here = [target.name for target in session.plan.targets if target.kind == "local"]
+            self._here_usd_per_second = max((self._usd_per_second[name] for name in here), default=0.0)
+            self._paid_usd = launched_usd(session.plan, session.run)
+
+    def waited(self, seconds: float) -> None:
+        """Time in which this run had to leave the machine to others is not its own."""
+        self._began += seconds
+        self._here_since += seconds
+
+    def elsewhere(self, seconds: float) -> None:
+        """Time in which nothing was measured on this machine costs no money of its own."""
+        self._here_since += seconds
+
+    def paid(self, target: str, node_seconds: float) -> None:
+        """A job of a cluster has ended, which had so many seconds of its nodes."""
+        self._paid_usd += node_seconds * self._usd_per_second.get(target, 0.0)
+
+    def spent(self, running: Iterable[tuple[str, float]] = (), here: bool = True) -> Stop | None:
+        """Which budget is spent, if one is.
+
+        running: target and node-seconds so far of jobs that have not ended. here: whether this machine is measured on.
+        """
+        now = time.monotonic()
+        if self._usd is not None:
+            usd = self._paid_usd + sum(seconds * self._usd_per_second.get(target, 0.0) for target, seconds in running)
+            usd += (now - self._here_since) * self._here_usd_per_second if here else 0.0
+            if usd > self._usd:
+                return "budget of money"
+        return "budget of time" if self._seconds is not None and now - self._began > self._seconds else None
+
+
+def _prices(plan: Plan) -> dict[str, float]:
+    """USD for a second of each target, of one node of it."""
+    prices = {target.name: plan.prices.get(target.name, TargetPrices()).price for target in plan.targets}
+    assert all(price is not None for price in prices.values()), "checked before anything was started"
+    return {name: price.usd_per_hour / _HOUR_SECONDS for name, price in prices.items() if price is not None}
+
+
+def launched_usd(plan: Plan, run: RunPaths) -> float:
+    """What all launches of a run folder cost, waiting for their turn left out; lost ones as far as records tell."""
+    prices = _prices(plan)
+    launches = launch_times(load_run(run))
+    return sum(launch.node_seconds * prices.get(launch.target, 0.0) for launch in launches)
+
+
+def carried_on(plan: Plan, before: Plan) -> Plan:
+    """The plan with the repeats that an earlier run of the same study, with a target too, had grown to."""
+    if plan.measuring.target_interval is None or before.measuring.target_interval is None:
+        return plan
+    grown = {key: max(count, before.repeats.get(key, 0)) for key, count in plan.repeats.items()}
+    stopped = {key: ended for key, ended in before.stopped.items() if key in plan.cells}
+    return plan.model_copy(update={"repeats": grown, "stopped": stopped})
+
+
+def grow_repeats(session: Session, ended_by: Stop | None) -> bool:
+    """Plan further repeats where the target asks for them; whether there are any.
+
+    ended_by: the budget that is spent, after which nothing is planned any more and the plan shrinks to
+    what was measured. Writes the plan where it changed.
+    """
+    if session.plan.measuring.target_interval is None:
+        return False
+    plan = planned_with_repeats(session.plan, load_run(session.run).cells, ended_by)
+    more = sum(plan.repeats.values()) > sum(session.plan.repeats.values())
+    if plan != session.plan:
+        session.plan = plan
+        write_atomically(session.run.plan, plan.model_dump_json(indent=1))
+    return more and ended_by is None
+
+
+def planned_with_repeats(plan: Plan, cells: dict[str, CellResult], ended_by: Stop | None) -> Plan:
+    """The plan with as many repeats of each cell as its measured values ask for."""
+    repeats, stopped = dict(plan.repeats), dict(plan.stopped)
+    for key, result in cells.items():
+        if not result.compared:
+            continue  # answers are deterministic and are asked for once
+        wanted, ended = _wanted(plan, result)
+        if wanted > plan.repeats[key] and ended_by is not None:
+            wanted, ended = plan.repeats[key], ended_by
+        if ended_by is not None:
+            wanted = max(min(plan.measuring.repeats, wanted), _measured(result))
+            ended = ended or ended_by
+        repeats[key] = wanted
+        stopped.pop(key, None)
+        if ended is not None:
+            stopped[key] = ended
+    return plan.model_copy(update={"repeats": repeats, "stopped": stopped})
+
+
+def _measured(result: CellResult) -> int:
+    """Repeats of a cell up to its last one that has a record."""
+    return max(result.measurements, default=-1) + 1
+
+
+def _wanted(plan: Plan, result: CellResult) -> tuple[int, Stop | None]:
+    """How many repeats a cell should have, and what ended them; None while it is not known yet."""
+    planned = plan.repeats[result.key]
+    if len(result.measurements) < planned:
+        return planned, None
+    values = list(result.values("throughput").values())
+    if len(values) < min(plan.measuring.repeats, planned):
+        return planned, None  # repeats fail: more of them would too
+    look, most = next_look(values, plan.measuring), plan.measuring.max_repeats
+    if look is None:
+        return planned, reason(values, plan.measuring)
+    if planned >= most:
+        return planned, "most repeats"  # some failed, and those count
+    return min(most, planned + look - len(values)), None

@@ -1,0 +1,1 @@
+"""Checks before anything is measured, and verification of answers. Imports no Prefect."""

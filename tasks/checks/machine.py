@@ -1,0 +1,247 @@
+"""Check machines against the requirements of a plan and the environment of a run. Does not import Prefect.
+
+    check_plan(plan, folder)              # what can be said anywhere: cores, memory, disk of this machine
+    check_clusters(plan)                  # what only the schedulers of its clusters can say; before a run
+
+A study of a cluster can be checked and planned where there is no Slurm.
+"""
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from configs.common.base import canonical_json, write_atomically
+from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.spec.cell import Cell
+from configs.spec.measuring import LIVE_LIBRARIES
+from configs.spec.study import StudyError
+from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.workloads import descriptor_of
+from engine.planner.local import cpu_model
+from slurm.launcher.profilers import why_not
+from slurm.schedulers.partitions import Cluster, ClusterError, Need, identity, lacks, read_cluster
+
+_LEAST_FREE_DISK_BYTES = 64 << 20
+_PACKAGES = ("torch", "numpy", "transformers", "rankwise")
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class EnvironmentChanged(ValueError):
+    """The run folder holds measurements of another machine or other versions."""
+
+
+def check_resources(plan: Plan, folder: Path) -> None:
+    """Raise StudyError naming each resource that the plan lacks here; of clusters nothing is asked."""
+    problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan)
+    problems += _profiler_problems(plan) + _live_problems(plan)
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < _LEAST_FREE_DISK_BYTES:
+        problems.append(
+            f"run folder {folder}: {free / 2**20:.0f} MiB free on its disk, expected at least "
+            f"{_LEAST_FREE_DISK_BYTES / 2**20:.0f} MiB. Free disk space or use another folder with --runs"
+        )
+    if problems:
+        raise StudyError(problems)
+
+
+def check_clusters(plan: Plan) -> None:
+    """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer."""
+    problems: list[str] = []
+    cluster: Cluster | None = None
+    for place, target in enumerate(plan.targets):
+        if not isinstance(target, SlurmTarget):
+            continue
+        try:
+            cluster = cluster or read_cluster()
+        except ClusterError as error:
+            raise StudyError([f"targets[{place}]: {error}"]) from error
+        found = lacks(target, _needs(plan, target), cluster) + _shared_problems(target)
+        problems += [f"targets[{place}].{problem}" for problem in found]
+    if problems:
+        raise StudyError(problems)
+
+
+def _needs(plan: Plan, target: SlurmTarget) -> list[Need]:
+    """What each cell needs of the nodes of a cluster."""
+    sizes, found = _sizes(plan), []
+    for cell in plan.cells.values():
+        if cell.target == target.name:
+            weights = 0 if target.gpus_per_node else _weight_bytes(cell, sizes) or 0
+            cores = cell.layout.ranks // cell.nodes * cell.cores_per_rank
+            found.append(Need(cell.nodes, cores, -(-weights // cell.nodes) >> 20))
+    return found
+
+
+def _shared_problems(target: SlurmTarget) -> list[str]:
+    """That the folder which all nodes see can be written here, where jobs are made."""
+    if target.shared is None:
+        return []
+    folder = Path(target.shared)
+    if not folder.is_dir():
+        return [f"shared: no such folder: {folder}. It must have the same path on the nodes and this machine"]
+    return [] if os.access(folder, os.W_OK | os.X_OK) else [f"shared: {folder} is not writable"]
+
+
+def _rank_problems(plan: Plan) -> list[str]:
+    """Of local targets: those of a cluster were held against its nodes when the cells were made."""
+    problems = []
+    cores = len(os.sched_getaffinity(0))
+    targets = {target.name: target for target in plan.targets}
+    for experiment in plan.experiments:
+        for point in experiment.points:
+            cell = plan.cells[point.cell]
+            target, ranks = targets[cell.target], cell.layout.ranks
+            if not isinstance(target, LocalTarget):
+                continue
+            held = min(cores // cell.cores_per_rank, target.max_ranks or cores)
+            if ranks > held:
+                limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
+                problems.append(
+                    f"experiments.{experiment.name} at {point.label}: {ranks} ranks, but target {target.name} "
+                    f"holds {held} ({cores} cores, {cell.cores_per_rank} per rank{limit})"
+                )
+    return list(dict.fromkeys(problems))
+
+
+def _price_problems(plan: Plan) -> list[str]:
+    if plan.measuring.budget_usd is None or plan.usd_per_hour is not None:
+        return []
+    return [
+        "measuring.budget_usd: requires a price for every target. "
+        "Set targets[].price_usd_per_hour or a file in `prices`"
+    ]
+
+
+def _profiler_problems(plan: Plan) -> list[str]:
+    profiler = plan.measuring.profiler
+    here = any(isinstance(target, LocalTarget) for target in plan.targets)  # a cluster's nodes are not this machine
+    problem = why_not(profiler) if profiler and here else None
+    return [f"measuring.profiler: {problem}"] if problem else []
+
+
+def _live_problems(plan: Plan) -> list[str]:
+    """Libraries that live streams lack here; a cluster's nodes say so in their logs and train without."""
+    if not any(isinstance(target, LocalTarget) for target in plan.targets):
+        return []
+    problems = []
+    for sink in plan.measuring.live:
+        missing = [name for name in LIVE_LIBRARIES[sink] if not _installed(name)]
+        if missing:
+            problems.append(
+                f"measuring.live: {sink} requires {', '.join(missing)}: pip install {' '.join(LIVE_LIBRARIES[sink])}"
+            )
+    return problems
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
+
+
+def _memory_problems(plan: Plan) -> list[str]:
+    """Weights alone, for all ranks of a cell on this machine, against what is free: less cannot work."""
+    available = psutil.virtual_memory().available
+    local = {target.name for target in plan.targets if isinstance(target, LocalTarget)}
+    sizes = _sizes(plan)
+    problems = {}
+    for cell in plan.cells.values():
+        needed = _weight_bytes(cell, sizes) if cell.target in local else None
+        if needed is not None and needed > available:
+            problems[cell.model, cell.layout.dp] = (
+                f"model {cell.model} on {cell.layout}: the weights require {needed / 2**30:.1f} GiB, "
+                f"available are {available / 2**30:.1f} GiB"
+            )
+    return list(problems.values())
+
+
+def _sizes(plan: Plan) -> dict[str, int | None]:
+    """Parameters by model. A hub's that was not fetched yet has no manifest; the flow looks again when it has."""
+    return {model.identity: _parameters(Path(model.manifest)) for model in plan.models if model.manifest}
+
+
+def _weight_bytes(cell: Cell, sizes: dict[str, int | None]) -> int | None:
+    """What all ranks of a cell hold at least; None where the model's size is not known."""
+    parameters = sizes.get(cell.model or "")
+    per_parameter = descriptor_of(cell.workload).bytes_per_parameter or _DTYPE_BYTES[cell.dtype]
+    return None if parameters is None else parameters * per_parameter * cell.layout.dp
+
+
+def _parameters(manifest: Path) -> int | None:
+    """At least so many parameters, by the sizes of the weight files were they float32; None without files."""
+    files = ModelManifest.model_validate_json(manifest.read_bytes()).files
+    total = sum(file.size_bytes for name, file in files.items() if name.endswith(".safetensors"))
+    return total // 4 or None
+
+
+def check_environment(run: RunPaths, accept: bool, targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
+    """Compare today's environment with the one that the run folder was begun in; keep today's.
+
+    Raises EnvironmentChanged, and ClusterError where a cluster of the targets cannot be asked.
+    """
+    today = machine_fingerprint(targets)
+    path = run.folder / "environment.json"
+    if path.exists():
+        try:
+            before = json.loads(path.read_bytes())
+        except ValueError:
+            before = today
+        changed = [name for name in today if before.get(name) != today[name]]
+        if changed and not accept:
+            lines = "\n".join(f"  {name}: was {before.get(name)}, now {today[name]}" for name in changed)
+            raise EnvironmentChanged(
+                f"{run.folder}: measured in a different environment:\n{lines}\n"
+                "Use --accept-environment to resume in this environment, or --runs for another folder"
+            )
+        if not changed:
+            return today
+    write_atomically(path, canonical_json(today))
+    return today
+
+
+def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
+    """What makes figures comparable: machines and versions.
+
+    Of a cluster its name, partition and kind of nodes count, not the machine that submits: a run may go on from
+    another one. Raises ClusterError.
+    """
+    facts: dict[str, Any] = {}
+    cluster: Cluster | None = None
+    for target in targets:
+        if isinstance(target, SlurmTarget):
+            cluster = cluster or read_cluster()
+            facts[f"target {target.name}"] = identity(target, cluster)
+        else:
+            facts |= this_machine()
+    return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+
+
+def this_machine() -> dict[str, Any]:
+    """What the machine is on which local targets lie."""
+    return {
+        "host": platform.node(),
+        "cpu_model": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in [folder, *folder.parents] if parent.exists())

@@ -1,0 +1,99 @@
+"""Hugging Face datasets as files of a study: `hf:NAME_OR_FOLDER[[:CONFIGURATION]:SPLIT]`, or a .parquet.
+
+    digest = write_dataset("hf:owner/name:train", base=Path("."), folder=Path("inputs"))
+
+The split is `train` where none is named. Texts become a .ndjson of the columns that are learnt from, images an .npz;
+both are copied into the run, so that what a study was trained on stays even where the dataset changes. The library
+`datasets` does the reading: it is an extra. Columns must have our names (`text`; `text`, `label`; `source`, `target`;
+`image`, `label`): a dataset of others is renamed once, with `rename_columns` and `save_to_disk`, and named as a folder.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.common.base import sha256_of_file
+
+PREFIX = "hf:"
+_COLUMNS = (("image", "label"), ("source", "target"), ("text", "label"), ("text",))
+"""What is learnt from; the first that a dataset has."""
+
+
+def write_dataset(written: str, base: Path, folder: Path) -> str:
+    """Write a dataset's split, or a .parquet, to `folder`; the hash that the file is called by.
+
+    Folders are relative to `base`. Raises ValueError for a dataset that is not there or has other columns.
+    """
+    data = _loaded(written, base)
+    columns = next((known for known in _COLUMNS if set(known) <= set(data.column_names)), None)
+    if columns is None:
+        wanted = "; ".join(" and ".join(known) for known in _COLUMNS)
+        raise ValueError(
+            f"{written}: got columns {', '.join(data.column_names)}; rename them to one of: {wanted} "
+            "(rename_columns and save_to_disk, then name the folder)"
+        )
+    if not len(data):
+        raise ValueError(f"{written}: no rows")
+    suffix = ".npz" if columns[0] == "image" else ".ndjson"
+    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        path = Path(unfinished) / f"data{suffix}"
+        if columns[0] == "image":
+            _write_images(data, path, written)
+        else:
+            _named_labels(data.select_columns(list(columns))).to_json(path, lines=True, force_ascii=False)
+        digest = sha256_of_file(path)
+        path.chmod(0o644)
+        path.replace(folder / f"{digest}{suffix}")
+    return digest
+
+
+def _loaded(written: str, base: Path) -> Any:
+    """The rows of a .parquet, of a folder that `save_to_disk` left, of a folder of files, or of the hub."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{written}: requires the library `datasets`. Run pip install 'rankwise[datasets]'") from error
+    datasets.disable_progress_bars()
+    name, *rest = written.removeprefix(PREFIX).split(":")
+    folder, split = base / name, rest[-1] if rest else "train"
+    configuration = rest[0] if len(rest) == 2 else None
+    try:
+        if not written.startswith(PREFIX):
+            return datasets.Dataset.from_parquet(str(folder), cache_dir=None)
+        if (folder / "dataset_dict.json").is_file():
+            return datasets.load_from_disk(str(folder))[split]
+        if (folder / "state.json").is_file():
+            return datasets.load_from_disk(str(folder))
+        return datasets.load_dataset(str(folder) if folder.is_dir() else name, configuration, split=split)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(
+            f"{written}: cannot be loaded ({error}); use a folder (looked for {folder}) or a repository of the hub, "
+            "and an existing split"
+        ) from error
+
+
+def _named_labels(data: Any) -> Any:
+    """Classes by their names, where the dataset knows them."""
+    feature = data.features.get("label")
+    if not hasattr(feature, "int2str"):
+        return data
+    names = [feature.int2str(number) if number >= 0 else None for number in data["label"]]
+    return data.remove_columns("label").add_column("label", names)
+
+
+def _write_images(data: Any, path: Path, written: str) -> None:
+    images = [np.asarray(image) for image in data["image"]]
+    shapes = {image.shape for image in images}
+    if len(shapes) > 1:
+        some = " and ".join(" x ".join(map(str, shape)) for shape in sorted(shapes, key=str)[:2])
+        raise ValueError(f"{written}: images of several sizes ({some}). Resize them to the model's size")
+    feature = data.features["label"]
+    arrays: dict[str, Any] = {
+        "images": np.stack(images).astype(np.uint8),
+        "labels": np.array(data["label"], dtype=np.int64),
+    }
+    if hasattr(feature, "names"):
+        arrays["label_names"] = np.array(feature.names)
+    np.savez(path, allow_pickle=False, **arrays)

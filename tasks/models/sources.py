@@ -1,0 +1,312 @@
+"""Resolve models (synthetic, local folder or Hugging Face repository) to manifests.
+
+    manifest = resolve_model("synthetic:llama-4m@0", None, cache=Path("cache"), base=Path("."))
+
+A manifest lies in `<cache>/models/<16 digits of SHA-256 of the identity>/manifest.json`. It is written last:
+where it is, the model is whole, and nothing is asked of the network. A file that was damaged since is fetched
+again. Files of a repository lie in `files/` beside it, since a repository may hold a manifest.json of its own.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
+from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.model_manifest import ModelFile, ModelManifest
+from configs.spec.study import suggestion
+from tasks.models.folder import (
+    CONFIG,
+    INDEX,
+    FileHashes,
+    check_folder,
+    described_by,
+    read_config,
+    read_index,
+    require_safetensors,
+    similar_folder,
+    weights_in,
+)
+from tasks.models.hub import HubOfflineError, Snapshot, TransientFetchError, download, look_up
+
+__all__ = [
+    "TransientFetchError",
+    "is_hub_repository",
+    "load_manifest",
+    "manifest_path",
+    "resolve_model",
+    "save_manifest",
+    "verify_manifest",
+]
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_FORMS = "expected `synthetic:<architecture>@<seed>`, a folder, or `owner/name` with a revision"
+_log = logging.getLogger(__name__)
+
+
+def resolve_model(identifier: str, revision: str | None, cache: Path, base: Path) -> ModelManifest:
+    """Find a model, bring its files into the cache and say what they are.
+
+    base: folder of the study file; folders are relative to it. Raises ValueError for what the user must
+    change (the message says what would work) and TransientFetchError for what may pass by itself.
+    """
+    cache, base = cache.expanduser().absolute(), base.expanduser().absolute()
+    try:
+        (cache / "models").mkdir(parents=True, exist_ok=True)
+        if identifier.startswith("synthetic:"):
+            _refuse_revision(identifier, revision)
+            return _synthetic(identifier.removeprefix("synthetic:"), cache)
+        if not is_hub_repository(identifier, base):
+            _refuse_revision(identifier, revision)
+            return _folder(identifier, cache, base)
+        return _repository(identifier, revision, cache, base)
+    except OSError as error:
+        raise ValueError(f"{error.filename or cache}: {error.strerror or error}; needed for {identifier}") from error
+
+
+def is_hub_repository(identifier: str, base: Path) -> bool:
+    """Whether the identifier means a repository on the hub: it has the form, and no folder is called so."""
+    return _REPOSITORY.fullmatch(identifier) is not None and not (base / identifier).exists()
+
+
+def manifest_path(identity: str, cache: Path) -> Path:
+    """Where the manifest of a resolved model lies."""
+    return (
+        cache.expanduser().absolute() / "models" / hashlib.sha256(identity.encode()).hexdigest()[:16] / "manifest.json"
+    )
+
+
+def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
+    """Write the manifest, whole or not at all; returns where."""
+    path = manifest_path(manifest.identity, cache)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = manifest.model_dump_json(indent=1) + "\n"
+    if not path.exists() or path.read_text() != text:
+        write_atomically(path, text)
+    return path
+
+
+def load_manifest(path: Path) -> ModelManifest:
+    """Read a manifest. Raises OSError, and ValueError naming the file where it is damaged or newer than we are."""
+    try:
+        manifest = ModelManifest.model_validate_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not a manifest. Delete it to fetch the model again") from error
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path}: got schema version {manifest.schema_version}, expected {SCHEMA_VERSION}. "
+            "Delete it to fetch the model again"
+        )
+    return manifest
+
+
+def verify_manifest(manifest: ModelManifest, sha256: Callable[[Path], str] | None = None) -> dict[str, str]:
+    """Which files are no longer what the manifest says: name -> what is wrong. Empty: all is well.
+
+    Sizes always; content too where a function that hashes a file is given.
+    """
+    problems = {}
+    for name, file in manifest.files.items():
+        path = Path(manifest.folder) / name
+        if not path.is_file():
+            problems[name] = "missing"
+        elif path.stat().st_size != file.size_bytes:
+            problems[name] = f"{path.stat().st_size} bytes, not {file.size_bytes}"
+        elif sha256 is not None and sha256(path) != file.sha256:
+            problems[name] = "content changed"
+    return problems
+
+
+def _refuse_revision(identifier: str, revision: str | None) -> None:
+    if revision is not None:
+        raise ValueError(f"{identifier}: `revision` applies to Hugging Face repositories only. Leave it out")
+
+
+def _synthetic(name: str, cache: Path) -> ModelManifest:
+    architecture, at, seed = name.partition("@")
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"unknown architecture {architecture!r}{suggestion(architecture, list(ARCHITECTURES))}")
+    if at and not (seed.isascii() and seed.isdigit()):
+        raise ValueError(
+            f"synthetic:{name}: got seed {seed!r}, expected a whole number. Use synthetic:{architecture}@0"
+        )
+    identity = f"synthetic:{architecture}@{int(seed or 0)}"
+    folder = manifest_path(identity, cache).parent / "files"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = ARCHITECTURES[architecture]
+    if not (folder / CONFIG).exists():
+        write_atomically(folder / CONFIG, json.dumps(config, indent=1) + "\n")
+    manifest = ModelManifest(identity=identity, source="synthetic", folder=str(folder), files={}, config=config)
+    save_manifest(manifest, cache)
+    return manifest
+
+
+def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
+    path = base / Path(identifier).expanduser()
+    if not path.exists():
+        raise ValueError(f"{identifier}: no such folder{similar_folder(identifier, base)}; {_FORMS}")
+    if not path.is_dir():
+        raise ValueError(f"{identifier}: got a file, expected the folder with {CONFIG}")
+    folder = path.resolve()
+    config, names = check_folder(folder)
+    hashes = _hashes(cache)
+    files = _files(folder, names, hashes)
+    hashes.save()
+    identity = "folder:" + content_hash({name: file.sha256 for name, file in files.items()})
+    manifest = ModelManifest(identity=identity, source="folder", folder=str(folder), files=files, config=config)
+    save_manifest(manifest, cache)
+    return manifest
+
+
+def _repository(repository: str, revision: str | None, cache: Path, base: Path) -> ModelManifest:
+    nearby = similar_folder(repository, base)
+    if not revision:
+        no_folder = f"no such folder{nearby}; as " if (base / repository).parent.is_dir() else ""
+        raise ValueError(
+            f"{repository}: {no_folder}a Hugging Face repository needs `revision`: "
+            "a 40-digit commit, so that every run measures the same weights (or a tag or branch)"
+        )
+    if _COMMIT.fullmatch(revision):
+        manifest = _cached(f"{repository}@{revision}", cache)
+        if manifest is not None:
+            return manifest
+    remembered = _Revisions(cache / "models" / "revisions.json")
+    try:
+        snapshot = look_up(repository, revision)
+    except (HubOfflineError, TransientFetchError) as error:
+        commit = remembered.get(repository, revision)
+        manifest = _cached(f"{repository}@{commit}", cache) if commit else None
+        if manifest is None:
+            raise
+        if isinstance(error, HubOfflineError):
+            _log.warning("%s: %s was %s when last asked; HF_HUB_OFFLINE is set", repository, revision, commit)
+            return manifest
+        # Not used silently: the branch may have moved on since.
+        raise TransientFetchError(f"{error}; or set `revision: {commit}`, which is in the cache") from error
+    remembered.put(repository, revision, snapshot.commit)
+    return _fetched(snapshot, cache)
+
+
+def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
+    """The repository's manifest; what of its files is not in the cache is brought there first."""
+    identity = f"{snapshot.repository}@{snapshot.commit}"
+    place = manifest_path(identity, cache).parent
+    folder = place / "files"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(place / "lock", identity):
+        manifest = _cached(identity, cache)
+        if manifest is not None:
+            return manifest
+        # The client names parts anew each time, so those of a killed process serve no one.
+        for part in folder.glob(".cache/huggingface/download/*.incomplete"):
+            part.unlink()
+        described = described_by(snapshot.files)
+        if CONFIG not in described:
+            raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
+        require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
+        hashes = _hashes(cache)
+        download(snapshot, described, folder, hashes.sha256)
+        read_config(folder, identity)
+        weights = weights_in(snapshot.files, read_index(folder) if INDEX in described else None, identity)
+        _check_room(snapshot, weights, folder)
+        download(snapshot, weights, folder, hashes.sha256)
+        config, names = check_folder(folder, identity)
+        files = _files(folder, names, hashes)
+        hashes.save()
+        manifest = ModelManifest(identity=identity, source="hub", folder=str(folder), files=files, config=config)
+        save_manifest(manifest, cache)
+        return manifest
+
+
+def _cached(identity: str, cache: Path) -> ModelManifest | None:
+    """The manifest of a repository whose files are still what they were; damaged ones are removed."""
+    path = manifest_path(identity, cache)
+    try:
+        manifest = load_manifest(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        _log.warning("%s", error)
+        path.unlink(missing_ok=True)
+        return None
+    # A cache may have been copied to another place.
+    manifest = manifest.model_copy(update={"folder": str(path.parent / "files")})
+    hashes = _hashes(cache)
+    problems = verify_manifest(manifest, hashes.sha256)
+    if problems:
+        _log.warning("%s: damaged in the cache, fetched again: %s", identity, problems)
+        path.unlink(missing_ok=True)
+        for name in problems:
+            (Path(manifest.folder) / name).unlink(missing_ok=True)
+        return None
+    hashes.save()
+    save_manifest(manifest, cache)
+    return manifest
+
+
+def _hashes(cache: Path) -> FileHashes:
+    return FileHashes(cache / "models" / "hashes.json")
+
+
+def _files(folder: Path, names: list[str], hashes: FileHashes) -> dict[str, ModelFile]:
+    return {
+        name: ModelFile(sha256=hashes.sha256(folder / name), size_bytes=(folder / name).stat().st_size)
+        for name in names
+    }
+
+
+def _check_room(snapshot: Snapshot, names: list[str], folder: Path) -> None:
+    missing = [snapshot.files[name].size_bytes or 0 for name in names if not (folder / name).exists()]
+    free = shutil.disk_usage(folder).free
+    if sum(missing) > free:
+        raise ValueError(
+            f"{snapshot.repository}: {sum(missing) / 2**30:.1f} GiB still to fetch, {free / 2**30:.1f} GiB free under "
+            f"{folder}. Free disk space, or use another cache"
+        )
+
+
+class _Revisions:
+    """Which commit a branch or tag was when last asked."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def get(self, repository: str, revision: str) -> str | None:
+        return self._read().get(f"{repository}@{revision}")
+
+    def put(self, repository: str, revision: str, commit: str) -> None:
+        if revision != commit and self.get(repository, revision) != commit:
+            known = {**self._read(), f"{repository}@{revision}": commit}
+            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
+
+
+@contextmanager
+def _locked(path: Path, identity: str) -> Iterator[None]:
+    """One process fetches a model at a time; the system frees the lock of one that dies."""
+    with path.open("a") as file:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    _log.warning("%s: another process fetches it, waiting", identity)
+                    waiting = True
+                time.sleep(0.2)
+        yield

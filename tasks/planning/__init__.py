@@ -1,0 +1,1 @@
+"""From a study and its inputs to a plan with predictions. Imports no Prefect."""

@@ -1,0 +1,207 @@
+"""A study's models and files, found and copied; the plan made of them. No Prefect here.
+
+Used before anything is started (`flows.precheck`) and again by the stages of a run.
+"""
+
+import os
+import shutil
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.common.base import sha256_of_file
+from configs.hardware.price_file import read_price_file
+from configs.hardware.prices import target_prices
+from configs.plans.expand import expand
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, PlannedModel
+from configs.spec.examples import read_examples
+from configs.spec.experiments import CompressionPasses, Optimization, Sweep
+from configs.spec.prompts import read_prompts
+from configs.spec.study import ModelSpec, StudyError, StudySpec
+from configs.workloads.prompted import PromptedWorkload
+from reports.reading.read import read_plan
+from tasks.models.dataset import PREFIX, write_dataset
+from tasks.models.sources import manifest_path, resolve_model
+
+if TYPE_CHECKING:
+    from tasks.planning.predictions import MachineOf
+
+_SUFFIXES = {
+    "prompts": ".jsonl",
+    "data": ".txt",
+    "validation_data": ".txt",
+    "tokenizer": ".json",
+    "prices": ".yaml",
+}
+_EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
+"""Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
+
+
+def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
+    """Resolve one model and bring its files.
+
+    Raises StudyError for what no retry can mend, `TransientFetchError` for what one may.
+    """
+    try:
+        manifest = resolve_model(spec.id, spec.revision, cache, base)
+    except ValueError as error:
+        raise StudyError([f"models[{position}].id: {error}"]) from error
+    return PlannedModel(
+        name=spec.name, identity=manifest.identity, manifest=str(manifest_path(manifest.identity, cache))
+    )
+
+
+def make_plan(
+    study: StudySpec,
+    models: list[PlannedModel],
+    inputs: dict[str, str],
+    folder: Path,
+    cache: Path | None = None,
+    before: Plan | None = None,
+    machine_of: "MachineOf | None" = None,
+) -> Plan:
+    """Expand a study whose inputs lie in `folder`; find the prices of its targets and what scaling is forecast over.
+
+    cache: where the planner finds what it knows of this machine; without it no layouts are ranked. before: the plan of
+    an earlier run in the same folder, whose ranking of layouts stays. machine_of: where cells would run, if not here.
+    """
+
+    def count_prompts(workload: PromptedWorkload) -> int:
+        return len(read_prompts(folder / f"{workload.prompts}.jsonl", workload.variant, workload.limit))
+
+    from tasks.planning.layouts import layout_choice, with_forecast  # the planner takes time to import
+
+    choice = layout_choice(study, models, folder, cache, before, machine_of) if cache is not None else None
+    plan = expand(study, models, inputs, count_prompts, choice)
+    _need_tokenizers(plan)
+    if cache is not None:
+        plan = with_forecast(plan, study, folder, cache)
+    own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
+    return plan.model_copy(update={"prices": {target.name: target_prices(target, own) for target in plan.targets}})
+
+
+def earlier_plan(run: RunPaths) -> Plan | None:
+    """The plan of an earlier run in this folder; None where there is none, or none that can be read."""
+    try:
+        return read_plan(run.plan)
+    except (OSError, ValueError):
+        return None
+
+
+def _need_tokenizers(plan: Plan) -> None:
+    """Raises StudyError for random models that shall learn from texts: they bring nothing to read them by."""
+    synthetic = {model.identity for model in plan.models if model.synthetic}
+    for cell in plan.cells.values():
+        if cell.workload.lacks_tokenizer and cell.model in synthetic:
+            raise StudyError(
+                [f"workload.tokenizer: {cell.model} has no tokenizer.json. Set one, or leave data out to train on "
+                 "random tokens"]
+            )  # fmt: skip
+
+
+def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
+    """Copy each file that the study names to `inputs/<sha256>.*`; returns path as written -> sha256.
+
+    Relative paths are relative to the study file's folder. Raises StudyError for one that is missing,
+    empty or malformed.
+    """
+    run.inputs.mkdir(parents=True, exist_ok=True)
+    names: dict[str, str] = {}
+    problems = []
+    for dotted, field, written in _named_inputs(study):
+        if written in names:
+            continue
+        try:
+            names[written] = _copy_input(field, written, base, run.inputs)
+        except StudyError as error:
+            problems += error.problems
+        except ValueError as error:
+            problems.append(f"{dotted}: {error}")
+    if problems:
+        raise StudyError(problems)
+    return names
+
+
+def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
+    """(dotted field, kind of input, path as written) wherever a study can name a file."""
+    if study.prices is not None:
+        yield "prices", "prices", study.prices
+    yield from _inputs_of(study.workload.model_dump(), "workload")
+    for name, experiment in study.experiments.items():
+        where = f"experiments.{name}"
+        yield from _inputs_of(experiment.base, f"{where}.base")
+        if isinstance(experiment, Optimization | CompressionPasses):
+            yield from _inputs_of(experiment.baseline, f"{where}.baseline")
+        if isinstance(experiment, Optimization):
+            for variant, overrides in experiment.variants.items():
+                yield from _inputs_of(overrides, f"{where}.variants.{variant}")
+        if isinstance(experiment, Sweep):
+            for field, values in experiment.over.items():
+                for value in values:
+                    yield from _inputs_of({field: value}, f"{where}.over")
+
+
+def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
+    for dotted, value in fields.items():
+        field = dotted.rpartition(".")[2]
+        if dotted == "workload" and isinstance(value, dict):
+            yield from _inputs_of(value, f"{where}.workload")
+        elif field in _SUFFIXES and isinstance(value, str):
+            yield f"{where}.{dotted}", field, value
+
+
+def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
+    learnt = field in ("data", "validation_data")
+    if learnt and written == "stdlib":
+        return write_stdlib_text(folder)
+    if learnt and written.startswith(PREFIX):
+        return write_dataset(written, base, folder)
+    source = base / written
+    if not source.is_file():
+        raise ValueError(f"no such file: {written} (looked for {source})")
+    if source.stat().st_size == 0:
+        raise ValueError(f"{written}: empty file")
+    if learnt and source.suffix == ".parquet":
+        return write_dataset(written, base, folder)
+    if field == "prompts":
+        read_prompts(source, None, None)
+    if field == "prices":
+        read_price_file(source, written)
+    suffix = _EXAMPLES.get(source.suffix.lower(), _SUFFIXES[field]) if learnt else _SUFFIXES[field]
+    if suffix == ".ndjson":
+        read_examples(source)
+    if suffix == ".npz" and not zipfile.is_zipfile(source):
+        raise ValueError(f"{written}: not an .npz file (write it with `numpy.savez`)")
+    digest = sha256_of_file(source)
+    _place(source, folder / f"{digest}{suffix}")
+    return digest
+
+
+def _place(source: Path, destination: Path) -> None:
+    if destination.exists() and destination.stat().st_size == source.stat().st_size:
+        return
+    handle, name = tempfile.mkstemp(dir=destination.parent)
+    os.close(handle)
+    shutil.copyfile(source, name)
+    os.chmod(name, 0o644)
+    os.replace(name, destination)
+
+
+def write_stdlib_text(folder: Path) -> str:
+    """All source of Python's standard library as installed, in order of path, tests left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"test", "tests", "site-packages", "__pycache__", "idle_test", "lib2to3"}
+    texts = []
+    for path in sorted(root.rglob("*.py")):
+        if not skipped.intersection(path.relative_to(root).parts):
+            texts.append(path.read_text(encoding="utf-8", errors="replace"))
+    handle, name = tempfile.mkstemp(dir=folder)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write("\n".join(texts))
+    digest = sha256_of_file(Path(name))
+    os.replace(name, folder / f"{digest}.txt")
+    return digest

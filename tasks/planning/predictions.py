@@ -1,0 +1,264 @@
+"""The planner's word on every cell of a plan, kept in the plan so that the report needs only the run folder; and what
+a finished run teaches the planner. No Prefect here.
+
+    plan = with_predictions(plan, run.inputs, cache)     # Plan.predictions, before anything runs
+    remember_run(run, cache)                             # after the last record
+
+To predict is a courtesy: whatever goes wrong in it becomes a reason in the prediction, never the end of a run.
+"""
+
+import json
+import logging
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from configs.hardware.calibration import QUIET_SHARE, Fingerprint
+from configs.hardware.catalog import HardwareCatalog, accelerator, catalog
+from configs.hardware.hardware import Machine
+from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, PlannedModel
+from configs.plans.prediction import Prediction
+from configs.plans.preflight import Preflight
+from configs.spec.cell import Cell
+from configs.spec.prompts import read_prompts
+from configs.spec.target import SlurmTarget
+from engine.planner.architecture import Architecture
+from engine.planner.catalog import find_model
+from engine.planner.cells import CHARACTERS_PER_TOKEN, Learner, predict_cell
+from engine.planner.families import read_architecture
+from engine.planner.learning import (
+    Experience,
+    Known,
+    config_hash,
+    experience_path,
+    learner_from,
+    merged,
+    read_experiences,
+    remember,
+)
+from engine.planner.local import LocalMachine, hardware_fingerprint, local_gpus, local_machine, transport_of
+from reports.reading.load import CellResult, StudyResult, load_run
+from reports.reading.run_figures import OTHERS_SHARE
+from tasks.planning.target_machine import for_cell, lab_node, named_machine
+
+_log = logging.getLogger(__name__)
+MachineOf = Callable[[Cell], Machine]
+
+
+def with_predictions(
+    plan: Plan,
+    inputs: Path,
+    cache: Path,
+    before: Mapping[str, Prediction] | None = None,
+    preflight: Preflight | None = None,
+) -> Plan:
+    """The plan with a prediction of every cell on the machine of its target.
+
+    before: predictions of an earlier run in the same folder. They stay: its records must not teach the planner what
+    they are held against. preflight: what was found of nodes and links, which no target says.
+    """
+    kept = {key: said for key, said in (before or {}).items() if key in plan.cells and said.throughput is not None}
+    try:
+        found = Predictor(plan, inputs, cache, preflight=preflight).predict_all()
+    except Exception as error:  # a fault of the planner's own must not stop a run
+        _log.warning("no predictions: %s", error)
+        found = {key: Prediction(reason=f"the planner failed: {error}") for key in plan.cells}
+    return plan.model_copy(update={"predictions": found | kept})
+
+
+class Predictor:
+    """Predictions for the cells of one plan; what cells share is found once.
+
+    machine_of: where the cells would run; if not given, this machine for local targets, and for a cluster's the one
+    that it names. known: further experiences, beside the cache's.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        inputs: Path,
+        cache: Path,
+        machine_of: MachineOf | None = None,
+        known: Iterable[Known] = (),
+        preflight: Preflight | None = None,
+    ) -> None:
+        self.plan = plan
+        self._inputs = inputs
+        self._cache = cache
+        self._here = machine_of is None
+        self._machine_of = machine_of or self._machine_of_target
+        self._targets = {target.name: target for target in plan.targets}
+        self._known = tuple(known)
+        self._tested = {found.target: found for found in (preflight.targets if preflight else ())}
+        self._machines: dict[tuple[str, int, int, int], Machine] = {}
+        self._lengths: dict[tuple[str, str | None, int | None], list[int]] = {}
+
+    @cached_property
+    def local(self) -> LocalMachine:
+        """This machine."""
+        return local_machine(self._cache)
+
+    @cached_property
+    def learner(self) -> Learner | None:
+        """What is known from runs of this hardware; nothing where the cells would run elsewhere."""
+        if not self._here:
+            return None
+        path = experience_path(self._cache, self.local.fingerprint)
+        return learner_from(merged([read_experiences(path), *self._known]), self.machine)
+
+    @cached_property
+    def architectures(self) -> dict[str, Architecture | str]:
+        """Model identity -> its architecture, or why it is not known."""
+        return {model.identity: _architecture(model, self._cache) for model in self.plan.models}
+
+    def predict_all(self) -> dict[str, Prediction]:
+        """Key of a cell -> what the planner says."""
+        return {key: self.predict(cell) for key, cell in self.plan.cells.items()}
+
+    def predict(self, cell: Cell) -> Prediction:
+        """One cell. Never raises for what a study can say."""
+        architecture = self.architectures.get(cell.model or "")
+        if isinstance(architecture, str):
+            return Prediction(reason=architecture)
+        try:
+            machine = self.machine(cell)
+            if architecture is None:  # noop: nothing to learn, nothing to read
+                return predict_cell(cell, None, machine)
+            learner = None if isinstance(self._targets.get(cell.target), SlurmTarget) else self.learner
+            return predict_cell(cell, architecture, machine, learner, self.prompt_lengths(cell))
+        except (ValueError, OSError) as error:
+            return Prediction(reason=str(error))
+
+    def machine(self, cell: Cell) -> Machine:
+        """Where a cell runs, while it runs, at the price of its target."""
+        place = (cell.target, cell.layout.ranks, cell.nodes, cell.cores_per_rank)
+        if place not in self._machines:
+            machine = self._machine_of(cell)
+            prices = self.plan.prices.get(cell.target)
+            if prices is not None and prices.price is not None:
+                machine = machine.model_copy(update={"usd_per_hour": prices.price.usd_per_hour})
+            self._machines[place] = machine
+        return self._machines[place]
+
+    def prompt_lengths(self, cell: Cell) -> list[int] | None:
+        """Tokens of each prompt of a file, by the rule of thumb of characters; None where lengths are given."""
+        chosen, size = cell.workload.prompt_source, cell.workload.size_of_pass(cell.layout.dp)
+        if chosen is None or size is None or size[1] is not None:
+            return None
+        if chosen not in self._lengths:
+            prompts, variant, limit = chosen
+            texts = read_prompts(self._inputs / f"{prompts}.jsonl", variant, limit)
+            self._lengths[chosen] = [max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts]
+        return self._lengths[chosen]
+
+    def _machine_of_target(self, cell: Cell) -> Machine:
+        """Raises ValueError for a cluster whose nodes are not known."""
+        target = self._targets.get(cell.target)
+        if not isinstance(target, SlurmTarget):
+            return self._this_machine(cell)
+        if target.on_this_machine and target.machine is None:
+            return lab_node(target, cell, self.local, self._tested.get(target.name))
+        machine = named_machine(target, self._catalog)
+        assert machine is not None, "a cluster that names none is refused"
+        return for_cell(machine, cell, target, self._catalog)
+
+    @cached_property
+    def _catalog(self) -> HardwareCatalog:
+        return catalog(self._cache)
+
+    def _this_machine(self, cell: Cell) -> Machine:
+        """A GPU each where the ranks get one (as `engine.worker` chooses), else cores."""
+        gpus = [] if "+cpu" in (self.local.fingerprint.torch or "") else local_gpus()
+        if len(gpus) < cell.layout.ranks:
+            return self.local.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
+        memory = self.local.estimate.host_memory_bytes
+        return Machine(
+            name="this machine", accelerator=accelerator(gpus[0]), accelerators=len(gpus), host_memory_bytes=memory
+        )
+
+
+def _architecture(model: PlannedModel, cache: Path) -> Architecture | str:
+    """From the manifest's config.json; of a model that is not fetched yet, from the catalog."""
+    try:
+        if model.manifest:
+            config = ModelManifest.model_validate_json(Path(model.manifest).read_bytes()).config
+            return read_architecture(config, model.name)
+        return find_model(model.identity.split("@")[0], cache)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{model.name}: {error}"
+
+
+def remember_run(run: RunPaths, cache: Path) -> int:
+    """Keep what a run measured here for later predictions. Returns how many cells were added; never raises."""
+    try:
+        plan = Plan.model_validate_json(run.plan.read_bytes())
+        if all(cell.model is None for cell in plan.cells.values()):
+            return 0  # noop workloads teach nothing of a model
+        here = local_machine(cache).fingerprint
+        return remember(experiences_of(load_run(run), here), experience_path(cache, here))
+    except Exception as error:  # the run has its report; what it would have taught is lost
+        _log.warning("%s: not used for corrections: %s", run.folder, error)
+        return 0
+
+
+def experiences_of(study: StudyResult, fingerprint: Fingerprint) -> Known:
+    """The cells of a run that were completed on such hardware, by local targets: a cluster's links are not known here.
+
+    A repeat teaches only where others took little of the CPU: else it would teach how busy the machine was.
+    """
+    alike = {
+        digest
+        for digest, environment in study.environments.items()
+        if environment is not None and hardware_fingerprint(environment) == fingerprint
+    }
+    devices = {digest: str((study.environments[digest] or {}).get("device", "cpu")) for digest in alike}
+    configs = {model.identity: _config(model) for model in study.plan.models}
+    clusters = {target.name for target in study.plan.targets if isinstance(target, SlurmTarget)}
+    found, used = [], {}
+    for result in study.cells.values():
+        if result.cell.target in clusters:
+            continue
+        config = configs.get(result.cell.model or "")
+        quiet = {
+            repeat: measurement
+            for repeat, measurement in result.completed.items()
+            if measurement.record.environment in alike and (measurement.figure(OTHERS_SHARE) or 0.0) <= QUIET_SHARE
+        }
+        rates = [value for repeat, value in result.values("tokens_per_second").items() if repeat in quiet]
+        if config is None or not rates:
+            continue
+        newest = max(quiet.values(), key=lambda measurement: measurement.record.finished_at or "")
+        digest = config_hash(config)
+        used[digest] = config
+        found.append(
+            Experience(
+                key=result.key,
+                cell=result.cell,
+                config=digest,
+                tokens_per_second=statistics.median(rates),
+                prompt_tokens=_prompt_tokens(result),
+                device=devices[str(newest.record.environment)],
+                measured_at=newest.record.finished_at or "",
+            )
+        )
+    return Known(experiences=tuple(found), configs=used)
+
+
+def _prompt_tokens(result: CellResult) -> int | None:
+    """Mean length of the prompts as the ranks counted it; None where the cell gives it, or for other work."""
+    if result.cell.workload.prompt_source is None:
+        return None
+    measurement = next(iter(result.completed.values()))
+    tokens, prompts = measurement.figure("prompt_tokens"), measurement.figure("num_prompts")
+    return max(1, round(tokens / prompts)) if tokens and prompts else None
+
+
+def _config(model: PlannedModel) -> dict[str, object] | None:
+    """The model's config.json; None where its manifest is gone."""
+    try:
+        return dict(json.loads(Path(model.manifest).read_bytes())["config"]) if model.manifest else None
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,72 @@
+"""Reports of a run to Prefect's API beside its tasks. An unavailable API never stops a run.
+
+Task runs carry no tags on purpose: for each tag of a task Prefect asks the API for a concurrency limit
+before the task runs, and fails the task where the API does not answer.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Crashed
+
+from configs.plans.plan import Plan
+
+_ANSWER_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+
+
+@contextmanager
+def quick_client(retries: int = 1, answer_seconds: float = _ANSWER_SECONDS) -> Iterator[SyncPrefectClient]:
+    """A client that says soon that the API is away, instead of trying again for a minute."""
+    quick = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries})
+    with quick, get_client(httpx_settings={"timeout": answer_seconds}, sync_client=True) as client:
+        yield client
+
+
+def await_api(seconds: float) -> bool:
+    """Wait until the API responds; return False after the time-out.
+
+    Before the end of a run: Prefect tries for about a minute to say how a run ended, and then raises.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(httpx.HTTPError), quick_client() as client:
+            if client.api_healthcheck() is None:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+
+
+def tag_run(flow_run_id: UUID | None, plan: Plan) -> None:
+    """Let the flow run carry the models and targets of its plan, so that the UI can filter by them."""
+    if flow_run_id is None:
+        return
+    tags = {f"model:{model.name}" for model in plan.models} | {f"target:{target.name}" for target in plan.targets}
+    try:
+        with quick_client() as client:
+            tags |= set(client.read_flow_run(flow_run_id).tags)
+            client.update_flow_run(flow_run_id, tags=sorted(tags))
+    except httpx.HTTPError as error:
+        get_run_logger().warning("run not tagged: %s", error)
+
+
+def end_lost_run(flow_run_id: UUID) -> bool:
+    """Say of a run whose process is gone that it crashed, if the API still takes it for running."""
+    try:
+        with quick_client() as client:
+            state = client.read_flow_run(flow_run_id).state
+            if state is None or state.is_final():
+                return False
+            message = "its process no longer existed when the study was resumed"
+            client.set_flow_run_state(flow_run_id, Crashed(message=message), force=True)
+            return True
+    except (ObjectNotFound, httpx.HTTPError):
+        return False

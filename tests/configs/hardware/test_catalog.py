@@ -1,0 +1,343 @@
+"""The hardware catalog: figures that can be, names as people and drivers write them, layers that win in their order."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from configs.hardware.catalog import HOME_REGIONS, accelerator, catalog, instance, instances
+from configs.hardware.catalog_layers import SHIPPED
+from configs.hardware.prices import CATALOG_COLUMNS, Offer, Price, target_prices
+from configs.spec.study import StudyError
+from configs.spec.target import LocalTarget
+
+TABLES = ("links", "accelerators", "cpus", "instances")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_has_a_source_and_a_date_and_a_name_of_its_own(table: str) -> None:
+    with (SHIPPED / f"{table}.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["name"] for row in rows}) == len(rows) > 5
+    for row in rows:
+        assert row["as_of"].count("-") == 2 and ("http" in row["source"] or "assumption of ours" in row["source"]), row
+
+
+def test_the_accelerators_that_must_be_there() -> None:
+    names = set(catalog().accelerators())
+    assert {"t4", "v100-16gb", "v100-32gb", "a10g", "l4", "a100-40gb", "a100-80gb", "h100-80gb", "h100-96gb"} <= names
+    assert {"h200", "b200", "mi250x-die", "mi300x", "l40s", "a6000", "rtx4090"} <= names
+
+
+@pytest.mark.parametrize("name", list(catalog().accelerators()))
+def test_peaks_are_dense_and_in_order(name: str) -> None:
+    """The trap of data sheets: their largest figures count products with zeros in 2:4 sparse matrices."""
+    peaks = accelerator(name).peak_flops
+    half = peaks.get("bfloat16", peaks["float16"])
+    assert 1e12 < peaks["float32"] <= peaks.get("tfloat32", half) <= half <= 2.5e15
+    assert peaks.get("float8", half) >= half and peaks.get("int8", half) >= half
+    if "float8" in peaks:
+        # Exactly two times half precision in all of these devices: a larger one mixes dense and sparse figures.
+        assert peaks["float8"] == pytest.approx(2 * half, rel=0.03)
+    if name.startswith(("h100", "h200")):
+        assert half < 1000e12
+    if name.startswith("a100"):
+        assert (half, peaks["tfloat32"], peaks["float32"]) == (312e12, 156e12, 19.5e12)
+
+
+@pytest.mark.parametrize("name", list(catalog().accelerators()))
+def test_memory_and_links_can_be(name: str) -> None:
+    device = accelerator(name)
+    assert 14e9 < device.memory_bytes < 210e9 and 0.3e12 <= device.bytes_per_second <= 8e12
+    assert device.link is not None and 15e9 < device.link.bytes_per_second <= 900e9
+    assert 1e-6 < device.link.latency_seconds < 1e-4 and 1e-6 < device.kernel_seconds < 2e-5 and not device.measured
+    # A balanced device reads a byte for every 40 to 500 products; beyond, a figure has a wrong power of ten.
+    half = device.peak_flops.get("bfloat16", device.peak_flops["float16"])
+    assert 40 < half / device.bytes_per_second < 500
+
+
+def test_old_devices_have_no_bfloat16() -> None:
+    for name in ("t4", "v100-16gb", "v100-32gb"):
+        assert "bfloat16" not in accelerator(name).peak_flops and "float8" not in accelerator(name).peak_flops
+
+
+def test_figures_that_others_build_on() -> None:
+    a100, h100, limited = accelerator("a100-80gb"), accelerator("h100-80gb"), accelerator("h100-96gb")
+    assert (a100.flops("bfloat16"), a100.bytes_per_second) == (312e12, 2.039e12)
+    assert (h100.flops("bfloat16"), h100.flops("float8"), h100.bytes_per_second) == (989.4e12, 1978.9e12, 3.35e12)
+    assert (limited.flops("bfloat16"), limited.bytes_per_second) == (989.4e12, 2.4e12)
+    rates = [accelerator(name).link for name in ("v100-16gb", "a100-80gb", "h100-80gb", "b200")]
+    assert [link.bytes_per_second for link in rates if link] == [150e9, 300e9, 450e9, 900e9]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("h100", "h100-80gb"),
+        ("H100-SXM", "h100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA H100 PCIe", "h100-80gb-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("mi250x", "mi250x-die"),
+    ],
+)
+def test_names_as_people_and_drivers_write_them(spelling: str, name: str) -> None:
+    assert accelerator(spelling).name == name
+
+
+def test_a_name_that_is_none_or_several_is_an_error_that_helps() -> None:
+    with pytest.raises(ValueError, match=r"unknown accelerator 'h1000'; did you mean h100-80gb"):
+        accelerator("h1000")
+    with pytest.raises(ValueError, match=r"'v100' is ambiguous; use one of: v100-16gb, v100-32gb"):
+        accelerator("v100")
+    with pytest.raises(ValueError, match=r"unknown instance 'aws/p5\.49xlarge'; did you mean aws/p5\."):
+        instance("aws/p5.49xlarge")
+
+
+def test_an_instance_is_a_machine_with_a_share_of_the_network_for_each_rank() -> None:
+    machine = instance("p5.48xlarge")
+    assert (machine.name, machine.accelerator.name, machine.accelerators) == ("aws/p5.48xlarge", "h100-80gb", 8)
+    assert machine.between is not None and machine.between.bytes_per_second == 3.2e12 / 8 / 8
+    assert machine.neighbour == machine.accelerator.link
+    assert machine.usd_per_hour == 55.04 and machine.host_memory_bytes == 2 * 2**40
+    assert instance("aws/p5.48xlarge/us-west-1").usd_per_hour == 68.8
+    assert instance("aws/p5.48xlarge", "us-west-1").usd_per_hour == 68.8
+    assert instance("aws/p5.48xlarge", "mars-1").usd_per_hour is None
+
+
+def test_every_shipped_instance_becomes_a_machine() -> None:
+    machines = instances()
+    assert len(machines) > 120 and {name.split("/")[0] for name in machines} == {"aws", "gcp", "azure"}
+    for name, machine in machines.items():
+        assert machine.between is not None and machine.host_memory_bytes is not None, name
+        assert machine.accelerator.as_of and machine.accelerator.source
+    assert set(instances("gcp", "cuda")) < set(instances("gcp")) < set(machines)
+    assert {machine.accelerator.kind for machine in instances(kind="rocm").values()} == {"rocm"}
+
+
+def test_a_larger_instance_of_a_family_has_more_of_everything() -> None:
+    """Catches a figure that slipped into the wrong row."""
+    for family in ("aws/c7i.", "aws/m7i.", "gcp/n2-standard-", "azure/Standard_D"):
+        rows = [machine for name, machine in instances().items() if name.startswith(family)]
+        rows.sort(key=lambda machine: machine.accelerator.peak_flops["float32"])
+        memory = [machine.host_memory_bytes or 0 for machine in rows]
+        rates = [machine.between.bytes_per_second for machine in rows if machine.between]
+        prices = [machine.usd_per_hour for machine in rows if machine.usd_per_hour is not None]
+        assert len(rows) > 4 and memory == sorted(memory) and rates == sorted(rates) and prices == sorted(prices)
+
+
+def test_the_cores_of_an_instance_are_an_estimate_that_says_so() -> None:
+    machine = instance("aws/c7i.8xlarge")
+    device = machine.accelerator
+    assert device.kind == "cpu" and machine.accelerators == 1 and not device.measured
+    assert device.peak_flops["float32"] == 16 * 3.2e9 * 64
+    assert device.bytes_per_second == pytest.approx(307.2e9 / 3)
+    assert device.source.startswith("estimate, not measured: 16 cores x 3.2 GHz")
+
+
+def test_an_attached_accelerator_adds_its_price_and_nothing_unknown_becomes_a_number() -> None:
+    bare, one, two = instance("gcp/n1-standard-8"), instance("gcp/n1-standard-8+t4"), instance("n1-standard-8+2xt4")
+    assert (bare.accelerator.kind, one.accelerator.name, one.accelerators) == ("cpu", "t4", 1)
+    assert (two.accelerator.name, two.accelerators, two.name) == ("t4", 2, "gcp/n1-standard-8+2xt4")
+    assert bare.usd_per_hour is not None and one.usd_per_hour is not None and two.usd_per_hour is not None
+    assert one.usd_per_hour == pytest.approx(bare.usd_per_hour + 0.35)
+    assert two.usd_per_hour == pytest.approx(bare.usd_per_hour + 0.70)
+    assert instance("gcp/n1-standard-8+t4", "europe-west4").usd_per_hour is None
+    with pytest.raises(ValueError, match=r"gcp/n1-standard-8: h100-80gb cannot be attached; use one of: t4, v100-16gb"):
+        instance("gcp/n1-standard-8+h100")
+    assert instance("gcp/n1-standard-8+v100").accelerator.name == "v100-16gb"  # the only V100 that it takes
+    with pytest.raises(ValueError, match="it supports none"):
+        instance("aws/p5.48xlarge+t4")
+    with pytest.raises(ValueError, match="expected accelerators of one type"):
+        instance("gcp/n1-standard-8+t4+v100-16gb")
+
+
+def offer(machine: str, usd: float, market: str = "on_demand", as_of: str | None = "2026-01-02") -> Offer:
+    price = {"usd_per_hour": usd, "source": machine, "market": market, "region": "r", "as_of": as_of}
+    return Offer(machine=machine, price=Price.model_validate(price))
+
+
+def test_a_sum_of_prices_names_its_parts_and_is_as_old_as_the_oldest() -> None:
+    shipped = (offer("gcp/n", 1.0, as_of="2026-05-01"), offer("gcp/t4", 0.25), offer("gcp/t4", 0.1, "spot"))
+    target = LocalTarget(machine="gcp/n+2xt4/r")
+    found = target_prices(target, (), shipped)
+    assert found.price is not None and found.price.usd_per_hour == 1.5 and found.price.as_of == "2026-01-02"
+    assert found.price.source == "gcp/n + 2 x gcp/t4" and found.price.region == "r"
+    assert found.others == ()  # spot is known of a part only
+    spot = target_prices(target, (), (*shipped, offer("gcp/n", 0.5, "spot"))).others
+    assert [(price.market, price.usd_per_hour) for price in spot] == [("spot", 0.7)]
+    assert target_prices(target, (), shipped[1:]).price is None
+    own = Offer(machine="gcp/n+2xt4", price=Price(usd_per_hour=9, source="contract"))
+    assert target_prices(target, (own,), shipped).price == own.price
+    named = Offer(target="local", price=Price(usd_per_hour=7, source="by name"))
+    assert target_prices(target, (named,), shipped).price == named.price
+    undated = (offer("gcp/n", 1.0, as_of=None), offer("gcp/t4", 0.25))
+    price = target_prices(LocalTarget(machine="gcp/n+t4/r"), (), undated).price
+    assert price is not None and price.as_of is None
+
+
+MINE = """
+as_of: 2026-11-01
+source: measured on our nodes
+accelerators:
+  h100-80gb: {memory_bytes: 84e9}
+  lab-gpu: {kind: cuda, memory_bytes: 48e9, bytes_per_second: 1e12, float32: 40e12, bfloat16: 160e12,
+            link: lab-link, kernel_seconds: 4e-6, aliases: our gpu, source: data sheet 7}
+links:
+  lab-link: {latency_seconds: 8e-6, bytes_per_second: 20e9}
+instances:
+  lab/rack-7: {accelerator: lab-gpu, accelerators: 4, vcpus: 64, host_memory_bytes: 1e12,
+               network: infiniband, network_bits_per_second: 4e11}
+prices:
+  - {machine: "lab/*", usd_per_hour: 9.5}
+  - {machine: aws/p5.48xlarge, usd_per_hour: 40, source: contract 12}
+"""
+
+
+def cached(folder: Path) -> Path:
+    """A cache that was refreshed: another bandwidth of the H100, another price of an instance."""
+    tables = folder / "catalog"
+    tables.mkdir(parents=True)
+    header = "name,bytes_per_second,memory_bytes,as_of,source"
+    (tables / "accelerators.csv").write_text(f"{header}\nh100-80gb,3.3e12,83e9,2026-11-10,refreshed sheet\n")
+    row = "aws/g4dn.xlarge,us-east-1,on_demand,0.6,2026-11-10,fresh"
+    (tables / "prices.csv").write_text(f"{','.join(CATALOG_COLUMNS)}\n{row}\n")
+    return folder
+
+
+def test_later_layers_win_figure_by_figure_and_each_figure_knows_its_layer(tmp_path: Path) -> None:
+    own = tmp_path / "hardware.yaml"
+    own.write_text(MINE)
+    found = catalog(cached(tmp_path / "cache"), own, ["H100.kernel_seconds=3e-6"])
+    device, figures = found.accelerator("h100"), found.figures("accelerators", "h100")
+    assert (device.bytes_per_second, device.memory_bytes, device.kernel_seconds) == (3.3e12, 84_000_000_000, 3e-6)
+    assert device.flops("bfloat16") == 989.4e12
+    layers = {name: figures[name].layer for name in ("bfloat16", "bytes_per_second", "memory_bytes", "kernel_seconds")}
+    assert list(layers.values()) == ["shipped", "refreshed", "user", "command line"]
+    assert figures["memory_bytes"].source == "measured on our nodes (hardware.yaml)"
+    assert "bytes_per_second: refreshed sheet (refreshed)" in device.source
+    assert "memory_bytes: measured on our nodes (hardware.yaml) (user)" in device.source
+    assert accelerator("h100").bytes_per_second == 3.35e12  # the shipped layer is as it was
+    rack = found.instance("lab/rack-7")
+    assert rack.accelerator.name == "lab-gpu" == found.accelerator("Our GPU").name and rack.usd_per_hour == 9.5
+    assert rack.between is not None and rack.between.bytes_per_second == 4e11 / 8 / 4
+    assert rack.accelerator.as_of == "2026-11-01" and rack.accelerator.source == "data sheet 7 (hardware.yaml)"
+
+
+def test_the_users_file_may_call_things_as_he_does(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("accelerators: {H100: {memory_bytes: 80e9}}\ninstances: {p5.48xlarge: {storage_bytes: 1e12}}")
+    found = catalog(None, own)
+    assert found.accelerator("h100-80gb").memory_bytes == 80_000_000_000
+    assert found.instance("aws/p5.48xlarge").storage_bytes == 10**12
+    assert "H100" not in found.names("accelerators")
+    own.write_text("accelerators: {A100: {memory_bytes: 80e9}}")
+    with pytest.raises(ValueError, match=r"mine\.yaml: accelerators\.A100 is ambiguous; use one of: a100-40gb"):
+        catalog(None, own)
+
+
+def test_prices_of_later_layers_win(tmp_path: Path) -> None:
+    own = tmp_path / "hardware.yaml"
+    own.write_text(MINE)
+    cache = cached(tmp_path / "cache")
+    assert catalog(cache).instance("aws/g4dn.xlarge").usd_per_hour == 0.6
+    assert catalog().instance("aws/g4dn.xlarge").usd_per_hour == 0.526
+    assert catalog(cache, own).instance("p5.48xlarge").usd_per_hour == 40
+    assert catalog(cache, own, ["p5.48xlarge.usd_per_hour=30"]).instance("p5.48xlarge").usd_per_hour == 30
+    price = catalog(None, None, ["gcp/t4.usd_per_hour=0.5"]).price("gcp/n1-standard-8+t4")
+    assert price is not None and "the command line" in price.source and price.region == HOME_REGIONS["gcp"]
+    first, *_ = catalog(cache, own).offers()
+    assert first[0] == "user" and {layer for layer, _ in catalog(cache, own).offers()} == {
+        "user",
+        "refreshed",
+        "shipped",
+    }
+    assert catalog(tmp_path / "nothing").instance("aws/g4dn.xlarge").usd_per_hour == 0.526
+
+
+@pytest.mark.parametrize(
+    ("assignment", "problem"),
+    [
+        ("h100.memory_bytes=-1", r"memory_bytes: input should be greater than 0, got '-1'"),
+        ("h100.memory_bytes=much", r"memory_bytes: input should be a valid integer"),
+        ("h100.float16=inf", r"float16: input should be a finite number"),
+        ("h100.memory=1", r"unknown column 'memory' \(did you mean memory_bytes\?\)"),
+        ("h101.float16=1", r"unknown accelerator 'h101'; did you mean h100"),
+        ("h100", r"expected name\.column=value"),
+        ("aws/p5.48xlarge.usd_per_hour=0", r"greater than 0, got '0'"),
+        ("p5.49xlarge.usd_per_hour=1", r"unknown instance 'p5\.49xlarge'; did you mean aws/p5\."),
+    ],
+)
+def test_a_wrong_assignment_is_named(assignment: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        catalog(None, None, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("accelerators: {h100: {memory_bytes: 0}}", "mine.yaml: accelerators.h100: memory_bytes: input should be gr"),
+        ("accelerators: {h100: {memroy_bytes: 1}}", "unknown column 'memroy_bytes' (did you mean memory_bytes?)"),
+        ("acelerators: {}", "mine.yaml: acelerators: unknown key (did you mean accelerators?)"),
+        ("prices: [{machine: aws/x, usd_per_hour: 0}]", "mine.yaml: prices[0].usd_per_hour: input should be greater"),
+        ("prices: [{machin: aws/x, usd_per_hour: 1}]", "mine.yaml: prices[0].machin: unknown key (did you mean machi"),
+        ("instances: {lab/x: 7}", "mine.yaml: instances.lab/x: input should be a valid dictionary"),
+        ("links: {a: {latency_seconds: 1}, a: {}}", "mine.yaml: not YAML: line 1, column 34: duplicate key 'a'"),
+        ("- h100", "mine.yaml: expected a mapping"),
+    ],
+)
+def test_every_problem_of_the_users_file_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(StudyError) as caught:
+        catalog(None, path)
+    assert len(caught.value.problems) == 1 and problem in caught.value.problems[0]
+
+
+def test_what_is_put_together_from_layers_is_checked_when_it_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "accelerators: {half: {kind: cuda, memory_bytes: 1e9}}\n"
+        "instances: {lab/a: {accelerator: nothing, vcpus: 1, host_memory_bytes: 1e9},"
+        " lab/b: {accelerator: t4, vcpus: 1, host_memory_bytes: 1e9, network: fog, network_bits_per_second: 1e9},"
+        " lab/c: {accelerator: t4, vcpus: 1, host_memory_bytes: 1e9, inside: efa},"
+        " lab/d: {vcpus: 1, host_memory_bytes: 1e9}}\n"
+    )
+    found = catalog(None, path)
+    with pytest.raises(ValueError, match=r"accelerators: half: bytes_per_second: is missing"):
+        found.accelerator("half")
+    with pytest.raises(ValueError, match=r"unknown accelerator 'nothing'"):
+        found.instance("lab/a")
+    with pytest.raises(ValueError, match=r"instances: lab/b: unknown link 'fog'"):
+        found.instance("lab/b")
+    with pytest.raises(ValueError, match=r"link efa is a network without bytes_per_second"):
+        found.instance("lab/c")
+    with pytest.raises(ValueError, match=r"lab/d: no accelerator or CPU in the catalog"):
+        found.instance("lab/d")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name,as_of,source\nx,2026-01-01,\n", "line 2: x: missing source or date"),
+        ("name,as_of,source\nx,,s\n", "line 2: x: missing source or date"),
+        ("name,as_of,source\nx,soon,s\n", "line 2: x: as_of: "),
+        ("name,as_of,source\n,2026-01-01,s\n", "line 2: missing name"),
+        ("name,as_of,source\nx,2026-01-01,s\nx,2026-01-01,s\n", "line 3: duplicate name x"),
+        ("name,as_of,source\nx,2026-01-01\n", "line 2: expected 3 fields"),
+        ("name,speed,as_of,source\n", "unknown column 'speed'"),
+        ("name,as_of\n", "missing column 'source'"),
+    ],
+)
+def test_a_refreshed_table_with_a_doubtful_row_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "catalog" / "links.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"links\.csv") as caught:
+        catalog(tmp_path)
+    assert problem in str(caught.value)

@@ -1,0 +1,214 @@
+"""A study file is checked whole, at the border, with the dotted field and what would have worked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.plans.expand import expand
+from configs.plans.plan import Plan, PlannedModel
+from configs.spec.study import StudyError, load_study, study_yaml
+from configs.workloads.generate import GenerateWorkload
+
+MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")
+
+
+def study(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "study": "s",
+        "models": [{"id": "synthetic:llama-1m@0", "name": "m"}],
+        "workload": {"kind": "generate", "new_tokens": 4},
+        "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
+    }
+    return data | changes
+
+
+def write(folder: Path, data: Any) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(data if isinstance(data, str) else yaml.safe_dump(data))
+    return path
+
+
+def plan_of(folder: Path, data: Any, *assignments: str) -> Plan:
+    return expand(load_study(write(folder, data), list(assignments)), [MODEL], {}, lambda workload: 5)
+
+
+BAD = {
+    "unknown key": (study(foo=1), "foo: unknown key"),
+    "misspelt key": (study(measuring={"repeat": 3}), "measuring.repeat: unknown key (did you mean repeats?)"),
+    "wrong type": (study(pack="perhaps"), "pack: input should be a valid boolean"),
+    "nested wrong type": (study(workload={"kind": "generate", "new_tokens": "x"}), "workload.new_tokens: "),
+    "negative": (study(measuring={"repeats": -1}), "measuring.repeats: input should be greater than 0, got -1"),
+    "zero": (study(workload={"kind": "generate", "batch_size": 0}), "workload.batch_size: input should be greater"),
+    "no experiments": (study(experiments={}), "experiments: "),
+    "kind missing": (
+        study(workload={"new_tokens": 1}),
+        "workload: kind is missing\n  use one of: generate, seq2seq, encode, train, noop, communication",
+    ),
+    "unknown kind": (study(workload={"kind": "sing"}), "workload: kind: unknown value 'sing'\n  use one of: gen"),
+    "axis": (
+        study(experiments={"s": {"kind": "strong", "grow": "nodse", "to": 2}}),
+        "experiments.s.grow: unknown axis 'nodse'\n  use one of: dp, tp, pp, nodes",
+    ),
+    "axis of a cluster": (
+        study(experiments={"s": {"kind": "strong", "grow": "nodes", "to": 2}}),
+        "experiments.s.grow: target local is this machine, a single node\n  use one of: dp, tp, pp",
+    ),
+    "field of a sweep": (
+        study(experiments={"b": {"kind": "sweep", "over": {"batchsize": [1]}}}),
+        "experiments.b.over.batchsize: unknown field of a cell (did you mean batch_size?)",
+    ),
+    "value of a sweep": (
+        study(experiments={"b": {"kind": "sweep", "over": {"batch_size": [1, -4]}}}),
+        "experiments.b at batch_size -4: workload.batch_size: ",
+    ),
+    "model of an experiment": (
+        study(experiments={"b": {"kind": "sweep", "models": ["n"], "over": {"batch_size": [1]}}}),
+        "experiments.b.models: unknown model 'n'",
+    ),
+    "two models of a name": (study(models=[{"id": "a/m"}, {"id": "b/m"}]), "models: duplicate name m"),
+    "batch that cannot be shared": (
+        study(
+            workload={"kind": "train", "global_batch_size": 3},
+            experiments={"s": {"kind": "strong", "grow": "dp", "to": 2}},
+        ),
+        "workload.global_batch_size: 3 is not divisible by dp=2. Use a multiple of 2",
+    ),
+    "not YAML": ("study: [a\n b: c", "not YAML: line 2, column 3"),
+    "key twice": ("study: a\nstudy: b", "duplicate key 'study'"),
+    "not a mapping": ("- a", "expected a mapping of keys to values, got list"),
+    "name that is a path": (study(study="../elsewhere"), "study: "),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), BAD.values(), ids=BAD.keys())
+def test_a_mistake_is_named_with_its_field(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        plan_of(tmp_path, data)
+    assert message in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StudyError) as caught:
+        plan_of(tmp_path, study(foo=1, measuring={"repeats": 0, "warmup": -1}))
+    assert len(caught.value.problems) == 3
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="No such file"):
+        load_study(tmp_path / "none.yaml")
+
+
+def test_assignments_reach_into_the_study(tmp_path: Path) -> None:
+    path = write(tmp_path, study())
+    changed = load_study(path, ["measuring.repeats=3", "workload.new_tokens=9", "models.0.name=other", "pack=false"])
+    assert isinstance(changed.workload, GenerateWorkload)
+    assert (changed.measuring.repeats, changed.workload.new_tokens) == (3, 9)
+    assert (changed.models[0].name, changed.pack) == ("other", False)
+
+
+@pytest.mark.parametrize("assignment", ["measuring", "models.7.name=x", "study.a.b=1", "pack=[1"])
+def test_a_bad_assignment_is_refused(tmp_path: Path, assignment: str) -> None:
+    with pytest.raises(StudyError, match="--set"):
+        load_study(write(tmp_path, study()), [assignment])
+
+
+def test_strong_scaling_holds_the_total_work(tmp_path: Path) -> None:
+    experiments = {"s": {"kind": "strong", "grow": "dp", "to": 4, "base": {"batch_size": 2}}}
+    plan = plan_of(tmp_path, study(experiments=experiments))
+    cells = [plan.cells[point.cell] for point in plan.experiments[0].points]
+    assert [cell.layout.dp for cell in cells] == [1, 2, 4]
+    assert {cell.workload.num_prompts for cell in cells} == {8}  # type: ignore[union-attr]
+    assert [point.baseline for point in plan.experiments[0].points] == [True, False, False]
+
+
+def test_weak_scaling_holds_the_work_of_a_rank(tmp_path: Path) -> None:
+    for workload, field, totals in [
+        ({"kind": "generate", "num_prompts": 3}, "num_prompts", [3, 6]),
+        ({"kind": "seq2seq", "num_prompts": 3}, "num_prompts", [3, 6]),
+        ({"kind": "encode", "num_prompts": 2}, "num_prompts", [2, 4]),
+        ({"kind": "train", "global_batch_size": 4}, "global_batch_size", [4, 8]),
+        ({"kind": "noop", "items": 2}, "items", [2, 4]),
+    ]:
+        experiments = {"w": {"kind": "weak", "grow": "dp", "to": 2}}
+        plan = plan_of(tmp_path, study(workload=workload, experiments=experiments))
+        assert [getattr(plan.cells[p.cell].workload, field) for p in plan.experiments[0].points] == totals
+
+
+def test_a_degree_that_is_no_power_of_two_is_a_point(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, study(experiments={"s": {"kind": "strong", "grow": "dp", "to": 6}}))
+    assert [point.values["ranks"] for point in plan.experiments[0].points] == [1, 2, 4, 6]
+
+
+def test_a_sweep_is_every_combination(tmp_path: Path) -> None:
+    over = {"batch_size": [1, 2], "dtype": ["float32", "bfloat16"], "workload.new_tokens": [4, 8, 16]}
+    plan = plan_of(tmp_path, study(experiments={"b": {"kind": "sweep", "over": over}}))
+    assert len(plan.cells) == 12
+    assert plan.experiments[0].points[0].values == {"batch_size": 1, "dtype": "float32", "workload.new_tokens": 4}
+
+
+def test_experiments_share_the_cells_that_they_have_in_common(tmp_path: Path) -> None:
+    experiments = {
+        "batch": {"kind": "sweep", "base": {"num_prompts": 4}, "over": {"batch_size": [1, 2]}},
+        "gain": {"kind": "optimization", "baseline": {"num_prompts": 4}, "variants": {"two": {"batch_size": 2}}},
+    }
+    plan = plan_of(tmp_path, study(experiments=experiments))
+    assert len(plan.cells) == 2
+    assert [point.cell for point in plan.experiments[0].points] == [point.cell for point in plan.experiments[1].points]
+
+
+def test_correctness_names_transformers_as_its_reference_and_is_reached_once(tmp_path: Path) -> None:
+    experiments = {"c": {"kind": "correctness", "prompts": 20, "layouts": [{}, {"tp": 2}], "dtypes": ["bfloat16"]}}
+    plan = plan_of(tmp_path, study(experiments=experiments))
+    reference, *candidates = [plan.cells[point.cell] for point in plan.experiments[0].points]
+    assert (reference.engine, reference.dtype, reference.layout.ranks) == ("transformers", "float32", 1)
+    assert isinstance(reference.workload, GenerateWorkload)
+    assert reference.workload.noise_dtypes == ("bfloat16", "float32")
+    # In 16 bits a small defect can hide in rounding: what is checked there is checked in float32 too.
+    assert [(cell.dtype, cell.layout.tp) for cell in candidates] == [
+        ("bfloat16", 1),
+        ("float32", 1),
+        ("bfloat16", 2),
+        ("float32", 2),
+    ]
+    assert set(plan.repeats.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "encode"])
+def test_answers_of_every_prompted_workload_are_judged(tmp_path: Path, kind: str) -> None:
+    experiments = {"c": {"kind": "correctness", "prompts": 5, "new_tokens": 3, "base": {"compression": "int8"}}}
+    plan = plan_of(tmp_path, study(workload={"kind": kind}, experiments=experiments))
+    reference, candidate = [plan.cells[point.cell] for point in plan.experiments[0].points]
+    assert (reference.engine, reference.compression, candidate.compression) == ("transformers", (), ("int8",))
+    assert reference.workload.answers and candidate.workload.answers  # type: ignore[union-attr]
+    assert getattr(candidate.workload, "new_tokens", 3) == 3
+    assert set(plan.repeats.values()) == {1}
+
+
+def test_the_shipped_studies_are_sound(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    paths = [path for folder in ("configs", "benchmarks") for path in (root / folder / "studies").glob("*.yaml")]
+    assert len(paths) > 12
+    for path in paths:
+        loaded = load_study(path)
+        assert load_study(write(tmp_path, study_yaml(loaded))) == loaded
+        models = [PlannedModel(name=model.name, identity=model.id, manifest="unused") for model in loaded.models]
+        assert expand(loaded, models, {}, lambda workload: 20).cells, path.name
+
+
+def test_the_quickstart_covers_what_it_promises() -> None:
+    loaded = load_study(Path(__file__).parents[3] / "configs" / "studies" / "quickstart.yaml")
+    models = [PlannedModel(name=model.name, identity=model.id, manifest="unused") for model in loaded.models]
+    plan = expand(loaded, models, {}, lambda workload: 20)
+    assert len(plan.cells) >= 12
+    assert {experiment.kind for experiment in plan.experiments} == {
+        "strong",
+        "weak",
+        "sweep",
+        "optimization",
+        "correctness",
+    }
+    assert {cell.layout.ranks for cell in plan.cells.values()} == {1, 2}
+    assert loaded.measuring.repeats == 3

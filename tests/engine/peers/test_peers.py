@@ -1,0 +1,196 @@
+"""Other engines, really run on a tiny model: their answers are ours, their columns too, and nothing is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from configs.common.base import sha256_of_file
+from configs.common.execution import Layout
+from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.job import Job, Measurement
+from configs.plans.model_manifest import ModelFile, ModelManifest
+from configs.plans.paths import JobPaths
+from configs.plans.record import RankPart, Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.workloads.generate import GenerateWorkload
+from engine.context import Context
+from engine.loading import cached_share, evict
+from engine.models.weights import build_model
+from engine.peers.compiled import need_compiler, static_cache
+from engine.peers.loading import touch
+from engine.workloads.other_engines import run
+from tests.support.launches import part
+from tests.support.memory_models import save_model
+
+CPU = torch.device("cpu")
+CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
+    "num_hidden_layers": 2,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+NEW_TOKENS = 6
+LIMIT_SECONDS = 540
+WORK = GenerateWorkload(num_prompts=3, batch_size=2, prompt_tokens=9, new_tokens=NEW_TOKENS, answers=True)
+COLUMNS = {"pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences", "answer_tokens"}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> ModelManifest:
+    folder = tmp_path_factory.mktemp("model")
+    made = ModelManifest(identity="synthetic:tiny@1", source="synthetic", folder="", files={}, config=CONFIG)
+    save_model(build_model(made, torch.float32, CPU)[0], CONFIG, folder, torch.float32)
+    weights = folder / "model.safetensors"
+    file = ModelFile(sha256=sha256_of_file(weights), size_bytes=weights.stat().st_size)
+    return ModelManifest(
+        identity="folder:0", source="folder", folder=str(folder), files={weights.name: file}, config=CONFIG
+    )
+
+
+def write_job(folder: Path, manifest: ModelManifest, cache: Path, cell: Cell) -> tuple[JobPaths, Measurement]:
+    """A job folder with one measurement of the cell."""
+    measurement = Measurement(cell=cell, repeat=0, attempt=1)
+    paths = JobPaths(folder / "jobs" / "job")
+    paths.folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    job = Job(
+        name="job",
+        study="test",
+        measuring_pass="timed",
+        measuring=Measuring(warmup=1, min_passes=2, min_seconds=0),
+        measurements=(measurement,),
+        ranks_per_node=cell.layout.ranks,
+        timeout_seconds=LIMIT_SECONDS,
+        manifest=str(folder / "manifest.json"),
+        inputs=str(folder / "inputs"),
+        cache=str(cache),
+    )
+    paths.job.write_text(job.model_dump_json())
+    return paths, measurement
+
+
+def launch(paths: JobPaths) -> None:
+    """Run the job to its end; compiling takes minutes on a busy machine."""
+    subprocess.run([sys.executable, "-m", "slurm.launch", str(paths.job)], check=True, timeout=LIMIT_SECONDS)
+
+
+def run_here(folder: Path, manifest: ModelManifest, **fields: Any) -> dict[str, np.ndarray]:
+    """Samples of a one-rank cell, measured in this process."""
+    paths, measurement = write_job(folder, manifest, folder / "cache", Cell(model="folder:0", workload=WORK, **fields))
+    job = Job.model_validate_json(paths.job.read_bytes())
+    outcome = run(measurement, Context(job, paths, 0, 1, CPU, manifest, lambda: None))
+    assert outcome.samples.keys() >= COLUMNS
+    return outcome.samples
+
+
+def run_two_ranks(
+    folder: Path, manifest: ModelManifest, cache: Path, **fields: Any
+) -> tuple[list[RankPart], np.ndarray]:
+    """Parts of both ranks of a launch of its own, and the tokens that the speaking one kept."""
+    cell = Cell(model="folder:0", workload=WORK, layout=Layout(tp=2), **fields)
+    paths, measurement = write_job(folder, manifest, cache, cell)
+    launch(paths)
+    parts = [part(paths, measurement, rank) for rank in range(2)]
+    assert [found.status for found in parts] == [Status.COMPLETED] * 2, parts
+    with np.load(paths.samples(measurement.name, 0)) as samples:
+        assert set(samples) >= COLUMNS
+        tokens = samples["answer_tokens"]
+    assert not list(paths.folder.glob("peer_*")), "the small model was left"
+    return parts, tokens
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, manifest: ModelManifest) -> np.ndarray:
+    """Greedy tokens of unmodified transformers."""
+    return run_here(tmp_path_factory.mktemp("expected"), manifest, engine="transformers")["answer_tokens"]
+
+
+def test_a_static_cache_gives_the_same_tokens(tmp_path: Path, manifest: ModelManifest, expected: np.ndarray) -> None:
+    samples = run_here(tmp_path, manifest, engine="transformers", engine_mode="static")
+    assert np.array_equal(samples["answer_tokens"], expected)
+    assert len(samples["gap_seconds"]) == 2 * 2 * (NEW_TOKENS - 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_compiled_decoding_gives_the_same_tokens(
+    tmp_path: Path, manifest: ModelManifest, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "set by the run"))
+    cell = Cell(model="folder:0", workload=WORK, engine="transformers", engine_mode="compiled")
+    paths, measurement = write_job(tmp_path, manifest, tmp_path / "cache", cell)
+    launch(paths)
+    assert part(paths, measurement).status is Status.COMPLETED, part(paths, measurement)
+    with np.load(paths.samples(measurement.name, 0)) as samples:
+        assert np.array_equal(samples["answer_tokens"], expected)
+    assert list((tmp_path / "cache" / "inductor").iterdir()), "nothing was compiled"
+
+
+def test_two_ranks_of_transformers_give_the_same_tokens(
+    tmp_path: Path, manifest: ModelManifest, expected: np.ndarray
+) -> None:
+    parts, tokens = run_two_ranks(tmp_path, manifest, tmp_path / "cache", engine="transformers", page_cache="warm")
+    assert np.array_equal(tokens, expected)
+    shares = [float(found.figures["weights_bytes"]) / (4 * found.figures["model_parameters"]) for found in parts]
+    assert shares[0] == pytest.approx(0.5, abs=0.02) == shares[1], "each rank has its half of the weights"
+    assert all(found.figures["load_seconds"] > 0 for found in parts)
+    assert parts[0].figures["load_page_cache_share"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_ranks_of_deepspeed_give_the_same_tokens_and_leave_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, manifest: ModelManifest, expected: np.ndarray
+) -> None:
+    pytest.importorskip("deepspeed")
+    before = set(os.listdir("/dev/shm"))
+    cache = tmp_path_factory.mktemp("cache")
+    stale = cache / "torch_extensions" / "deepspeed_shm_comm" / "lock"
+    stale.parent.mkdir(parents=True)
+    stale.touch()  # as a compilation that was killed leaves it
+    parts, tokens = run_two_ranks(tmp_path, manifest, cache, engine="deepspeed")
+    assert np.array_equal(tokens, expected)
+    assert parts[0].figures["weights_bytes"] < 0.8 * 4 * parts[0].figures["model_parameters"]
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("deepspeed")}
+
+
+def test_without_a_compiler_the_cell_is_unsupported(
+    tmp_path: Path, manifest: ModelManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(NotImplementedError, match="no-such-compiler"):
+        run_here(tmp_path, manifest, engine="transformers", engine_mode="compiled")
+    monkeypatch.setenv("CXX", "true")
+    need_compiler("anything", "true")
+
+
+def test_a_model_is_loaded_when_it_is_in_memory(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.ones(4096, 1024)}, path)
+    if evict([path]) != 0.0:
+        pytest.skip("this folder cannot be evicted from memory")
+    model = torch.nn.Linear(1, 1)
+    model.weight = torch.nn.Parameter(load_file(path)["w"])
+    touch(model)
+    share = cached_share([path])
+    assert share is not None and share > 0.99
+
+
+def test_a_static_cache_is_no_constant_of_the_compiled_graph(manifest: ModelManifest) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(manifest.folder)
+    cache = static_cache(model, rows=2, capacity=16)
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values, layer.cumulative_length)]
+    assert len(tensors) == 3 * json.loads((Path(manifest.folder) / "config.json").read_text())["num_hidden_layers"]
+    assert not any(hasattr(tensor, "_dynamo_static_input_type") for tensor in tensors)
+    assert tensors[0].shape == (2, 2, 16, 32)

@@ -1,0 +1,123 @@
+"""What does not fit, and the smallest change that makes it fit."""
+
+import pytest
+
+from configs.common.execution import Layout
+from configs.hardware.hardware import Accelerator, Machine
+from engine.planner.families import read_architecture
+from engine.planner.memory.shrink import fits, memory_of, smallest_change, what_does_not_fit
+from engine.planner.setup import InferenceSetup, TrainingSetup
+
+_GIB = 2**30
+
+
+def machine(**more: int) -> Machine:
+    device = Accelerator(
+        name="x", title="", kind="cuda", memory_bytes=80 * _GIB, bytes_per_second=1e12, peak_flops={"bfloat16": 1e14},
+        source="test",
+    )  # fmt: skip
+    return Machine(name="x", accelerator=device, accelerators=8, **more)
+
+
+def architecture(hidden: int = 2048, layers: int = 16):
+    return read_architecture(
+        {
+            "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 16,
+            "intermediate_size": 4 * hidden, "vocab_size": 32000,
+        }
+    )  # fmt: skip
+
+
+def training(**more: object) -> TrainingSetup:
+    return TrainingSetup(architecture(), machine(), Layout(dp=4, strategy="ddp"), 8, 1024).replace(**more)
+
+
+def test_what_fits_needs_no_change() -> None:
+    enough = memory_of(training()).total
+    assert fits(training(), enough)
+    assert not fits(training(), enough - 1)
+    assert smallest_change(training(), enough) is None
+    assert what_does_not_fit(training(), enough) is None
+
+
+def test_the_largest_parts_are_named_first() -> None:
+    told = what_does_not_fit(training(micro_batch=64), 8e9)
+    assert told is not None
+    assert told.split(": ")[1].startswith("activations")
+    assert "of 8.0" in told
+
+
+def test_one_change_is_taken_before_two_and_the_cheapest_first() -> None:
+    setup = training()
+    change = smallest_change(setup, memory_of(setup.replace(micro_batch=4, accumulation=2)).total)
+    assert change is not None
+    assert change.words == ("accumulating 2 micro-batches of 4",)
+    assert change.setup.global_batch == setup.global_batch
+    assert change.after_bytes <= change.memory_bytes < change.before_bytes
+
+
+def test_checkpointing_where_no_smaller_micro_batch_is() -> None:
+    setup = training(micro_batch=1, sequence_length=16384)
+    limit = memory_of(setup.replace(checkpointing="full")).total
+    change = smallest_change(setup, limit)
+    assert change is not None
+    assert change.words == ("full checkpointing",)
+    assert change.sentence == (
+        f"full checkpointing brings {memory_of(setup).total / 1e9:.1f} GB to {limit / 1e9:.1f} of {limit / 1e9:.1f}"
+    )
+
+
+def test_states_alone_too_large_are_sharded_and_then_spread() -> None:
+    setup = training(micro_batch=1, sequence_length=64)
+    change = smallest_change(setup, memory_of(setup).total // 2)
+    assert change is not None
+    assert change.words == ("FSDP",)
+    spread = training(micro_batch=2, sequence_length=64, layout=Layout(dp=4, strategy="fsdp"), checkpointing="full")
+    more = smallest_change(spread, 0.75 * memory_of(spread).total, max_ranks=8)
+    assert more is not None
+    assert more.setup.layout.ranks == 8
+    without = smallest_change(spread, 0.75 * memory_of(spread).total)
+    assert without is None or without.setup.layout.ranks == 4
+
+
+def test_offload_is_the_last_resort_and_minds_the_host() -> None:
+    setup = training(micro_batch=1, sequence_length=64, layout=Layout(dp=2, strategy="zero3"), checkpointing="full")
+    limit = memory_of(setup.replace(offload="cpu")).total
+    change = smallest_change(setup, limit)
+    assert change is not None
+    assert change.words == ("offload to the CPU",)
+    assert smallest_change(setup.replace(machine=machine(host_memory_bytes=_GIB)), limit) is None
+
+
+def test_nothing_helps_a_device_without_memory() -> None:
+    assert smallest_change(training(), 1000, max_ranks=64) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "ranks", "words"),
+    [
+        (0.6, 8, "tensor parallelism over 2 ranks"),
+        (0.6, None, "weights in int8"),
+    ],
+)
+def test_inference_takes_ranks_before_it_gives_up_anything(share: float, ranks: int | None, words: str) -> None:
+    setup = InferenceSetup(architecture(4096, 32), machine(), batch=1, prompt_tokens=64, new_tokens=64)
+    change = smallest_change(setup, share * memory_of(setup).total, ranks)
+    assert change is not None
+    assert change.words == (words,)
+
+
+def test_ranks_and_bits_together_come_before_what_the_user_asked_for() -> None:
+    setup = InferenceSetup(architecture(4096, 32), machine(), batch=64, prompt_tokens=2048, new_tokens=64)
+    both = setup.replace(layout=Layout(tp=2), weights="int8")
+    change = smallest_change(setup, memory_of(both).total, 2)
+    assert change is not None and change.words == ("tensor parallelism over 2 ranks", "weights in int8")
+    assert change.named == "tensor parallelism over 2 ranks and weights in int8"
+    assert f"{change.named} bring " in change.sentence
+
+
+def test_a_large_cache_is_made_smaller() -> None:
+    setup = InferenceSetup(architecture(), machine(), batch=64, prompt_tokens=8192, new_tokens=64)
+    change = smallest_change(setup, memory_of(setup.replace(batch=32)).total)
+    assert change is not None
+    assert change.words[0].startswith(("prompts of", "a batch of"))

@@ -1,0 +1,181 @@
+"""Measuring this machine: a quick pass with tiny probes, the line through all-reduces, and what becomes a machine."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.planner.cells import made_up_calibration
+from configs.hardware.calibration import (
+    MEASURED_FORMATS,
+    CalibratedFigure,
+    Calibration,
+    Fingerprint,
+    MeasuredLink,
+    Spread,
+    calibration_path,
+    read_calibration,
+)
+from engine.planner.local import local_machine, this_fingerprint
+from engine.tools import calibrate as engine_calibrate
+from engine.tools.calibrate_probes import QUICK, measure_rank
+from flows.cli.doctor.calibrate import CalibrationError, calibrate_now, ensure_calibration, print_calibration
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
+    """A calibration with probes too small to mean anything, made as a user makes it, and its cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    return calibrate_now(cache, patience_seconds=60, quick=True), cache
+
+
+def test_it_measures_every_figure_that_a_machine_is_made_of(quick: tuple[Calibration, Path]) -> None:
+    calibration, cache = quick
+    assert calibration.fingerprint == this_fingerprint()
+    assert read_calibration(calibration_path(cache, this_fingerprint())) == calibration
+    machine = local_machine(cache).while_busy(1)
+    device = machine.accelerator
+    assert device.measured and device.operators is not None and "measured here" in device.source
+    assert machine.accelerators == calibration.fingerprint.cores
+    assert 1e8 < device.flops("float32") < 1e13
+    assert 1e8 < device.bytes_per_second < 1e12
+    assert 1e-7 < device.kernel_seconds < 1e-2
+    assert set(device.operators.linear["float32"]) == set(QUICK.rows)
+    assert 50 << 20 < calibration.framework_bytes < 2 << 30
+    assert calibration.framework_bytes < calibration.training_framework_bytes < 4 << 30
+
+
+def test_ranks_that_compute_together_are_measured_and_linked(quick: tuple[Calibration, Path]) -> None:
+    calibration, _ = quick
+    if calibration.ranks < 2:
+        pytest.skip("one core")
+    assert all(figure.together is not None for figure in calibration.figures.values())
+    assert calibration.links[0].ranks == 2
+    link = calibration.to_machine(2).neighbour
+    assert link is not None and 1e-6 < link.latency_seconds < 1.0
+
+
+def test_the_printed_table_names_figures_units_and_the_rest(
+    quick: tuple[Calibration, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_calibration(quick[0])
+    said = capsys.readouterr().out
+    assert "GFLOP/s" in said and "memory read, GB/s" in said and "a process without its model" in said
+    assert "from CPU flags" in said
+
+
+def test_all_reduces_of_a_known_line_give_latency_and_bandwidth_back() -> None:
+    latency, rate, ranks = 5e-4, 2e9, 4
+    sizes = (4096, 65536, 1 << 20, 1 << 24)
+    seconds = {str(size): 2 * 3 * latency + 2 * 3 / 4 * size / rate for size in sizes}
+    link = engine_calibrate.fitted_link(ranks, seconds)
+    assert link.latency_seconds == pytest.approx(latency)
+    assert link.bytes_per_second == pytest.approx(rate)
+    assert link.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_line_that_would_fall_still_gives_figures_above_nothing() -> None:
+    link = engine_calibrate.fitted_link(2, {"4096": 3e-3, "1048576": 2e-3, "4194304": 1e-3})
+    assert link.latency_seconds > 0 and link.bytes_per_second > 0
+
+
+def test_figures_in_between_are_interpolated_and_ranks_share_memory() -> None:
+    def spread(seconds: float) -> Spread:
+        return Spread(median=seconds, low=seconds, high=seconds, rounds=1)
+
+    made = made_up_calibration()
+    figures = made.figures | {"read": CalibratedFigure(alone=spread(1e-10), together=spread(4e-10))}
+    four = made.model_copy(
+        update={
+            "fingerprint": Fingerprint(cpu_model="x", cores=4, torch="2"),
+            "ranks": 4,
+            "figures": figures,
+            "links": (
+                MeasuredLink(ranks=2, seconds={}, latency_seconds=1e-3, bytes_per_second=1e9, error=0),
+                MeasuredLink(ranks=4, seconds={}, latency_seconds=2e-3, bytes_per_second=1e9, error=0),
+            ),
+        }
+    )
+    rates = [four.to_machine(ranks).accelerator.bytes_per_second for ranks in (1, 2, 3, 4, 9)]
+    assert rates == pytest.approx([1e10, 1 / 2e-10, 1 / 3e-10, 1 / 4e-10, 1 / 4e-10])
+    assert four.to_machine(4).accelerator.memory_bytes == four.memory_bytes // 4
+    links = [four.to_machine(ranks).neighbour for ranks in (2, 3, 4)]
+    assert [link.latency_seconds for link in links if link] == [1e-3, 2e-3, 2e-3]
+
+
+def test_a_file_of_another_version_or_a_torn_one_counts_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    assert read_calibration(path) is None
+    data = json.loads(made_up_calibration().model_dump_json())
+    path.write_text(json.dumps(data))
+    assert read_calibration(path) == made_up_calibration()
+    path.write_text(json.dumps(data | {"calibration_version": 999}))
+    assert read_calibration(path) is None
+    path.write_text(json.dumps(data)[:100])
+    assert read_calibration(path) is None
+    path.write_text(json.dumps(data | {"figures": {"read": data["figures"]["read"]}}))
+    assert read_calibration(path) is None
+
+
+def test_a_busy_machine_is_told() -> None:
+    busy = made_up_calibration().model_copy(update={"others_cpu_share": 0.4})
+    assert busy.disturbed and "other processes used 40% of the CPU" in busy.to_machine(1).accelerator.source
+    assert not made_up_calibration().disturbed
+
+
+def test_a_rank_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "sitecustomize.py").write_text("import sys\nif '--rank' in sys.argv: raise SystemExit('no luck')\n")
+    monkeypatch.setenv("RANKWISE_CALIBRATE", "1")
+    with pytest.raises(CalibrationError, match="calibration failed"):
+        calibrate_now(tmp_path / "cache", patience_seconds=60, quick=True)
+
+
+def test_a_study_of_noops_or_a_known_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from tests.tasks.planning.test_predictions import plan_of
+
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr("flows.cli.doctor.calibrate.calibrate_now", lambda *_: pytest.fail("it was measured"))
+    said: list[str] = []
+    monkeypatch.delenv("RANKWISE_CALIBRATE")
+    ensure_calibration(plan_of("noop"), said.append)
+    path = calibration_path(tmp_path, this_fingerprint())
+    path.parent.mkdir()
+    path.write_text(made_up_calibration().model_dump_json())
+    ensure_calibration(plan_of("generate"), said.append)
+    monkeypatch.setenv("RANKWISE_CALIBRATE", "0")
+    path.unlink()
+    ensure_calibration(plan_of("generate"), said.append)
+    assert said == []
+
+
+def test_measuring_that_fails_is_a_warning_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from tests.tasks.planning.test_predictions import plan_of
+
+    def fail(*_: object) -> Calibration:
+        raise CalibrationError("no luck")
+
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    monkeypatch.delenv("RANKWISE_CALIBRATE")
+    monkeypatch.setattr("flows.cli.doctor.calibrate.calibrate_now", fail)
+    said: list[str] = []
+    ensure_calibration(plan_of("generate"), said.append)
+    assert "calibrating this machine" in said[0] and "warning" in said[1] and "no luck" in said[1]
+
+
+def test_probes_are_told_apart_by_name_and_all_are_above_nothing() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a rank
+    try:
+        figures = measure_rank(replace(QUICK, rounds=2), lambda: None)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in figures.values())
+    wanted = {"read", "operator", "layer", "step", "recorded_layer", "recorded_step", "logit", "parameter"}
+    for number in MEASURED_FORMATS:
+        wanted |= {f"{name}/{number}" for name in ("square", "attention", "context", "element")}
+        wanted |= {f"{name}/{number}" for name in ("training", "training_element")}
+        wanted |= {f"linear/{number}/{place}/{rows}" for place in ("cold", "cached") for rows in QUICK.rows}
+    assert set(figures) == wanted

@@ -1,0 +1,118 @@
+"""Conversion of pickled checkpoints, in a process of its own, and its refusals."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.tools.convert import convert, read_pickled
+
+
+class Malicious:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def run_convert(*arguments: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "engine.tools.convert", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_shards_and_shared_tensors_are_converted(source: Path, tmp_path: Path) -> None:
+    shared = torch.randn(4, 3)
+    torch.save({"embed": shared, "head": shared, "part": shared[1:].T}, source / "pytorch_model-00001-of-00002.bin")
+    torch.save({"norm": torch.ones(3, dtype=torch.bfloat16)}, source / "pytorch_model-00002-of-00002.bin")
+    done = run_convert(source, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(tensors["embed"], shared) and torch.equal(tensors["head"], shared)
+    assert torch.equal(tensors["part"], shared[1:].T)
+    assert tensors["norm"].dtype == torch.bfloat16
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+@pytest.mark.parametrize("format_", ["torch", "pickle"])
+def test_a_malicious_checkpoint_is_refused_and_not_run(source: Path, tmp_path: Path, format_: str) -> None:
+    marker, path = tmp_path / "marker", source / "pytorch_model.bin"
+    content = {"embed": torch.ones(2), "evil": Malicious(marker)}
+    if format_ == "torch":
+        torch.save(content, path)
+    else:
+        path.write_bytes(pickle.dumps(content, protocol=2))
+    done = run_convert(source, tmp_path / "out")
+    assert not marker.exists()
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "pytorch_model.bin" in done.stderr and "refused" in done.stderr
+    assert not (tmp_path / "out").exists()
+    # The checkpoint is a real trap: loaded without care, it springs.
+    if format_ == "torch":
+        torch.load(path, weights_only=False)
+        assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read"),
+        (b"hello world" * 10, "cannot be read"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "not a checkpoint"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_pickled(path)
+
+
+def test_what_is_not_a_table_of_tensors_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save([torch.ones(1)], path)
+    with pytest.raises(ValueError, match="holds list"):
+        read_pickled(path)
+    torch.save({"step": 3}, path)
+    with pytest.raises(ValueError, match="'step' is int, not a tensor"):
+        read_pickled(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_nothing_is_written_over(source: Path, tmp_path: Path, name: str) -> None:
+    torch.save({"embed": torch.ones(2)}, source / "pytorch_model.bin")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"{name}: exists and is not written over"):
+        convert(source, out)
+    assert [path.name for path in out.iterdir()] == [name] and (out / name).read_text() == "mine"
+
+
+def test_a_folder_without_checkpoint_or_config_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no pytorch_model\*\.bin"):
+        convert(source, tmp_path / "out")
+    torch.save({"embed": torch.ones(2)}, source / "pytorch_model.bin")
+    (source / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"config\.json: is missing"):
+        convert(source, tmp_path / "out")

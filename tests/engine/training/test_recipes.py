@@ -1,0 +1,269 @@
+"""Recipes: training from Python on one process, on two ranks, under torchrun that loses a rank, on two hosts."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+import engine
+from engine.training.recipes import ClassifyRecipe, OptimizerSpec
+from engine.training.recipes.loaders import share_out
+from slurm.sbatch_bundle.scripts import setup_script
+from tests.support import recipe_runs
+from tests.support.rank_pool import RankPool
+from tests.support.recipe_runs import CLASSES, EXAMPLES, FEATURES, GLOBAL_BATCH, HELD, Points, Run, make_model, train
+from tests.support.two_hosts import TwoHosts, why_not
+
+FLOAT32_NOISE = 2e-6
+SCRIPT = Path(recipe_runs.__file__)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return train(0, Run())
+
+
+def follows(seen: dict[str, Any], other: dict[str, Any], noise: float = FLOAT32_NOISE) -> None:
+    for column in ("losses", "norms"):
+        assert len(seen[column]) == len(other[column])
+        np.testing.assert_allclose(seen[column], other[column], rtol=0, atol=noise)
+    for (step, sums), (other_step, other_sums) in zip(seen["evaluations"], other["evaluations"], strict=True):
+        assert step == other_step
+        assert sums == pytest.approx(other_sums, abs=HELD * noise)
+
+
+def bare_loop(epochs: int) -> list[float]:
+    """The same training as a loop of plain PyTorch."""
+    model, points = make_model(), Points(EXAMPLES, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    sampler: DistributedSampler[Any] = DistributedSampler(points, 1, 0, shuffle=True, seed=0)
+    losses = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in DataLoader(points, batch_size=GLOBAL_BATCH, sampler=sampler):
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def test_one_process_trains_as_a_bare_loop_does(alone: dict[str, Any]) -> None:
+    assert alone["losses"] == pytest.approx(bare_loop(2), abs=FLOAT32_NOISE)
+    assert [step for step, _ in alone["evaluations"]] == [EXAMPLES // GLOBAL_BATCH, 2 * EXAMPLES // GLOBAL_BATCH]
+    assert all(sums["targets"] == HELD for _, sums in alone["evaluations"])
+    assert alone["evaluations"][-1][1]["correct"] > 0.9 * HELD
+    weights = {name: torch.tensor(values) for name, values in alone["weights"].items()}
+    make_model().load_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [Run(ranks=2), Run(ranks=2, strategy="fsdp"), Run(ranks=2, accumulation=2)],
+    ids=["ddp", "fsdp", "accumulated"],
+)
+def test_two_ranks_follow_one(pool: RankPool, alone: dict[str, Any], run: Run) -> None:
+    """A part of 37 held-out examples is filled up to 40: what is there twice must not count."""
+    answers = pool.run(train, run)
+    for seen in answers:
+        follows(seen, alone)
+    for name, values in alone["weights"].items():
+        np.testing.assert_allclose(answers[0]["weights"][name], values, atol=2e-4)
+    assert not answers[1]["weights"]
+
+
+def test_a_run_goes_on_alone_where_two_ranks_left_off(tmp_path: Path, pool: RankPool) -> None:
+    """In mid-epoch, with the same global batch: 25 steps an epoch, the last checkpoint after step 49."""
+    whole = train(0, Run(epochs=3))
+    pool.run(train, Run(ranks=2, epochs=2, checkpoints=str(tmp_path), checkpoint_every=49))
+    newest = tmp_path / "step_00000050"
+    assert newest.is_dir()
+    (newest / "progress.json").write_text("torn")
+    seen = train(0, Run(ranks=2, epochs=3, checkpoints=str(tmp_path)))  # batches of 4, so that it accumulates
+    follows(seen, whole)
+
+
+def test_a_run_that_ended_is_not_made_again(tmp_path: Path, alone: dict[str, Any]) -> None:
+    run = Run(checkpoints=str(tmp_path))
+    first, second = train(0, run), train(0, run)
+    assert first["losses"] == alone["losses"]
+    assert {**second, "seconds": first["seconds"]} == first
+
+
+def test_running_means_are_those_of_all_ranks(pool: RankPool) -> None:
+    answers = pool.run(train, Run(ranks=2, norm=True, epochs=1))
+    assert all(seen["evaluations"] == answers[0]["evaluations"] for seen in answers)
+
+
+@pytest.mark.parametrize(
+    ("times", "low", "high"),
+    [({"min_period": "0.3s"}, 0.3, 1.5), ({"min_period": 0.1, "max_period": "0.4s"}, 0.4, 1.6)],
+)
+def test_training_is_bounded_by_time(times: dict[str, Any], low: float, high: float) -> None:
+    assert low <= train(0, Run(times=times))["seconds"] < high
+
+
+def test_training_ends_at_a_loss() -> None:
+    seen = train(0, Run(times={"max_period": "60s", "target_loss": 0.5}))
+    means = [sums["loss"] / sums["targets"] for _, sums in seen["evaluations"]]
+    assert means[-1] <= 0.5 and all(mean > 0.5 for mean in means[:-1])
+
+
+def test_the_first_pattern_that_matches_has_the_rate(tmp_path: Path) -> None:
+    """The head learns ten times as fast as the bias below it; the weights below are not trained at all."""
+    model = make_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    specs = [OptimizerSpec("SGD", ["2.*"], lr=0.1), OptimizerSpec("SGD", ["*bias"], lr=0.01)]
+    inputs, targets = Points(8, 2).inputs, Points(8, 2).targets
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    slopes = dict(zip(before, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+    recipe = ClassifyRecipe(model, nn.CrossEntropyLoss(), specs)
+    recipe.train(DataLoader(Points(8, 2), batch_size=8), verbose=False)
+    after = recipe.state_dict()
+    for name, rate in {"2.weight": 0.1, "2.bias": 0.1, "0.bias": 0.01, "0.weight": 0.0}.items():
+        torch.testing.assert_close(after[name], before[name] - rate * slopes[name], rtol=0, atol=1e-6)
+
+
+class Named(nn.Module):
+    """Called by names, answers as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, pixels: Tensor) -> Any:
+        return type("Output", (), {"logits": self.layer(pixels)})
+
+
+class Mappings(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        points = Points(16, 2)
+        return {"pixels": points.inputs[place], "labels": points.targets[place]}
+
+
+def test_batches_may_be_mappings_and_outputs_have_logits() -> None:
+    recipe = ClassifyRecipe(Named(), nn.CrossEntropyLoss(), OptimizerSpec("AdamW"), gradient_clipping=1.0)
+    history = recipe.train(DataLoader(Mappings(), batch_size=8), epochs=3, verbose=False)
+    assert history.steps == 6 and history.losses[-1] < history.losses[0]
+    with pytest.raises(ValueError, match="has been trained"):
+        recipe.train(DataLoader(Mappings(), batch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: OptimizerSpec("Adm"), "torch.optim has no 'Adm'; it has ASGD"),
+        (lambda: OptimizerSpec("SGD", momentun=0.9), "SGD has no such setting"),
+        (lambda: OptimizerSpec("LBFGS"), "several times a step"),
+        (lambda: OptimizerSpec("SGD", lr=-1), "is not above 0"),
+        (lambda: a_recipe([OptimizerSpec("SGD", ["head.*"])]), "'head.\\*' matches no parameter; there are 0.weight"),
+        (lambda: a_recipe([OptimizerSpec("SGD"), OptimizerSpec("Adam")]), "SGD, Adam in one recipe"),
+        (lambda: a_recipe([OptimizerSpec("SGD")]).train(a_loader(), "1s", epochs=1), "a period is given"),
+        (lambda: a_recipe([OptimizerSpec("SGD")]).train(a_loader(), "1 fortnight"), "invalid duration"),
+        (lambda: a_recipe([OptimizerSpec("SGD")], accumulation=99).train(a_loader()), "less than the 99 of one step"),
+    ],
+)
+def test_what_is_wrong_is_named(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def a_recipe(specs: list[OptimizerSpec], **more: Any) -> ClassifyRecipe:
+    return ClassifyRecipe(make_model(), nn.CrossEntropyLoss(), specs, **more)
+
+
+def a_loader() -> DataLoader[Any]:
+    return DataLoader(Points(16, 2), batch_size=8)
+
+
+class Endless(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from iter(lambda: torch.zeros(FEATURES), None)
+
+
+def test_a_loader_is_shared_out_or_refused() -> None:
+    points = Points(20, 2)
+    parts = [share_out(DataLoader(points, batch_size=5, shuffle=True), 2, rank, seed=0) for rank in (0, 1)]
+    assert all(part.remade and part.batches == 2 for part in parts)
+    for part in parts:
+        part.begin(epoch=3)
+    rows = [[tuple(row.tolist()) for inputs, _ in part for row in inputs] for part in parts]
+    assert len(set(rows[0]) | set(rows[1])) == 20 and not set(rows[0]) & set(rows[1])
+    parts[0].begin(epoch=3, examples=10)
+    assert [tuple(row.tolist()) for inputs, _ in parts[0] for row in inputs] == rows[0][5:]
+    own = DataLoader(points, batch_size=5, sampler=DistributedSampler(points, 2, 1))
+    kept = share_out(own, 2, 1, seed=0)
+    assert kept.loader is own and not kept.remade
+    kept.begin(epoch=0, examples=10)
+    assert len(list(kept)) == 1
+    with pytest.raises(ValueError, match="rank 1 of 2, this process is 0 of 2"):
+        share_out(own, 2, 0, seed=0)
+    with pytest.raises(ValueError, match="IterableDataset cannot be shared out"):
+        share_out(DataLoader(Endless(), batch_size=2), 2, 0, seed=0)
+    weighted = DataLoader(points, batch_size=5, sampler=WeightedRandomSampler([1.0] * 20, 20))
+    with pytest.raises(ValueError, match="WeightedRandomSampler cannot be shared out"):
+        share_out(weighted, 2, 0, seed=0)
+
+
+def test_the_package_has_the_recipe() -> None:
+    assert engine.ClassifyRecipe is ClassifyRecipe and engine.OptimizerSpec is OptimizerSpec
+
+
+def torchrun(*arguments: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | one_thread())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def one_thread() -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "step"), [(0, 33), pytest.param(1, 52, marks=pytest.mark.nightly)])
+def test_torchrun_begins_anew_after_a_lost_rank(tmp_path: Path, rank: int, step: int) -> None:
+    whole = train(0, Run(epochs=3))
+    out, folder = tmp_path / "out.json", tmp_path / "checkpoints"
+    said = torchrun("--max-restarts=3", str(SCRIPT), str(out), str(folder), str(rank), str(step))
+    seen = json.loads(out.read_text())
+    assert seen["world_size"] == 2 and said.count("goes on from") == 1
+    follows(seen, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_two_hosts_train_by_the_setup_script(tmp_path: Path) -> None:
+    script, out = tmp_path / "setup_multi_node.sh", tmp_path / "out.json"
+    script.write_text(setup_script())
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with TwoHosts(tmp_path) as hosts, ThreadPoolExecutor(2) as threads:
+        variables = [f"PATH={path}", "MASTER_ADDR=10.99.0.1", "NPROC_PER_NODE=1", "OMP_NUM_THREADS=1"]
+        started = [
+            threads.submit(
+                hosts.run, rank, "env", *variables, f"NODE_RANK={rank}", "bash", str(script), str(SCRIPT), str(out),
+                str(tmp_path / "checkpoints"),
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+        said = [each.result() for each in started]
+    seen = json.loads(out.read_text())
+    assert (seen["world_size"], seen["nnodes"]) == (2, 2)
+    assert "a DistributedSampler was put in, for 2 processes" in said[0]
+    assert "epoch 3, step 75: loss" in said[0] and "epoch" not in said[1]
+    follows(seen, train(0, Run(epochs=3)))

@@ -1,0 +1,279 @@
+"""Every task learns, the same on two ranks as on one, and leaves a model that transformers and our engine load."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from configs.plans.model_manifest import ModelManifest
+from engine.models.weights import build_model, load_figures
+from engine.training.data.examples import IGNORED
+from engine.training.data.validation import evaluate, means
+from engine.training.shares import make_feed, make_validation
+from engine.training.task_types import load_examples, make_task
+from engine.training.trainer import Task, TrainerOptions, TrainingBatch
+from tests.support.rank_pool import RankPool
+from tests.support.sharded_runs import manifest_of
+from tests.support.training_tasks import (
+    CASES,
+    CONFIGS,
+    CPU,
+    made_context,
+    train,
+    train_on_rank,
+    workload_of,
+    write_inputs,
+)
+
+STEPS = 12
+AUTO = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "text_classification": "AutoModelForSequenceClassification",
+    "image_classification": "AutoModelForImageClassification",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    # Tiny models gain nothing from a second thread, and on a busy machine threads that spin lose much.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tasks")
+    write_inputs(made / "inputs")
+    return made
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(2, timeout_seconds=120) as ranks:
+        yield ranks
+
+
+def peer_logits(peer: Any, batch: TrainingBatch) -> torch.Tensor:
+    """transformers' own answer to our inputs, by its own names."""
+    names = {"tokens": "input_ids", "seen": "attention_mask", "decoded": "decoder_input_ids", "pixels": "pixel_values"}
+    inputs = {names[name]: tensor for name, tensor in batch.inputs.items() if name in names}
+    with torch.no_grad():
+        logits: torch.Tensor = peer.eval().float()(**inputs).logits
+    return logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_follow_one_and_the_loss_falls(case: str, folder: Path, pool: RankPool) -> None:
+    # One rank computes its batch at once, two accumulate theirs in two pieces.
+    _, _, alone = train(made_context(folder, case), STEPS)
+    for strategy in ("ddp", "fsdp"):
+        shares = np.stack(pool.run(train_on_rank, str(folder), case, strategy, STEPS, 2))
+        losses, norms = shares[:, :, 0].sum(axis=0), shares[:, :, 1]
+        assert np.array_equal(norms[0], norms[1])
+        # float32 on both sides: only the order of sums differs, and twelve steps let it grow.
+        assert np.allclose(losses, alone[:, 0], rtol=1e-4), strategy
+        assert np.allclose(norms[0], alone[:, 1], rtol=1e-3), strategy
+    # Whatever the task's first loss (that of the other classes, or words), a dozen steps learn much of these data.
+    assert alone[-3:, 0].mean() < 0.85 * alone[0, 0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_exported_says_the_same_in_transformers(case: str, folder: Path, tmp_path: Path) -> None:
+    context = made_context(folder, case)
+    trainer, task, _ = train(context, 2)
+    task.export(trainer.whole_model(), tmp_path)
+    peer = getattr(transformers, AUTO[workload_of(context).task]).from_pretrained(tmp_path, local_files_only=True)
+    assert peer.dtype == torch.bfloat16
+    if case in ("bert", "t5"):  # off in training, but not for whoever trains it on
+        assert 0.1 in (getattr(peer.config, "hidden_dropout_prob", 0), getattr(peer.config, "dropout_rate", 0))
+    feed = make_feed(workload_of(context), TrainerOptions.of(context.job.cell), context, task)
+    [batch] = feed.step(7)
+    with torch.no_grad():
+        for parameter in task.model.parameters():
+            parameter.copy_(parameter.bfloat16())  # what the export has rounded
+        loss = task.loss(task.model.eval(), batch)
+        ours = task.model(batch.inputs["tokens"]) if case == "llama" else peer_logits(task.model, batch)
+    logits, targets = peer_logits(peer, batch), batch.inputs["targets"]
+    assert torch.allclose(ours, logits, atol=1e-5)
+    theirs = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+    assert torch.allclose(loss, theirs, rtol=1e-5)
+    tokenizer = tmp_path / "tokenizer.json"
+    assert tokenizer.is_file() and transformers.AutoTokenizer.from_pretrained(tmp_path)("so dull").input_ids
+
+
+def test_decoders_are_loaded_by_the_inference_engine(folder: Path, tmp_path: Path, pool: RankPool) -> None:
+    from tests.support.sharded_runs import Run, forward  # imported by the ranks too
+
+    for case in ("llama", "gpt2"):
+        trainer, task, _ = train(made_context(folder, case), 1)
+        task.export(trainer.whole_model(), tmp_path / case)
+        tokens = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]]
+        [found, _] = pool.run(forward, Run(1, 2, 1, str(tmp_path / case), tokens))
+        peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / case, local_files_only=True)
+        with torch.no_grad():
+            theirs = peer.float().eval()(input_ids=torch.tensor(tokens)).logits
+        assert torch.allclose(torch.from_numpy(found["logits"]), theirs, atol=1e-4)
+    build_model(manifest_of(str(tmp_path / "llama")), torch.float32, CPU)
+
+
+def test_accumulation_over_uneven_filling_is_one_big_batch(folder: Path) -> None:
+    """Targets are of 1 to 6 tokens: a mean of the micro-batches' means would be another loss."""
+    gradients, losses, means_of_means = [], [], []
+    for micro in (8, 2):
+        context = made_context(folder, "t5", micro_batch_size=micro)
+        task = make_task(workload_of(context), context)
+        batches = make_feed(workload_of(context), TrainerOptions.of(context.job.cell), context, task).step(3)
+        assert len(batches) == 8 // micro and sum(batch.share for batch in batches) == pytest.approx(1)
+        parts = [task.loss(task.model, batch) for batch in batches]
+        whole = sum((part * batch.share for part, batch in zip(parts, batches, strict=True)), torch.zeros(()))
+        whole.backward()  # type: ignore[no-untyped-call]
+        losses.append(whole.item())
+        means_of_means.append(np.mean([part.item() for part in parts]))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in task.model.parameters()]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert abs(means_of_means[1] - losses[0]) > 1e-4 * losses[0]
+    assert torch.allclose(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
+def test_every_measurement_starts_from_the_same_weights_in_a_model_of_its_own(folder: Path) -> None:
+    context = made_context(folder, "bert classes", measurements=2)
+    first = make_task(workload_of(context), context).model
+    before = {name: parameter.detach().clone() for name, parameter in first.named_parameters()}
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.add_(1)
+    second = make_task(workload_of(context), context).model
+    assert all(torch.equal(parameter, before[name]) for name, parameter in second.named_parameters())
+    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in second.parameters())
+    figures = load_figures(context)
+    assert figures["model_parameters"] == sum(parameter.numel() for parameter in second.parameters())
+    # Another launch makes the same weights, and no other random number of the process is touched.
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    again = make_task(workload_of(context), made_context(folder, "bert classes")).model
+    assert torch.equal(torch.rand(1), expected)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in again.named_parameters())
+
+
+@pytest.mark.parametrize("case", ["gpt2", "bert", "t5", "bert classes", "vit"])
+def test_dropout_is_off_and_every_weight_learns(case: str, folder: Path) -> None:
+    context = made_context(folder, case)
+    task = make_task(workload_of(context), context)
+    batch = make_feed(workload_of(context), TrainerOptions.of(context.job.cell), context, task).step(0)[0]
+    assert task.model.training
+    losses = [task.loss(task.model, batch) for _ in range(2)]
+    assert losses[0].item() == losses[1].item()
+    losses[0].backward()  # type: ignore[no-untyped-call]
+    assert [name for name, parameter in task.model.named_parameters() if parameter.grad is None] == []
+    assert len(task.blocks) == (4 if case == "t5" else 2)
+
+
+def test_classes_of_the_data_become_those_of_the_model(folder: Path, tmp_path: Path) -> None:
+    """From a folder, as a model is fine-tuned: its weights stay, only the head is new."""
+    context = made_context(folder, "bert")
+    trainer, task, _ = train(context, 1)
+    task.export(trainer.whole_model(), tmp_path / "pretrained")
+    tuned = made_context(folder, "bert classes", manifest=manifest_of(str(tmp_path / "pretrained")))
+    found = make_task(workload_of(tuned), tuned)
+    taken = dict(found.model.named_parameters())
+    for name, parameter in task.model.named_parameters():
+        if name.startswith("bert."):
+            assert torch.equal(taken[name], parameter.bfloat16().float()), name
+    assert taken["classifier.weight"].shape[0] == 2
+    found.export({name: parameter.detach() for name, parameter in taken.items()}, tmp_path / "tuned")
+    read = transformers.AutoConfig.from_pretrained(tmp_path / "tuned")
+    assert read.id2label == {0: "bad", 1: "good"} and read.architectures == ["BertForSequenceClassification"]
+
+
+def test_measurements_of_one_launch_may_have_other_classes(folder: Path) -> None:
+    rows = [f'{{"text": "day {n}", "label": "{n % 3}"}}\n' for n in range(9)]
+    (folder / "inputs" / "three.ndjson").write_text("".join(rows))
+    context = made_context(folder, "bert classes", measurements=3)
+    work = workload_of(context)
+    widths = []
+    for data in ("reviews", "three", "reviews"):
+        task = make_task(work.model_copy(update={"data": data}), context)
+        widths.append(dict(task.model.named_parameters())["classifier.bias"].shape[0])
+    assert widths == [2, 3, 2]
+
+
+def test_validation_counts_every_row_once(folder: Path) -> None:
+    context = made_context(folder, "bert classes", heldout_share=0.3, micro_batch_size=4)
+    work, options = workload_of(context), TrainerOptions.of(context.job.cell)
+    task = make_task(work, context)
+    held = make_validation(work, options, context, task)
+    trainer = Held(task)
+    sums = evaluate(trainer, task, held, context, options)  # type: ignore[arg-type]
+    assert sums["targets"] == 12 and trainer.module.training
+    rows = load_examples(work, context)[1]
+    assert rows is not None and rows.count == 12
+    numbers = np.arange(12)
+    with torch.no_grad():
+        whole = task.metrics(task.model, TrainingBatch(rows.collate(numbers, numbers), 1, 12, 12 * 16))
+    assert sums["loss"] == pytest.approx(float(whole["loss"]), rel=1e-6)
+    found = means(sums)
+    assert found["accuracy"] == float(whole["correct"]) / 12 and "perplexity" not in found
+    assert means({"loss": 10 * np.log(5), "targets": 10})["perplexity"] == pytest.approx(5)
+    assert make_validation(work.model_copy(update={"heldout_share": 0}), options, context, task) == []
+
+
+class Held:
+    """As much of a trainer as evaluation asks for."""
+
+    def __init__(self, task: Task) -> None:
+        self.module = task.model
+
+    def evaluating(self) -> Any:
+        return torch.no_grad()
+
+
+@pytest.mark.parametrize(
+    ("case", "work", "message"),
+    [
+        ("llama", {"sequence_length": 65}, "workload.sequence_length: 65 is more than the model's 64"),
+        ("bert", {"sequence_length": 65}, "workload.sequence_length: 65 is more than the model's 64"),
+        ("t5", {"data": "text"}, "workload.data: task seq2seq learns from rows"),
+        ("t5", {"data": "reviews"}, "workload.data: row 1 has no `source`; each needs source and target"),
+        ("t5", {"data": "absent"}, r"workload.data: .*absent is missing, with any of .txt, .ndjson, .npz"),
+        ("bert classes", {"data": "stories"}, "workload.data: row 1 has no `label`"),
+        ("bert classes", {"heldout_share": 0.01}, "workload.heldout_share: 0.01 of 40 rows leaves a part without any"),
+        ("bert classes", {"validation_data": "unknown"}, "workload.validation_data: row 1 has the label 'so so'"),
+        ("bert classes", {"tokenizer": None}, "workload.tokenizer: synthetic:tiny@1 brings no tokenizer"),
+        ("vit", {"data": "reviews"}, "workload.data: task image_classification learns from an .npz"),
+        ("vit", {"data": "large"}, "workload.data: images of 9 x 9 x 3; the model takes 8 x 8 x 3"),
+        ("vit", {"data": "wide"}, "workload.data: `images` is int64 of shape"),
+        ("vit", {"data": "unlabelled"}, "workload.data: the .npz holds no `labels`"),
+        ("vit", {"data": "pickled"}, "workload.data: not an .npz that can be read without unpickling"),
+    ],
+)
+def test_mistakes_are_named_by_field(case: str, work: dict[str, Any], message: str, folder: Path) -> None:
+    inputs, labels = folder / "inputs", np.zeros(3, dtype=np.int64)
+    (inputs / "unknown.ndjson").write_text('{"text": "fine", "label": "so so"}\n')
+    np.savez(inputs / "large.npz", images=np.zeros((3, 9, 9), dtype=np.uint8), labels=labels)
+    np.savez(inputs / "wide.npz", images=np.zeros((3, 8, 8), dtype=np.int64), labels=labels)
+    np.savez(inputs / "unlabelled.npz", images=np.zeros((3, 8, 8), dtype=np.uint8))
+    np.savez(inputs / "pickled.npz", images=np.array([{}, []], dtype=object), labels=labels)
+    context = made_context(folder, case, **work)
+    with pytest.raises(ValueError, match=message):
+        make_task(workload_of(context), context)
+
+
+def test_a_model_without_the_form_is_refused(folder: Path) -> None:
+    context = made_context(folder, "t5", config=CONFIGS["bert"])
+    with pytest.raises(ValueError, match="synthetic:tiny@1: transformers makes no AutoModelForSeq2SeqLM of it"):
+        make_task(workload_of(context), context)
+    nothing = ModelManifest(
+        identity="synthetic:x@1", source="synthetic", folder="", files={}, config={"model_type": "vit"}
+    )
+    context = made_context(folder, "llama", manifest=nothing)
+    with pytest.raises(ValueError, match=r"config.json names no vocab_size"):
+        make_task(workload_of(context), context)

@@ -1,0 +1,356 @@
+"""`rankwise doctor` against this machine, real sockets and small programs put in front of PATH."""
+
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli.doctor import checks
+from flows.cli.doctor.checks import DoctorCheck
+from flows.cli.doctor.command import _answers, doctor, print_checks
+
+SECRETS = {
+    "HF_TOKEN": "hf_SECRETVALUE1",
+    "AWS_ACCESS_KEY_ID": "AKIASECRETVALUE2",
+    "AWS_SECRET_ACCESS_KEY": "SECRETVALUE3",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/SECRETVALUE4.json",
+    "AZURE_CLIENT_ID": "SECRETVALUE5",
+    "AZURE_CLIENT_SECRET": "SECRETVALUE6",
+    "PREFECT_API_URL": "http://user:SECRETVALUE7@127.0.0.1:9/api",
+}
+RUN = """
+import sys, time
+from flows.cli.doctor.command import doctor
+begun = time.monotonic()
+code = doctor(sys.argv[1] if len(sys.argv) > 1 else None, True)
+print(round(time.monotonic() - begun, 2), sorted({"torch", "prefect"} & set(sys.modules)), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    """A port where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _only(found: list[DoctorCheck], name: str) -> DoctorCheck:
+    (check,) = [check for check in found if check.name == name]
+    return check
+
+
+def _program(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_whole_diagnosis(tmp_path: Path, port: int) -> None:
+    environment = {**os.environ, **SECRETS, "HOME": str(tmp_path), "RANKWISE_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN, f"127.0.0.1:{port}"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    assert all(set(check) == {"name", "state", "detail", "remedy"} for check in found)
+    assert {check["state"] for check in found} <= {"ok", "warning", "missing"}
+    assert all(check["remedy"] for check in found if check["state"] == "missing")
+    names = [check["name"] for check in found]
+    assert len(names) == len(set(names))
+    assert {"python", "package torch", "package prefect", "packages", "cores", "memory", "run folder"} < set(names)
+    assert {"cache folder", "shared memory", "gpu", "torch", "slurm sinfo", "slurm squeue", "slurm sacct"} < set(names)
+    assert {"C++ compiler", "git", "credentials hub", "prefect api", "master"} < set(names)
+    states = {check["name"]: check["state"] for check in found}
+    assert states["credentials hub"] == "ok" and states["credentials aws"] == "ok"
+    assert states["credentials google"] == "warning" and states["credentials azure"] == "warning"
+    assert states["prefect api"] == "missing" and states["master"] == "missing"
+    assert done.returncode == 1
+    assert "SECRETVALUE" not in done.stdout + done.stderr
+    seconds, imported = done.stderr.strip().split(" ", 1)
+    assert float(seconds) < 10 and imported == "[]"
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "cache").exists()
+
+
+def test_exit_code_follows_what_every_study_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, code in (
+        ([DoctorCheck("gpu", "missing", "none"), DoctorCheck("slurm sinfo", "missing", "none")], 0),
+        ([DoctorCheck("torch", "warning", "slow"), DoctorCheck("python", "ok", "3")], 0),
+        ([DoctorCheck("package torch", "missing", "none")], 1),
+        ([DoctorCheck("run folder", "missing", "read-only")], 1),
+        ([DoctorCheck("master", "missing", "refused")], 1),
+    ):
+        monkeypatch.setattr("flows.cli.doctor.command.diagnose", lambda master, found=found: found)
+        assert doctor(None, True) == code
+
+
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_checks(
+        [DoctorCheck("gpu topology", "ok", "a\nb"), DoctorCheck("master", "missing", "[::1]:5 [red]x[/red]", "open it")]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "ok      gpu topology: a",
+        "    b",
+        "missing master: [::1]:5 [red]x[/red]",
+        "        remedy: open it",
+    ]
+
+
+def test_table_on_a_terminal() -> None:
+    code = (
+        "from flows.cli.doctor.command import DoctorCheck, print_checks\n"
+        "print_checks([DoctorCheck('master', 'missing', '[::1]:5 [red]x[/red]', 'open it')])"
+    )
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, check=True, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "┃" in shown and "[::1]:5 [red]x[/red]" in shown and "open it" in shown
+
+
+def test_a_check_that_hangs_or_fails_does_not_hide_the_others() -> None:
+    ended = threading.Event()
+
+    def fail() -> list[DoctorCheck]:
+        raise RuntimeError("broken")
+
+    def hang() -> list[DoctorCheck]:
+        ended.wait(20)
+        return []
+
+    begun = time.monotonic()
+    found = _answers({"slow": hang, "bad": fail, "good": lambda: [DoctorCheck("good", "ok", "yes")]}, 0.3)
+    assert time.monotonic() - begun < 5
+    ended.set()
+    assert [(check.name, check.state) for check in found] == [("slow", "missing"), ("bad", "warning"), ("good", "ok")]
+    assert "no response within 0.3 s" in found[0].detail and "RuntimeError: broken" in found[1].detail
+
+
+# The master
+
+
+def test_master_that_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (check,) = checks.check_master(f"localhost:{port}")
+    assert check.state == "ok" and "accepts connections" in check.detail and "from 127.0.0.1" in check.detail
+
+
+def test_master_that_refuses(port: int) -> None:
+    (check,) = checks.check_master(f"127.0.0.1:{port}")
+    assert check.state == "missing" and "refused" in check.detail
+    assert check.remedy is not None and "start the master" in check.remedy
+
+
+def test_master_that_nobody_knows() -> None:
+    # `.invalid` is reserved for this: RFC 2606.
+    (check,) = checks.check_master("nothing.invalid:29500")
+    assert check.state == "missing" and "unknown host name" in check.detail
+    assert check.remedy is not None and "/etc/hosts" in check.remedy
+
+
+def test_master_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_CONNECT_SECONDS", 0.3)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        address = server.getsockname()
+        # A full queue: Linux then leaves further connections unanswered, like a firewall that drops.
+        filling = [socket.socket() for _ in range(3)]
+        for one in filling:
+            one.setblocking(False)
+            one.connect_ex(address)
+        (check,) = checks.check_master(f"127.0.0.1:{address[1]}")
+        for one in filling:
+            one.close()
+    assert check.state == "missing" and "no response within 0.3 s" in check.detail
+    assert check.remedy is not None and "firewall" in check.remedy
+
+
+def test_master_without_a_route() -> None:
+    # The kernel refuses a broadcast address to TCP before anything is sent.
+    (check,) = checks.check_master("255.255.255.255:29500")
+    assert check.state == "missing" and "no route" in check.detail and check.remedy is not None
+
+
+@pytest.mark.parametrize("written", ["host", "host:", ":1", "host:x", "host:0", "host:70000", "", "host:²"])
+def test_master_that_is_no_address(written: str) -> None:
+    (check,) = checks.check_master(written)
+    assert check.state == "missing" and check.remedy == "write it as HOST:PORT"
+
+
+# Programs
+
+
+def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert [(check.name, check.state) for check in checks.check_gpus()] == [("gpu", "missing")]
+    _program(
+        tmp_path / "bin",
+        "nvidia-smi",
+        'gpu="NVIDIA X, 1000 MiB, 1.2"\ncase "$1" in --query*) echo "$gpu"; echo "$gpu";; *) echo "GPU0 NV18";; esac',
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    found = checks.check_gpus()
+    assert _only(found, "gpu").detail == "2: NVIDIA X, 1000 MiB, 1.2; NVIDIA X, 1000 MiB, 1.2"
+    assert _only(found, "gpu topology").detail == "GPU0 NV18"
+    _program(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA-SMI has failed' >&2; exit 9")
+    check = _only(checks.check_gpus(), "gpu")
+    assert check.state == "missing" and check.detail == "nvidia-smi: failed with exit code 9: NVIDIA-SMI has failed"
+
+
+def test_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    _program(tmp_path / "bin", "sinfo", "echo debug*; echo long")
+    (check,) = checks.check_slurm_tool("sinfo", ("--noheader",))
+    assert check == DoctorCheck("slurm sinfo", "ok", "responds (2 lines)")
+    _program(tmp_path / "bin", "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    (check,) = checks.check_slurm_tool("sacct", ())
+    assert check.state == "warning" and "Connection refused" in check.detail
+    assert check.remedy is not None and "slurmdbd" in check.remedy
+    (check,) = checks.check_slurm_tool("squeue-that-is-not-there", ())
+    assert check.state == "missing"
+
+
+def test_command_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_COMMAND_SECONDS", 0.5)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    _program(tmp_path / "bin", "squeue", f"sleep 60 & echo $! > {tmp_path}/child; wait")
+    begun = time.monotonic()
+    (check,) = checks.check_slurm_tool("squeue", ())
+    assert time.monotonic() - begun < 10
+    assert check.state == "warning" and check.detail == "no response within 0.5 s"
+    child = int((tmp_path / "child").read_text())
+    state = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 5
+    while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(tmp_path / "bin", "g++", "echo 'g++ 99.1'; echo 'Copyright'")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}")
+    found = checks.check_tools()
+    assert _only(found, "C++ compiler") == DoctorCheck("C++ compiler", "ok", "g++ 99.1")
+    assert _only(found, "git") == DoctorCheck("git", "missing", "not on PATH", "apt-get install git")
+
+
+def test_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.99: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (check,) = checks.check_torch()
+    assert check.state == "missing" and "libcudart.so.99" in check.detail and check.remedy is not None
+
+
+# Packages, room, credentials, Prefect
+
+
+def test_packages_against_the_tested_versions(tmp_path: Path) -> None:
+    from importlib.metadata import version
+
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text(f"# tested\nTorch=={version('torch').split('+')[0]}\nhuggingface_hub==1.0.0 # old\n\n")
+    found = checks.check_packages(constraints)
+    assert _only(found, "package torch").state == "ok"
+    check = _only(found, "package huggingface-hub")
+    assert check.state == "warning" and check.detail == f"{version('huggingface_hub')}, tested with 1.0.0"
+    assert all(check.state == "ok" for check in checks.check_packages(tmp_path / "none.txt"))
+
+
+def test_packages_against_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    needed = ["prefect<1", "a-package-nobody-wrote>=1", "pytest<1; extra == 'dev'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)
+    found = checks.check_packages(tmp_path / "none.txt")
+    assert [(check.name, check.state) for check in found] == [
+        ("package prefect", "missing"),
+        ("package a-package-nobody-wrote", "missing"),
+        ("packages", "ok"),
+    ]
+    assert found[0].detail.endswith("needed is <1") and found[1].detail == "not installed"
+
+
+def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    found = checks.check_folders(tmp_path / "file" / "runs", tmp_path / "not" / "yet")
+    check = _only(found, "run folder")
+    assert check.state == "missing" and "is not writable" in check.detail
+    assert "GiB free" in _only(found, "cache folder").detail
+    assert not (tmp_path / "not").exists()
+
+
+def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SECRETS, "AZURE_TENANT_ID", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [check.state for check in checks.check_credentials()] == ["missing"] * 4
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("[default]\naws_secret_access_key = SECRETVALUE\n")
+    (tmp_path / "key.json").write_text('{"private_key": "SECRETVALUE"}')
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    for name in ("HF_TOKEN", "AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET"):
+        monkeypatch.setenv(name, "SECRETVALUE")
+    found = checks.check_credentials()
+    assert [check.state for check in found] == ["ok"] * 4 and "SECRETVALUE" not in str(found)
+    monkeypatch.delenv("AZURE_TENANT_ID")
+    check = _only(checks.check_credentials(), "credentials azure")
+    assert check.state == "warning" and check.detail == "AZURE_TENANT_ID not set"
+
+
+class _Api(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/base/api/health" else 404)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.mark.parametrize(("status", "state"), [(200, "ok"), (401, "ok"), (503, "warning")])
+def test_prefect_api(status: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
+    with HTTPServer(("127.0.0.1", 0), type("Api", (_Api,), {"status": status})) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/base/api")
+        (check,) = checks.check_prefect_api()
+        server.shutdown()
+        thread.join()
+    assert check.state == state and f":{server.server_port}/base/api" in check.detail
+
+
+def test_prefect_api_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+    (check,) = checks.check_prefect_api()
+    assert check.state == "missing" and "refused" in check.detail
+    monkeypatch.setenv("PREFECT_API_URL", "nonsense")
+    (check,) = checks.check_prefect_api()
+    assert check.state == "missing" and check.remedy is not None and "http://" in check.remedy
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (check,) = checks.check_prefect_api()
+    assert check.state == "ok" and "none configured" in check.detail

@@ -1,0 +1,60 @@
+"""What `rankwise run` shows of a long list of launches, and of what waits in a scheduler's queue."""
+
+import io
+
+from rich.console import Console
+
+from flows.cli.live import summary_line, table_of
+from tasks.campaign.progress import ProgressRow, RunProgress
+
+
+def run_progress(states: dict[int, str], count: int = 100) -> RunProgress:
+    """Launches named by their place; before the first that is not done all are completed."""
+    now = min(states, default=count)
+    rows = []
+    for place in range(count):
+        state = states.get(place, "completed" if place < now else "waiting")
+        rows.append(
+            ProgressRow(f"launch-{place}", 1, 1, 1, done=state == "completed", failed=state == "failed", state=state)
+        )
+    return RunProgress(total=count, rows=rows)
+
+
+def shown(made: RunProgress) -> list[int]:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table_of(made))
+    lines = captured.get().splitlines()
+    return [int(line.split()[0].removeprefix("launch-")) for line in lines if line.startswith("launch-")]
+
+
+def test_a_short_list_is_shown_whole() -> None:
+    assert shown(run_progress({3: "running"}, count=20)) == list(range(20))
+
+
+def test_of_a_long_list_what_is_under_way_is_shown_wherever_it_is() -> None:
+    states = {50: "running", 51: "queued", 80: "running", 99: "queued"}
+    rows = shown(run_progress(states))
+    assert len(rows) == 30 and set(states) <= set(rows) and rows == sorted(rows)
+    assert {49, 52} <= set(rows), "and what lies around the first of them"
+
+
+def test_more_queued_jobs_than_lines_do_not_hide_those_that_run() -> None:
+    states = {place: "queued" for place in range(10, 90)} | {60: "running", 89: "running"}
+    rows = shown(run_progress(states))
+    assert len(rows) == 30 and {60, 89} <= set(rows)
+
+
+def test_a_failure_stays_in_sight() -> None:
+    made = run_progress({70: "running"})
+    made.rows[5].state, made.rows[5].failed = "failed", 1
+    assert 5 in shown(made)
+
+
+def test_the_summary_tells_queued_from_running() -> None:
+    assert "1 running, 2 queued" in summary_line(run_progress({50: "running", 51: "queued", 80: "queued"}))
+    assert "queued" not in summary_line(run_progress({50: "running"}))
+    assert [row["launch"] for row in run_progress({50: "running", 51: "queued"}).under_way()] == [
+        "launch-50",
+        "launch-51",
+    ]

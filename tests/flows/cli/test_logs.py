@@ -1,0 +1,110 @@
+"""`rankwise logs`: every writer of every job, in order of time, and whatever happens to the files meanwhile."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.spec.measuring import Measuring
+from tasks.campaign.run_lock import run_lock
+from tests.support.studies import RANKWISE, rankwise, wait_until
+
+JOB = "0001-timed-ab"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    """A run folder with one job folder."""
+    paths = RunPaths(tmp_path / "runs" / "s")
+    (paths.jobs / JOB).mkdir(parents=True)
+    plan = Plan(
+        study="s", models=(), targets=(), measuring=Measuring(), pack=True, experiments=(), cells={}, repeats={}
+    )
+    paths.plan.write_text(plan.model_dump_json())
+    return paths
+
+
+def stamped(second: int, text: str) -> str:
+    return f"2026-01-01T00:00:{second:02}.000000+00:00 {text}\n"
+
+
+def lines_of(run: RunPaths, *options: str) -> list[str]:
+    """What the command prints."""
+    done = rankwise("logs", run.folder, *options, cwd=run.folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_lines_of_all_writers_stand_in_order_of_time(run: RunPaths) -> None:
+    job = run.job(JOB)
+    job.rank_log(0).write_text("begins\n" + stamped(1, "a") + "Traceback\n" + stamped(5, "e"))
+    job.rank_log(1).write_text(stamped(2, "b") + stamped(4, "d without an end").rstrip())
+    job.node_log(1).write_text(stamped(3, "c"))
+    assert [line.split()[-1] for line in lines_of(run)] == ["begins", "a", "Traceback", "b", "c", "end", "e"]
+    assert [line.split(":")[0] for line in lines_of(run)][3:5] == [f"{JOB}/rank_1", f"{JOB}/launcher_1"]
+
+
+def test_what_slurm_kept_is_shown_through_its_links(run: RunPaths, tmp_path: Path) -> None:
+    away = tmp_path / "away" / "jobs" / "0002-timed-cd"
+    away.mkdir(parents=True)
+    submitit = away.parent / "submitit"
+    submitit.mkdir()
+    (submitit / "7_0_log.out").write_text("srun: error: lab2\n")
+    (away / "slurm_0.log").symlink_to("../submitit/7_0_log.out")
+    (run.jobs / "0002-timed-cd").symlink_to(away)
+    (run.jobs / "submitit").mkdir()
+    (run.jobs / "submitit" / "8_0.log").write_text("of all jobs\n")
+    assert lines_of(run) == ["0002-timed-cd/slurm_0: srun: error: lab2"]
+
+
+def test_one_rank_or_one_job(run: RunPaths) -> None:
+    (run.jobs / "0002-timed-cd").mkdir()
+    for name in (JOB, "0002-timed-cd"):
+        for rank in range(2):
+            run.job(name).rank_log(rank).write_text("x\n")
+    assert lines_of(run, "--rank", "1") == [f"{JOB}/rank_1: x", "0002-timed-cd/rank_1: x"]
+    assert lines_of(run, "--job", "0002") == ["0002-timed-cd/rank_0: x", "0002-timed-cd/rank_1: x"]
+
+
+@pytest.fixture
+def followed(run: RunPaths, tmp_path: Path) -> Iterator[Path]:
+    """What `logs --follow` prints while a run works in the folder; it has ended when the test has."""
+    output = tmp_path / "followed.txt"
+    with run_lock(run), output.open("w") as file:
+        process = subprocess.Popen([RANKWISE, "logs", run.folder, "--follow"], stdout=file)
+        yield output
+        time.sleep(0.1)
+    assert process.wait(timeout=30) == 0
+
+
+def appears(output: Path, line: str) -> None:
+    wait_until(lambda: line in output.read_text().splitlines(), what=line)
+
+
+def test_following_sees_new_jobs_cut_files_and_moved_folders(run: RunPaths, followed: Path, tmp_path: Path) -> None:
+    log = run.job(JOB).rank_log(0)
+    log.write_text("first\nsecond\n")
+    appears(followed, f"{JOB}/rank_0: second")
+    log.write_text("third\n")  # cut off and begun anew
+    appears(followed, f"{JOB}/rank_0: third")
+    log.unlink()
+    log.write_text("rotated, and longer than what was there before\n")
+    appears(followed, f"{JOB}/rank_0: rotated, and longer than what was there before")
+    away = tmp_path / "away"
+    away.mkdir()
+    (run.jobs / "0002-timed-cd").symlink_to(away)
+    (away / "rank_0.log").write_text("on the cluster\n")
+    appears(followed, "0002-timed-cd/rank_0: on the cluster")
+    (run.jobs / "0002-timed-cd").unlink()
+    away.rename(run.jobs / "0002-timed-cd")  # it comes home
+    log.write_text("half")
+    with log.open("a") as file:
+        time.sleep(0.6)
+        file.write(" and half\n")
+    appears(followed, f"{JOB}/rank_0: half and half")
+    printed = followed.read_text().splitlines()
+    assert len(printed) == len(set(printed)), printed

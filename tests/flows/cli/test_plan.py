@@ -1,0 +1,310 @@
+"""`rankwise plan`: what it prints, writes and refuses, as a user types it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from configs.spec.study import load_study
+from configs.workloads.train import TrainWorkload
+from engine.planner.cells import DATA_SHEET_FACTOR
+from flows.cli.plan import model as planning
+from flows.cli.plan.command import plan
+from flows.cli.plan.model import split_words
+
+app = typer.Typer()
+app.command()(plan)
+
+
+@app.callback()
+def _main(context: typer.Context) -> None:
+    context.obj = {"debug": False}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def said(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["plan", *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def as_json(*words: str, code: int = 0) -> Any:
+    return json.loads(said(*words, "--json", code=code))
+
+
+def test_the_answer_comes_first() -> None:
+    out = said("--model", "opt-6.7b", "--gpus", "4", "--batch-size", "8", "--max-memory-gb", "24",
+               "--accelerator", "a100-40gb")  # fmt: skip
+    first = out.splitlines()[0]
+    assert "on 4 x a100-40gb" in first
+    assert "tokens/s" in first
+    assert "of 24.0 GB" in first
+    for part in ("Rule of thumb", "memory per GPU", "optimizer", "Step ", "Cost ", "fastest", "Does not fit"):
+        assert part in out
+    assert "Hardware  " not in out  # it was named
+
+
+def test_hardware_is_chosen_where_none_is_named() -> None:
+    out = said("--model", "gpt2", "--mode", "inference", "--batch-size", "8")
+    assert "Hardware " in out
+    assert "USD/M tokens" in out
+    assert "choices fit" in out
+    found = as_json("--model", "gpt2", "--mode", "inference", "--batch-size", "8")
+    assert found["hardware"]["instance"] == found["plan"]["machine"]
+    assert found["plan"]["batch_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        (["--hardware", "cuda", "rocm"], {"cuda", "rocm"}),
+        (["--hardware", "cuda", "rocm", "cpu"], {"cuda", "rocm", "cpu"}),
+        (["--hardware", "cuda", "--hardware", "cpu"], {"cuda", "cpu"}),
+        (["--hardware", "rocm,cpu"], {"rocm", "cpu"}),
+        (["--hardware", "cpu"], {"cpu"}),
+    ],
+)
+def test_several_kinds_of_hardware_follow_one_option(words: list[str], kinds: set[str]) -> None:
+    found = as_json(*words, "--model", "gpt2", "--mode", "inference")["hardware"]
+    rows = [*found["options"], *found["without_price"], *found["too_slow"], *found["does_not_fit"]]
+    assert {row["hardware"] for row in rows} == kinds
+
+
+def test_words_are_told_apart() -> None:
+    assert split_words(["rocm", "study.yaml", "cpu"], ["cuda"]) == (("cuda", "rocm", "cpu"), ["study.yaml"])
+    assert split_words(["study.yaml"], []) == ((), ["study.yaml"])
+    assert split_words([], ["cuda, cpu", "cpu"]) == (("cuda", "cpu"), [])
+
+
+def test_a_study_goes_to_the_study_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    module = type(sys)("flows.cli.plan.study")
+    module.plan_study = lambda *given, **named: asked.append((given, named)) or 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flows.cli.plan.study", module)
+    said("study.yaml", "--set", "measuring.repeats=3", "--accelerator", "t4", "--output", "cells.csv")
+    ((given, named),) = asked
+    assert given == (Path("study.yaml"), ["measuring.repeats=3"], False)
+    assert named == {"learn_from": None, "machine": "t4", "output": Path("cells.csv"), "own": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "expected one of: STUDY.yaml"),
+        (["a.yaml", "b.yaml"], 2, "expected one of"),
+        (["study.yaml", "--model", "gpt2"], 2, "expected one of"),
+        (["--model", "gpt2", "--hardware", "cuda", "tpu"], 2, "--hardware tpu: use one or more of: cuda rocm cpu"),
+        (["--model", "gpt2", "--hardware", "gpu"], 2, "--hardware gpu"),
+        (["--model", "gpt2", "--mode", "serving"], 2, "--mode"),
+        (["--model", "gpt2", "--gpus", "0"], 2, "--gpus"),
+        (["--model", "acme/none"], 2, "config.json"),
+        (["--model", "gpt2", "--accelerator", "h1000"], 2, "did you mean"),
+        (["--model", "gpt2", "--max-memory-gb", "-3"], 2, "max_memory_gb: -3"),
+        (["study.yaml", "--gpus", "4"], 2, "--gpus: has no effect on a study"),
+        (["study.yaml", "--mode", "inference"], 2, "--mode: has no effect on a study"),
+        (["study.yaml", "--batch-size", "4"], 2, "--batch-size: has no effect on a study"),
+        (["study.yaml", "--hardware", "cuda"], 2, "--hardware: has no effect on a study"),
+        (["--model", "gpt2", "--learn-from", "runs/*"], 2, "--learn-from: applies to a study only"),
+        (["--model", "gpt2", "--gpus", "4", "--max-gpus", "2"], 2, "--gpus, --max-gpus: mutually exclusive"),
+        (["--model", "gpt2", "--hardware", "rocm", "--accelerator", "h100-80gb"], 2, "h100-80gb is cuda"),
+        (["--model", "gpt2", "--family", "bananas"], 2, "use one of: text_generation"),
+        (["--guide", "--spot"], 2, "--spot: has no effect on --guide"),
+    ],
+)
+def test_what_is_wrong_is_named(words: list[str], code: int, message: str) -> None:
+    out = said(*words, code=code)
+    assert message in out
+    assert "Traceback" not in out
+
+
+def test_files_for_every_launcher(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    words = ["--model", "opt-1.3b", "--gpus", "4", "--accelerator", "a100-80gb", "--output", str(folder)]
+    out = said(*words, "--batch-size", "4")
+    written = json.loads((folder / "plan.json").read_text())["plan"]
+    assert (folder / "torchrun.sh").exists()
+    for name in ("torchrun.json", "deepspeed.json"):
+        if not (folder / name).exists():
+            assert f"Skipped          {name}" in out
+    arguments = json.loads((folder / "training_arguments.json").read_text())
+    assert arguments["per_device_train_batch_size"] == written["per_gpu_batch_size"]
+    # A plan that does not fit leaves no file to start it with, not even an older one.
+    refused = ["--model", "opt-66b", "--gpus", "2", "--accelerator", "a10g", "--output", str(folder)]
+    assert "Nothing fits" in said(*refused, code=3)
+    assert [path.name for path in folder.iterdir()] == ["plan.json"]
+
+
+def test_nothing_fits() -> None:
+    out = said("--model", "opt-66b", "--gpus", "2", "--accelerator", "a10g", code=3)
+    assert out.startswith("Nothing fits")
+    assert "Smallest change" in out
+    assert "Cost" not in out
+    found = as_json("--model", "llama-2-70b", "--mode", "inference", "--gpus", "1", "--accelerator", "t4", code=3)
+    assert found["plan"]["fits"] is False
+
+
+def test_the_fewest_gpus_of_a_named_kind() -> None:
+    words = ["--model", "llama-2-70b", "--mode", "inference", "--accelerator", "a100-80gb"]
+    assert as_json(*words, "--max-gpus", "8")["plan"]["gpu_count"] == 2
+    assert as_json(*words, "--distributed")["plan"]["gpu_count"] == 2
+    assert as_json(*words, code=3)["plan"]["gpu_count"] == 1
+
+
+def test_own_hardware_and_single_figures(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "as_of: 2026-11-01\nsource: our cluster\n"
+        "instances:\n  lab/rack: {accelerator: a100-80gb, accelerators: 4, vcpus: 64, host_memory_bytes: 1e12}\n"
+    )
+    words = ["--model", "opt-1.3b", "--gpus", "4", "--catalog", "mine.yaml"]
+    rack = as_json(*words, "--accelerator", "lab/rack")["plan"]
+    assert (rack["machine"], rack["usd_per_million_tokens"]) == ("lab/rack", None)
+    found = as_json(*words)["hardware"]
+    assert "lab/rack" in {row["instance"] for row in found["without_price"]}
+    less = ["--model", "opt-6.7b", "--gpus", "1", "--accelerator", "h100-80gb", "--set", "h100-80gb.memory_bytes=2e9"]
+    assert "of 2.0" in said(*less, code=3)
+
+
+def test_one_market_prices_everything() -> None:
+    words = ["--model", "opt-1.3b", "--gpus", "8", "--batch-size", "8"]
+    found = as_json(*words, "--spot")
+    plan, hardware = found["plan"], found["hardware"]
+    assert plan["market"] == hardware["market"] == "spot"
+    chosen = hardware["recommendation"]
+    assert plan["usd_per_hour"] == chosen["usd_per_hour"] is not None
+    assert plan["usd_per_million_tokens"] == pytest.approx(chosen["usd_per_million_tokens"])
+    named = [*words, "--accelerator", chosen["instance"]]
+    assert as_json(*named)["plan"]["usd_per_hour"] > as_json(*named, "--spot")["plan"]["usd_per_hour"]
+    assert "the catalog has no spot price of aws/p6-b200" in said(
+        *words, "--accelerator", "aws/p6-b200.48xlarge", "--spot"
+    )
+
+
+def test_a_prediction_has_a_range() -> None:
+    words = ["--model", "opt-1.3b", "--gpus", "8", "--accelerator", "h100-80gb"]
+    plan = as_json(*words)["plan"]
+    time = plan["predicted_time"]
+    assert time["low"] == pytest.approx(plan["step_seconds"] / DATA_SHEET_FACTOR)
+    assert time["high"] == pytest.approx(plan["step_seconds"] * DATA_SHEET_FACTOR)
+    line = next(line for line in said(*words).splitlines() if line.startswith("Step "))
+    assert f"{plan['step_seconds']:.3g} s per step ({time['low']:.2g} to {time['high']:.2g})" in line
+    served = as_json(*words, "--mode", "inference")["plan"]
+    assert served["predicted_time"]["low"] < served["batch_seconds"] < served["predicted_time"]["high"]
+
+
+def test_an_encoder_has_no_first_token() -> None:
+    words = ["--model", "bert-base-uncased", "--mode", "inference", "--accelerator", "h100-80gb"]
+    assert "first token" not in said(*words)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_what_would_help_is_named(mode: str) -> None:
+    out = said("--model", "llama-2-70b", "--gpus", "1", "--max-memory-gb", "8", "--mode", mode, code=3)
+    assert (
+        "Smallest change  " in out and "('" not in out and "the leanest, one " in out.lower().replace("one  ", "one ")
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named_alone() -> None:
+    Path("file").write_text("")
+    out = said("--model", "gpt2", "--gpus", "1", "--accelerator", "h100-80gb", "--output", "file/plan", code=2)
+    assert "file" in out and "measured before" not in out
+
+
+def test_models_that_are_known_by_name() -> None:
+    found = {model["name"]: model for model in as_json("--list-models")}
+    assert found["bert-base-uncased"]["kind"] == "encoder"
+    assert found["opt-1.3b"]["parameters"] == 1_315_758_080
+    out = said("--list-models")
+    assert "facebook/opt-1.3b" in out
+    assert "config.json" in out
+
+
+def test_the_guide_is_computed() -> None:
+    out = said("--guide", "--accelerator", "a100-80gb")
+    assert "on a100-80gb" in out
+    assert "65B" in out
+    assert list(as_json("--guide")) == ["a100-80gb", "a10g"]
+
+
+class TestBenchmark:
+    def test_a_stand_in_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+        words = ["--model", "bert-base-uncased", "--distributed", "--max-gpus", "4", "--hardware", "cuda", "rocm"]
+        out = said(*words, "--batch-size", "2", "--benchmark-out", "bert.yaml")
+        study, text = load_study(Path("bert.yaml")), Path("bert.yaml").read_text()
+        assert study.study == "bert-base-uncased-stand-in"
+        assert [model.id for model in study.models] == ["synthetic:bert-109m@0"], "its own shape, random weights"
+        assert isinstance(study.workload, TrainWorkload)
+        assert (study.workload.task, study.workload.global_batch_size) == ("masked_lm", 8)
+        assert {"batch", "precision", "strong", "weak", "strategies"} <= study.experiments.keys()
+        for what in ("model bert-base-uncased", "layout tp=4", "layout pp=4", "hardware cuda", "hardware rocm"):
+            assert f"#   {what}: " in text
+            assert f"comment only  {what}: " in out
+
+    def test_tensor_parallelism_is_measured_where_the_engine_splits_the_model(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+        for ranks, measured in ((2, True), (4, False)):  # llama-4m has 2 key and value heads
+            words = ["--model", "synthetic:llama-4m@0", "--distributed", "--max-gpus", str(ranks)]
+            said(*words, "--benchmark-out", "study.yaml")
+            study, text = load_study(Path("study.yaml")), Path("study.yaml").read_text()
+            variants = study.experiments["strategies"].model_dump()["variants"]
+            assert (f"tp={ranks}" in variants) == measured == (f"layout tp={ranks}: " not in text)
+            assert {"fsdp", "zero1", "zero2", "zero3"} <= variants.keys()
+        assert "2 key and value heads are not divisible by 4" in text
+
+    def test_nothing_is_dropped_in_silence(self) -> None:
+        """Each strategy is either measured or in the comments."""
+        said("--model", "gpt2", "--distributed", "--benchmark-out", "study.yaml")
+        text = Path("study.yaml").read_text()
+        measured = load_study(Path("study.yaml")).experiments.get("strategies")
+        for strategy in ("fsdp", "zero1", "zero2", "zero3"):
+            in_study = measured is not None and strategy in getattr(measured, "variants", {})
+            assert in_study != (f"strategy {strategy}: " in text)
+
+    def test_validate_accepts_it_on_this_machine(self, capsys: pytest.CaptureFixture[str]) -> None:
+        from flows.cli.run import validate_study
+
+        said("--model", "t5-small", "--distributed", "--max-gpus", "64", "--benchmark-out", "study.yaml")
+        assert validate_study(Path("study.yaml"), []) == 0
+        assert "valid" in capsys.readouterr().out
+        assert "ranks above" in Path("study.yaml").read_text()
+
+    def test_a_synthetic_model_is_itself(self) -> None:
+        said("--model", "synthetic:llama-4m@1", "--benchmark-out", "study.yaml")
+        study = load_study(Path("study.yaml"))
+        assert [model.id for model in study.models] == ["synthetic:llama-4m@1"]
+        assert study.study == "llama-4m-training"
+        assert "strong" not in study.experiments
+
+    def test_json_says_what_was_left_out(self) -> None:
+        found = as_json("--model", "gpt2", "--benchmark-out", "study.yaml")
+        assert found["written"] == "study.yaml" and found["left_out"][0].keys() == {"what", "reason"}
+
+    def test_inference_is_refused(self) -> None:
+        out = said("--model", "gpt2", "--mode", "inference", "--benchmark-out", "study.yaml", code=2)
+        assert "supports training only" in out
+        assert not Path("study.yaml").exists()
+
+
+def test_tables_are_plain_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    from flows.cli.tables import print_table
+
+    print_table(("name", "GB"), [("a", "1.0"), ("bcd", "12.5")])
+    assert capsys.readouterr().out == "name    GB\na      1.0\nbcd   12.5\n"
+
+
+def test_a_layout_of_ones_own_script_is_offered_where_it_gains() -> None:
+    config = {"fastest_layout": {"fits": True, "step_seconds": 1.0, "title": "FSDP, dp=2 x tp=2"}, "step_seconds": 1.5}
+    assert "50% faster" in str(planning._own_script(config))
+    config["step_seconds"] = 1.01
+    assert planning._own_script(config) is None

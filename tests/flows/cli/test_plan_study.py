@@ -1,0 +1,250 @@
+"""`rankwise plan STUDY`: the answer first, the tables, JSON and CSV, other machines, and options that are wrong."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.planner.cells import made_up_calibration, time_planning
+from configs.hardware.calibration import calibration_path
+from configs.plans.prediction import Prediction
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.study import StudyError, load_study
+from configs.workloads.noop import NoopWorkload
+from configs.workloads.train import TrainWorkload
+from engine.planner.local import this_fingerprint
+from flows.cli.plan.cost import LAUNCH_SECONDS, duration_text, measurement_seconds, study_cost
+from flows.cli.plan.study import plan_study, planned
+from tests.support.priced_runs import write_run
+from tests.tasks.planning.test_predictions import measured_run
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def calibrated(cache: Path) -> Path:
+    path = calibration_path(cache, this_fingerprint())
+    path.parent.mkdir(parents=True)
+    path.write_text(made_up_calibration().model_dump_json())
+    return cache
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """A sweep of three batch sizes of a small model."""
+    data: dict[str, Any] = {
+        "study": "s",
+        "models": [{"id": "synthetic:llama-1m@0"}],
+        "workload": {"kind": "generate", "prompt_tokens": 16, "new_tokens": 4},
+        "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2, 4]}}},
+        "measuring": {"repeats": 3},
+    }
+    path = folder / "s.yaml"
+    path.write_text(yaml.safe_dump(data | changes))
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_first_line_is_the_answer(calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_study(write(tmp_path), []) == 0
+    lines = said(capsys)
+    assert lines[0].startswith("s: 3 cells; llama-1m predicted fastest at 1 rank, float32, batch 4, 4 tokens: ")
+    assert "; all fit; measuring takes about " in lines[0] and "in 4 launches." in lines[0]
+    assert "measured here" in lines[1]
+    table = [line for line in lines if line.startswith("batch_size")]
+    assert len(table) == 3 and all("tokens/s" in line and "MiB" in line and "yes" in line for line in table)
+
+
+def test_without_a_calibration_it_says_how_to_get_one(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_study(write(tmp_path), [])
+    text = capsys.readouterr().out
+    assert "rough estimate" in text and "rankwise doctor --calibrate" in text
+    noop = write(tmp_path, workload={"kind": "noop", "seconds": 0.1}, models=[],
+                 experiments={"a": {"kind": "sweep", "over": {"items": [1, 2]}}})  # fmt: skip
+    plan_study(noop, [])
+    text = capsys.readouterr().out
+    assert "items/s" in text and "calibrate" not in text
+
+
+def test_many_cells_are_cut_to_the_fastest_and_all_are_in_the_csv(
+    calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = {"batch_size": list(range(1, 31))}
+    study = write(tmp_path, experiments={"batch": {"kind": "sweep", "over": over}})
+    plan_study(study, [], top=5, output=tmp_path / "cells.csv")
+    lines = said(capsys)
+    assert "batch: llama-1m: 5 predicted fastest of 30" in lines
+    assert sum(line.startswith("batch_size") for line in lines) == 5
+    assert lines[-1] == f"all 30 cells written to {tmp_path / 'cells.csv'}"
+    rows = list(csv.DictReader((tmp_path / "cells.csv").read_text().splitlines()))
+    assert len(rows) == 30 and rows[0]["label"] == "batch_size 1"
+    low, value, high = (float(rows[3][name]) for name in ("throughput_low", "tokens_per_second", "throughput_high"))
+    assert low < value < high
+
+
+def test_json_has_every_cell(calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_study(write(tmp_path), [], as_json=True)
+    data = json.loads(capsys.readouterr().out)
+    assert data["launches"] == 4 and data["measurements"] == 12 and data["usd"] is None
+    assert {cell["label"] for cell in data["cells"].values()} == {
+        f"1 rank, float32, batch {n}, 4 tokens" for n in (1, 2, 4)
+    }
+    assert data["experiments"][0]["points"][0]["cell"] in data["cells"]
+
+
+def test_another_machine_may_have_more_ranks_and_has_its_price(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write(tmp_path, experiments={"strong": {"kind": "strong", "grow": "dp", "to": 16}})
+    plan_study(study, [], machine="aws/p5.48xlarge")
+    text = capsys.readouterr().out
+    assert "16 ranks" in text and "H100" in text and "$" in text.splitlines()[0]
+    named = write(tmp_path, targets=[{"machine": "aws/c7i.4xlarge/us-east-1"}])
+    plan_study(named, [])
+    assert "estimate, not measured" in capsys.readouterr().out
+
+
+def test_an_accelerator_alone_has_no_price(cache: Path, tmp_path: Path) -> None:
+    found = planned(load_study(write(tmp_path)), tmp_path, cache, machine="t4")
+    assert all(each.usd_per_million_tokens is None for each in found.plan.predictions.values())
+    assert found.cost.usd is None
+
+
+def test_a_slower_past_is_learnt_from_a_folder(
+    calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = planned(load_study(write(tmp_path)), tmp_path, calibrated)
+    key = next(iter(before.plan.cells))
+    rate = before.said(key).tokens_per_second
+    assert rate is not None
+    one = before.plan.model_copy(
+        update={"cells": {key: before.plan.cells[key]}, "repeats": {key: 3}, "experiments": ()}
+    )
+    measured_run(tmp_path / "runs" / "old", one, rate / 1.5)
+    write_run(tmp_path / "runs" / "empty", one)
+    assert plan_study(write(tmp_path), [], learn_from=str(tmp_path / "runs" / "*")) == 0
+    line = next(line for line in said(capsys) if "corrected" in line)
+    assert "time x 1." in line and "from 1 records of this machine" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"machine": "h100-80gbx"}, "--accelerator: .*h100-80gbx"),
+        ({"machine": "aws/nothing"}, "--accelerator: .*aws/nothing"),
+        ({"learn_from": "/nowhere/*"}, "--learn-from /nowhere/.*: no run folder"),
+    ],
+)
+def test_wrong_options_are_named(cache: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_study(write(tmp_path), [], **options)
+
+
+def test_a_wrong_study_names_its_fields(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="models"):
+        plan_study(write(tmp_path, models=[]), [])
+
+
+def test_a_model_of_a_hub_needs_no_network_and_no_revision(
+    calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_study(write(tmp_path, models=[{"id": "meta-llama/Llama-2-7b-hf"}]), [])
+    assert "Llama-2-7b-hf predicted fastest" in capsys.readouterr().out
+    plan_study(write(tmp_path, models=[{"id": "nobody/knows-this"}]), [])
+    assert "3 without a prediction" in said(capsys)[0]
+
+
+def test_measurements_are_as_long_as_the_rules_ask() -> None:
+    rules = Measuring(warmup=1, min_passes=2, min_seconds=1.0)
+    assert measurement_seconds(Cell(workload=NoopWorkload(seconds=0.5, items=3)), Prediction(), rules) == 1.5
+    train = Cell(model="m", workload=TrainWorkload())
+    assert measurement_seconds(train, Prediction(step_seconds=0.3), rules) == pytest.approx(0.3 * (1 + 4))
+    fixed = Cell(model="m", workload=TrainWorkload(steps=7))
+    assert measurement_seconds(fixed, Prediction(step_seconds=0.3), rules) == pytest.approx(2.1)
+    assert measurement_seconds(train, Prediction(), rules) is None
+    work = {"kind": "generate", "new_tokens": 10, "batch_size": 2, "num_prompts": 4}
+    slow = Cell.model_validate({"model": "m", "workload": work})
+    assert measurement_seconds(slow, Prediction(tokens_per_second=40.0), rules) == pytest.approx(3.0)
+
+
+def test_a_study_costs_its_launches_too(calibrated: Path, tmp_path: Path) -> None:
+    study = load_study(write(tmp_path), ["targets=[{price_usd_per_hour: 3.6}]"])
+    found = planned(study, tmp_path, calibrated)
+    assert found.cost.seconds > found.cost.launches * LAUNCH_SECONDS
+    assert found.cost.usd == pytest.approx(found.cost.seconds * 0.001)
+    alone = found.plan.model_copy(update={"pack": False})
+    assert study_cost(alone).launches == 3 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "5 s"), (116, "116 s"), (120, "2 min"), (5400, "90 min"), (8640, "2.4 h"), (1e6, "12 days")],
+)
+def test_durations_are_in_the_unit_that_a_person_would_choose(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_it_starts_without_torch_or_prefect(calibrated: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from flows.cli.plan.study import plan_study; "
+        f"plan_study(Path({str(write(tmp_path))!r}), []); "
+        "print('loaded', *sorted({'torch', 'prefect', 'transformers', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_the_benchmark_times_a_small_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert time_planning(cells=500, times=1) == 0
+    lines = said(capsys)
+    assert len(lines) == 2 and all("rankwise plan, 500 cells" in line for line in lines)
+
+
+def test_layouts_are_ranked_on_the_machine_that_is_named(
+    calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, workload={"kind": "train", "global_batch_size": 8}, layouts="auto", experiments={})
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "source: us\nas_of: 2026-11-01\ninstances:\n  lab/rack-7: {accelerator: h100-80gb, accelerators: 4, vcpus: 64, "
+        "host_memory_bytes: 1e12}\nprices:\n  - {machine: 'lab/*', usd_per_hour: 9.5}\n"
+    )
+    assert plan_study(path, [], as_json=True, machine="lab/rack-7", own=own) == 0
+    found = json.loads(capsys.readouterr().out)
+    candidates = found["experiments"][0]["candidates"]
+    assert candidates and all("H100" in each["basis"] for each in candidates if each["tokens_per_second"])
+    measured = [each for each in candidates if each["cell"]]
+    assert all(each["cell"] or each["not_measured"] for each in candidates)
+    first = measured[0]
+    assert found["cells"][first["cell"]]["tokens_per_second"] == pytest.approx(first["tokens_per_second"])
+    assert found["cells"][first["cell"]]["usd_per_million_tokens"] is not None
+    assert any(each["label"].startswith("dp=4 ") for each in candidates)  # those of the rack, not of this machine
+    plan_study(path, [], machine="lab/rack-7", own=own)
+    lines = said(capsys)
+    assert any(line.startswith(f"ranking of {len(candidates)} layouts") for line in lines)
+    assert any("  no: " in line for line in lines) == any(not each["cell"] for each in candidates)
+
+
+def test_runs_that_teach_nothing_say_so(calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write(tmp_path, experiments={"batch": {"kind": "sweep", "over": {"batch_size": [1]}}})
+    plan = planned(load_study(one, []), tmp_path, calibrated).plan
+    measured_run(tmp_path / "runs" / "a", plan, 100.0, cpu_model="another")
+    pattern = str(tmp_path / "runs" / "*")
+    plan_study(write(tmp_path), [], learn_from=pattern)
+    assert "no correction: 0 of 1 cells usable (other hardware" in capsys.readouterr().out
+    plan_study(write(tmp_path), [], learn_from=pattern, machine="h100-80gb")
+    assert "runs of this machine do not apply to another machine" in capsys.readouterr().out

@@ -1,0 +1,198 @@
+"""Studies run by a real Prefect worker of a real Prefect server, offline: forms, names, tags, secrets, limits."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.schemas.actions import DeploymentUpdate, VariableCreate, VariableUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import TaskRun
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.states import Cancelling
+
+from slurm.launcher.machine_lock import launch_lock
+from tests.support.hub_server import Fault, HubServer, Repository, make_model
+from tests.support.offline_team import OfflineTeam
+from tests.support.studies import processes_of, under_measurement, wait_until, write_study
+
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+TOKEN = "hf_" + "Zq7" * 11
+SAVE_SECRET = """
+import json, sys
+from prefect.blocks.system import Secret
+Secret(value=json.load(sys.stdin)).save("rankwise-credentials", overwrite=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def on_the_teams_network(team: OfflineTeam) -> Iterator[None]:
+    with team.inside():
+        yield
+
+
+def tasks_of(team: OfflineTeam, run: UUID) -> list[TaskRun]:
+    only = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+    return team.client.read_task_runs(flow_run_filter=only)
+
+
+def form(name: str, **changes: Any) -> dict[str, Any]:
+    """A filled-in form: two noop cells, once each."""
+    sweep = {"kind": "sweep", "over": {"label": ["a", "b"]}}
+    filled: dict[str, Any] = {
+        "study": name,
+        "models": [],
+        "workload": {"kind": "noop", "seconds": 0.01},
+        "experiments": [{"name": "grid", "question": sweep}],
+        "measuring": {"repeats": 1, "memory": False, "cell_timeout_seconds": 60},
+    }
+    return filled | changes
+
+
+def test_a_study_from_the_form(team: OfflineTeam) -> None:
+    run = team.run_form(form("from-the-ui", models=[{"id": "synthetic:llama-1m@0"}]))
+    assert team.wait_for(run, *FINAL) == "COMPLETED"
+    flow_run = team.flow_run(run)
+    assert flow_run.name == "from-the-ui"
+    assert set(flow_run.tags) == {"model:llama-1m", "target:local"}
+    assert (team.work / "runs" / "from-the-ui" / "report.md").exists()
+    names = {task.name for task in tasks_of(team, run)}
+    assert {"fetch llama-1m", "resolve from-the-ui", "publish from-the-ui"} <= names
+    assert any(name.startswith("submit 0001-timed-") for name in names)
+    assert all(not task.tags for task in tasks_of(team, run)), "a tag would make each task ask the API first"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        (
+            {"experiments": [{"name": "s", "question": {"kind": "strong", "grow": "dp"}}]},
+            "experiments.s: expected either",
+        ),
+        ({"measuring": {"repeats": 1, "cell_timeout_seconds": 0.0}}, "measuring.cell_timeout_seconds: input should"),
+        ({"models": [{"id": "./nowhere"}]}, "models[0].id: ./nowhere: no such folder"),
+        ({"surprise": 1}, "surprise: unknown key"),
+    ],
+)
+def test_what_the_server_lets_pass_is_refused_with_its_field(
+    team: OfflineTeam, changes: dict[str, Any], field: str
+) -> None:
+    """The flow checks again, also where the server was told not to check."""
+    deployment = team.client.read_deployment_by_name("study from the form/form")
+    team.client.update_deployment(deployment.id, DeploymentUpdate(enforce_parameter_schema=False))
+    run = team.run_form(form("refused", **changes))
+    assert team.wait_for(run, *FINAL) == "FAILED"
+    team.client.update_deployment(deployment.id, DeploymentUpdate(enforce_parameter_schema=True))
+    state = team.flow_run(run).state
+    assert state is not None and field in (state.message or "")
+    assert not (team.work / "runs" / "refused").exists()
+
+
+def test_a_parameter_that_the_flow_does_not_have_is_refused(team: OfflineTeam) -> None:
+    with pytest.raises(PrefectHTTPStatusError, match="nope"):
+        team.run_form(form("refused"), nope=1)
+
+
+def test_deployed_again_everything_is_as_it_was(team: OfflineTeam) -> None:
+    before = team.client.read_deployment_by_name("scheduled sweep/nightly")
+    assert {(each.slug, each.active) for each in before.schedules} == {("nightly", False), ("weekly", False)}
+    switched = team.rankwise("deploy-flows", "--folder", str(team.work), "--resume", "weekly")
+    assert "weekly on" in switched and "nightly paused" in switched
+    again = team.rankwise("deploy-flows", "--folder", str(team.work))
+    assert "weekly on" in again, "a sweep that somebody switched on stays on"
+    team.rankwise("deploy-flows", "--folder", str(team.work), "--pause", "weekly")
+    after = team.client.read_deployment_by_name("scheduled sweep/nightly")
+    assert after.id == before.id
+    settings = [(each.slug, each.active, each.parameters, each.schedule) for each in before.schedules]
+    assert sorted(settings, key=str) == sorted(
+        [(each.slug, each.active, each.parameters, each.schedule) for each in after.schedules], key=str
+    )
+    assert after.concurrency_options is not None
+    assert after.concurrency_options.collision_strategy.value == "CANCEL_NEW"
+
+
+def test_transient_faults_are_retried_and_secrets_stay_secret(team: OfflineTeam, tmp_path: Path) -> None:
+    """A hub that fails twice; its address is in a Variable, its token in a Secret block."""
+    team.client.create_variable(VariableCreate(name="rankwise_environment", value={}))
+    repository = Repository(make_model(tmp_path / "model"), token=TOKEN, private=True)
+    with HubServer({"acme/tiny": repository}) as hub:
+        hub.add_fault(Fault(r"GET /api/models/acme/tiny", times=2, status=503))
+        team.client.update_variable(VariableUpdate(name="rankwise_environment", value={"HF_ENDPOINT": hub.endpoint}))
+        secret = subprocess.run(
+            [sys.executable, "-c", SAVE_SECRET], env=team.environment, input=json.dumps({"HF_TOKEN": TOKEN}), text=True
+        )
+        assert secret.returncode == 0
+        model = {"id": "acme/tiny", "revision": repository.commit}
+        run = team.run_form(form("from-the-hub", models=[model]))
+        assert team.wait_for(run, *FINAL) == "COMPLETED", team.flow_run(run).state
+        served = [request for request in hub.requests if request.status == 200]
+        assert served and all(
+            request.authorization == f"Bearer {TOKEN}" for request in served if request.origin == "hub"
+        )
+        fetch = next(task for task in tasks_of(team, run) if task.name == "fetch tiny")
+        states = [state.name for state in team.client.read_task_run_states(fetch.id)]
+        assert states.count("AwaitingRetry") == 2 and states.count("Retrying") == 2 and fetch.run_count == 3
+
+        # Permanent: a revision that does not exist.
+        lost = team.run_form(form("from-the-hub-lost", models=[{"id": "acme/tiny", "revision": "0" * 40}]))
+        assert team.wait_for(lost, *FINAL) == "FAILED"
+        fetch = next(task for task in tasks_of(team, lost) if task.name == "fetch tiny")
+        assert fetch.run_count == 1
+        assert [state.name for state in team.client.read_task_run_states(fetch.id)][-1] == "Failed"
+    team.client.delete_variable_by_name("rankwise_environment")
+    logs = team.client.read_logs(limit=200)
+    assert not [line.message for line in logs if TOKEN in line.message]
+    assert any("HF_ENDPOINT, HF_TOKEN" in line.message for line in logs), "the names, not the values, are logged"
+    leaks = [path for path in team.folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert not leaks
+
+
+@pytest.mark.slow
+def test_two_studies_on_one_machine_do_not_overlap(team: OfflineTeam) -> None:
+    """One through the worker, one from the command line, each with launches of its own."""
+    # Long enough for the command line to start beside it, on a busy machine too.
+    sweep = {"kind": "sweep", "over": {"seconds": [5.0, 5.1, 5.2, 5.3, 5.4, 5.5, 5.6]}}
+    short = {"kind": "sweep", "over": {"seconds": [1.0]}}
+    study = write_study(team.work, "beside", experiments={"grid": short}, pack=False)
+    run = team.run_form(form("shared", experiments=[{"name": "grid", "question": sweep}], pack=False))
+    wait_until(lambda: under_measurement(team.work / "runs" / "shared"), what="a measurement")
+    team.rankwise("run", str(study))
+    assert team.wait_for(run, *FINAL) == "COMPLETED"
+    spans = []
+    for name in ("shared", "beside"):
+        for end in (team.work / "runs" / name).glob("jobs/*/end.json"):
+            launcher = json.loads((end.parent / "launcher.json").read_text())
+            spans.append((launcher["lock_acquired_at"], json.loads(end.read_text())["finished_at"], name))
+    spans.sort()
+    assert len(spans) == 8
+    names = [name for _, _, name in spans]
+    assert all(earlier[1] <= later[0] for earlier, later in itertools.pairwise(spans)), spans
+    assert names[-1] == "shared", "the short study had its turn before the long one was through"
+
+
+def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(team: OfflineTeam) -> None:
+    with launch_lock(give_up=lambda: False):
+        run = team.run_form(form("closed"))
+        team.wait_for(run, "RUNNING")
+        jobs = team.work / "runs" / "closed" / "jobs"
+        wait_until(lambda: bool(list(jobs.glob("*/launcher.json"))), what="the launcher")
+        artifacts = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
+
+        def descriptions() -> list[str]:
+            return [told.description or "" for told in team.client.read_artifacts(artifact_filter=artifacts)]
+
+        holder = f"waiting for another launch on this machine: pid {os.getpid()} of user "
+        wait_until(
+            lambda: any(holder in description for description in descriptions()),
+            what="the progress to say who has the machine",
+        )
+        assert not [path for path in jobs.glob("*/launcher.json") if json.loads(path.read_text())["lock_acquired_at"]]
+        team.client.set_flow_run_state(run, Cancelling())
+        team.wait_for(run, "CANCELLED", seconds=30)
+        assert not processes_of(team.work / "runs" / "closed")

@@ -1,0 +1,426 @@
+"""The local Prefect server, for real: shared, quiet, on loopback only, ended with its last lease.
+
+One database is migrated for the whole file; each test that needs a server of its own starts from a
+copy of it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from configs.common.proc import network_namespace
+from flows.server.guard import Guard, is_leased, read_guard
+from flows.server.local import Lease, LocalServerError, begin
+from flows.server.settings import (
+    api_named_by_environment,
+    data_folder,
+    prefect_environment,
+    server_environment,
+    ui_url,
+)
+
+SETTINGS = ("PREFECT_", "RANKWISE_", "XDG_DATA_HOME")
+
+HOLD = """
+import sys
+from flows.server.local import begin
+from flows.server.guard import read_guard
+lease = begin()
+print(lease.url, read_guard(lease.home).pid, flush=True)
+sys.stdin.read()
+"""
+
+FLOW = """
+from flows.server.local import prefect_api
+with prefect_api() as api:
+    from prefect import flow, get_run_logger, task
+    @task
+    def square(x): return x * x
+    @flow(flow_run_name="shown-later")
+    def study():
+        get_run_logger().info("a line for the API")
+        return square(7)
+    print(study(), api.url)
+"""
+
+# Prefect imported too early, and a second use in one process: both must work from Python code.
+EARLY = f"import prefect\n{FLOW}\nwith prefect_api() as api:\n    print(study(), api.url)\n"
+
+OFFLINE = """
+import fcntl, socket, struct, subprocess, sys, urllib.request
+# SIOCSIFFLAGS with IFF_UP: https://man7.org/linux/man-pages/man7/netdevice.7.html
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"lo", 1))
+try:
+    socket.create_connection(("192.0.2.1", 80), 1)
+except OSError as error:
+    print("no route:", error.strerror)
+code = sys.stdin.read()
+exec(code)
+"""
+
+
+def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.1)
+
+
+def processes_of(guard: Guard) -> list[psutil.Process]:
+    """The guard and the server, which becomes its child a moment after the guard has announced itself."""
+    parent = psutil.Process(guard.pid)
+    wait_for(parent.children, 10, "the server's start")
+    return [parent, *parent.children(recursive=True)]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended; a zombie has."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def wait_until_gone(processes: list[psutil.Process], folder: Path) -> None:
+    """The promise: about ten seconds after the last lease nothing is left."""
+    wait_for(lambda: not any(runs(process) for process in processes), 15, "the server's end")
+    assert not (folder / "server.json").exists()
+
+
+def guard_of(lease: Lease) -> Guard:
+    assert lease.home is not None
+    guard = read_guard(lease.home)
+    assert guard is not None
+    return guard
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def environment_of(data: Path) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    return {**clean, "RANKWISE_DATA": str(data), "DO_NOT_TRACK": "1"}
+
+
+@contextlib.contextmanager
+def holder(data: Path, code: str = HOLD) -> Iterator[subprocess.Popen[str]]:
+    """Another run that holds a lease until its standard input is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment_of(data),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in os.environ:
+        if name.startswith(SETTINGS):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect_home"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def first_day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A data folder in which a flow ran twice through a new server, and what that printed."""
+    data = tmp_path_factory.mktemp("first_day")
+    ran = subprocess.run([sys.executable, "-c", EARLY], env=environment_of(data), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    wait_for(lambda: not (data / "prefect" / "server.json").exists(), 15, "the server's end")
+    return data, ran.stdout
+
+
+@pytest.fixture
+def data(first_day: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of that folder; whatever server a test leaves there is ended before the next test."""
+    copy = tmp_path / "data"
+    shutil.copytree(first_day[0], copy)
+    monkeypatch.setenv("RANKWISE_DATA", str(copy))
+    yield copy
+    assert not is_leased(copy / "prefect")
+    guard = read_guard(copy / "prefect")
+    if guard and guard.alive:
+        processes = processes_of(guard)
+        os.kill(guard.pid, signal.SIGTERM)
+        wait_until_gone(processes, copy / "prefect")
+
+
+def test_a_server_is_shared_quiet_and_local_and_remembers(data: Path, first_day: tuple[Path, str]) -> None:
+    printed = first_day[1].splitlines()
+    assert [line.startswith("49 http://127.0.0.1:") for line in printed] == [True, True]
+    with begin() as lease:
+        guard = guard_of(lease)
+        with holder(data, "from flows.server.local import serve_ui; serve_ui()") as ui:
+            assert ui.stdout is not None
+            assert ui.stdout.readline() == f"Prefect UI: {lease.ui}\n"
+            assert ui.poll() is None
+            ui.send_signal(signal.SIGINT)
+            assert ui.wait(10) == 0
+        assert guard_of(lease) == guard
+        lease.wait_until_healthy()
+        # What was recorded through the server of yesterday.
+        runs = post(lease.url, "/flow_runs/filter", {})
+        assert [(run["name"], run["state_type"]) for run in runs] == [("shown-later", "COMPLETED")] * 2
+        tasks = post(lease.url, "/task_runs/filter", {})
+        assert {task["flow_run_id"] for task in tasks} == {run["id"] for run in runs}
+        assert [task["state_type"] for task in tasks] == ["COMPLETED"] * 2
+        assert "a line for the API" in {line["message"] for line in post(lease.url, "/logs/filter", {})}
+
+        processes = processes_of(guard)
+        assert len(processes) == 2
+        threads = [thread.id for process in processes for thread in process.threads()]
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {19}
+        sockets = [s for process in processes for s in process.net_connections("inet")]
+        listening = {s.laddr for s in sockets if s.status == psutil.CONN_LISTEN}
+        assert listening == {("127.0.0.1", guard.port)}
+        assert {s.raddr[0] for s in sockets if s.raddr} <= {"127.0.0.1"}
+        with urllib.request.urlopen(urllib.request.Request(lease.ui, headers={"Accept": "text/html"})) as page:
+            assert b"<html" in page.read().lower()
+
+        # A server that crashes is started again behind the same socket.
+        processes[1].kill()
+        wait_for(lambda: processes[1] not in processes_of(guard), 10, "a new server")
+        lease.wait_until_healthy()
+        assert len(post(lease.url, "/flow_runs/filter", {})) == 2
+        processes = processes_of(guard)
+    wait_until_gone(processes, data / "prefect")
+
+
+def test_two_that_begin_at_once_get_one_server_and_their_death_ends_it(data: Path) -> None:
+    with holder(data) as one, holder(data) as other:
+        assert one.stdout is not None and other.stdout is not None
+        said = one.stdout.readline()
+        assert said == other.stdout.readline()
+        guard = read_guard(data / "prefect")
+        assert guard is not None and f"{guard.url} {guard.pid}\n" == said
+        processes = processes_of(guard)
+        one.send_signal(signal.SIGKILL)
+        one.wait()
+        time.sleep(4.5)
+        assert guard.alive
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        wait_until_gone(processes, data / "prefect")
+
+
+def test_the_guard_leaves_a_server_to_a_run_that_is_about_to_take_it(data: Path) -> None:
+    lease = begin()
+    guard = guard_of(lease)
+    with (data / "prefect" / "server.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lease.close()
+        time.sleep(4.5)
+    with begin() as later:
+        assert guard_of(later) == guard
+        time.sleep(1)
+        assert guard.alive
+
+
+def test_what_is_left_of_a_dead_or_older_server_is_replaced(data: Path) -> None:
+    folder = data / "prefect"
+    dead = Guard("", network_namespace(), 1, 0, 1, "http://127.0.0.1:1/api", "", "3.0.0")
+    here = os.uname().nodename
+    for stale in (json.dumps({**vars(dead), "host": here}), json.dumps(vars(dead)), "{", '{"pid": 1}'):
+        (folder / "server.json").write_text(stale)
+        with begin() as lease:
+            assert lease.url != dead.url
+            guard = guard_of(lease)
+            assert guard.alive
+            # While somebody uses it, a server of another version is shared rather than ended.
+            (folder / "server.json").write_text(json.dumps({**vars(guard), "version": "3.0.0"}))
+            with begin() as second:
+                assert guard_of(second).pid == guard.pid
+        with begin() as lease:
+            old, guard = guard, guard_of(lease)
+            assert (old.pid == guard.pid, old.alive) == (False, False)
+        processes = processes_of(guard)
+        os.kill(guard.pid, signal.SIGTERM)
+        wait_until_gone(processes, folder)
+
+
+def test_a_server_in_use_on_another_machine_is_refused(data: Path) -> None:
+    folder = data / "prefect"
+    (folder / "server.json").write_text(
+        json.dumps(vars(Guard("elsewhere", network_namespace(), 1, 0, 1, "http://x/api", "", "3.0.0")))
+    )
+    with (folder / "lease.lock").open("a") as lease:
+        fcntl.flock(lease, fcntl.LOCK_SH)
+        with pytest.raises(LocalServerError, match=r"elsewhere.*RANKWISE_DATA"):
+            begin()
+    (folder / "server.json").unlink()
+
+
+def test_a_server_of_another_network_namespace_is_not_joined(data: Path) -> None:
+    """Its URL may even answer here: then it is another server."""
+    with begin() as lease:
+        guard = guard_of(lease)
+        (data / "prefect" / "server.json").write_text(json.dumps({**vars(guard), "network": "net:[1]"}))
+        with pytest.raises(LocalServerError, match=r"another network namespace.*RANKWISE_DATA"):
+            begin()
+    with begin() as lease:
+        assert guard_of(lease).network == network_namespace() and guard_of(lease).pid != guard.pid
+        assert not guard.alive
+
+
+def test_a_dead_guard_takes_the_server_along_and_the_run_is_told(data: Path) -> None:
+    with begin() as lease:
+        guard = guard_of(lease)
+        server = processes_of(guard)[1]
+        os.kill(guard.pid, signal.SIGKILL)
+        with pytest.raises(LocalServerError, match=r"has ended(.|\n)*server\.log"):
+            lease.wait_until_healthy()
+        wait_for(lambda: not runs(server), 5, "the server's end")
+        assert begin_again(lease) != guard.pid
+
+
+def begin_again(lease: Lease) -> int:
+    with begin() as second:
+        assert second.home == lease.home
+        return guard_of(second).pid
+
+
+def test_a_server_that_cannot_start_says_why(data: Path) -> None:
+    (data / "prefect" / "prefect.db").write_bytes(b"not a database" * 100)
+    for journal in (data / "prefect").glob("prefect.db-*"):
+        journal.unlink()
+    with begin() as lease, pytest.raises(LocalServerError, match=r"server\.log(.|\n)*file is not a database"):
+        lease.wait_until_healthy()
+
+
+def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"file/prefect: .*RANKWISE_DATA .*PREFECT_API_URL"):
+        begin()
+
+
+def test_works_without_any_network(data: Path) -> None:
+    """As root in a network namespace of its own; else in one that a user namespace allows.
+
+    Where neither is allowed, every way out is closed by a proxy that refuses.
+    """
+    routes = [["unshare", "--net"], ["unshare", "--map-root-user", "--net"]]
+    allowed = [route for route in routes if subprocess.run([*route, "true"], capture_output=True).returncode == 0]
+    environment = environment_of(data)
+    if allowed:
+        command = [*allowed[0], sys.executable, "-c", OFFLINE]
+    else:
+        command = [sys.executable, "-c", "import sys; print('no route: proxied'); exec(sys.stdin.read())"]
+        environment |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    ran = subprocess.run(command, input=FLOW, env=environment, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    route, result = ran.stdout.splitlines()
+    assert route.startswith("no route:")
+    assert result.startswith("49 http://127.0.0.1:")
+    assert ran.stderr == ""
+
+
+def test_an_api_named_in_a_file_is_found_as_prefect_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        ".env": "# mine\nexport PREFECT_API_URL='http://dotenv:1/api'\n",
+        "prefect.toml": '[api]\nurl = "http://prefect-toml:1/api"\n',
+        "pyproject.toml": '[tool.prefect.api]\nurl = "http://pyproject:1/api"\n',
+        "home/profiles.toml": 'active = "a"\n[profiles.a]\nPREFECT_API_URL = "http://profile:1/api"\n',
+    }
+    monkeypatch.setenv("PREFECT_HOME", "home")
+    found = []
+    for position, (file, text) in enumerate(files.items()):
+        project = tmp_path / str(position)
+        (project / "home").mkdir(parents=True)
+        monkeypatch.chdir(project)
+        assert api_named_by_environment() is None
+        (project / file).write_text(text)
+        found.append(api_named_by_environment())
+    assert found == [f"http://{name}:1/api" for name in ("dotenv", "prefect-toml", "pyproject", "profile")]
+    ask = (
+        "import os; from prefect.settings import Settings\n"
+        "for n in '0123': os.chdir(f'../{n}'); print(Settings().api.url)"
+    )
+    environment = {**os.environ, "DO_NOT_TRACK": "1"}
+    asked = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True)
+    assert asked.stdout.split() == found, asked.stderr
+
+
+def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = tmp_path / "prefect_home" / "profiles.toml"
+    profiles.parent.mkdir()
+    profiles.write_text(
+        'active = "ephemeral"\n[profiles.ephemeral]\nPREFECT_SERVER_EPHEMERAL_ENABLED = "true"\n'
+        '[profiles.lab]\nPREFECT_API_URL = "http://lab/api"\n'
+    )
+    assert api_named_by_environment() is None
+    monkeypatch.setenv("PREFECT_PROFILE", "lab")
+    assert api_named_by_environment() == "http://lab/api"
+    profiles.write_text("active = ")
+    with pytest.raises(ValueError, match=r"profiles\.toml: not valid TOML"):
+        api_named_by_environment()
+
+
+def test_a_named_api_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PREFECT_API_URL", "http://named:1/api")
+    with begin() as lease:
+        lease.wait_until_healthy()
+        assert (lease.url, lease.ui, lease.home) == ("http://named:1/api", "http://named:1", None)
+        assert "PREFECT_HOME" not in lease.environment
+    assert not (tmp_path / "data").exists()
+
+
+def test_our_own_url_in_the_environment_names_no_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in prefect_environment("http://127.0.0.1:5/api", tmp_path).items():
+        monkeypatch.setenv(name, value)
+    assert api_named_by_environment() is None
+
+
+def test_the_servers_environment_has_nothing_of_the_users_prefect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://elsewhere/db")
+    monkeypatch.setenv("PREFECT_API_KEY", "secret")
+    monkeypatch.setenv("no_proxy", "intranet,localhost")
+    environment = server_environment("http://127.0.0.1:5/api", tmp_path)
+    assert environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == f"sqlite+aiosqlite:///{tmp_path}/prefect.db"
+    assert "PREFECT_API_KEY" not in environment
+    assert environment["NO_PROXY"] == environment["no_proxy"] == "intranet,localhost,127.0.0.1"
+    assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+
+
+def test_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_folder() == tmp_path / ".local/share/rankwise/prefect"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert data_folder() == tmp_path / ".local/share/rankwise/prefect"
+    monkeypatch.setenv("XDG_DATA_HOME", "/elsewhere")
+    assert data_folder() == Path("/elsewhere/rankwise/prefect")
+    monkeypatch.setenv("RANKWISE_DATA", "here")
+    assert data_folder() == tmp_path / "here/prefect"
+
+
+def test_ui_url() -> None:
+    assert ui_url("http://127.0.0.1:4200/api/") == "http://127.0.0.1:4200"
+    cloud = "https://api.prefect.cloud/api/accounts/a/workspaces/w"
+    assert ui_url(cloud) == "https://app.prefect.cloud/account/a/workspace/w"

@@ -1,0 +1,298 @@
+"""Recommendations and savings: who wins, whether that is sure, and no number that nothing supports."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.hardware.prices import Price, TargetPrices
+from configs.plans.plan import Plan, PlannedModel
+from configs.plans.record import Status
+from configs.spec.cell import Cell
+from configs.spec.objectives import Purpose
+from configs.spec.target import LocalTarget
+from reports.decisions.cost import cell_costs
+from reports.decisions.objectives import judge_objectives
+from reports.decisions.recommendation import Recommendation, recommend, recommendation_sentences, recommendation_table
+from reports.decisions.savings import Saving, savings, savings_table
+from reports.decisions.spending import study_costs
+from reports.plots.album import Album
+from reports.reading.load import StudyResult, load_run
+from reports.sections.decisions import decision_context
+from reports.templating import template_environment
+from tests.support.priced_runs import (
+    LARGE,
+    TINY,
+    as_prices,
+    cell,
+    make_plan,
+    write_launch,
+    write_measurements,
+    write_record,
+    write_run,
+)
+
+NOISE = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
+OTHER = [99.0, 101.0, 100.0, 103.0, 97.5, 98.0, 102.0, 100.2, 100.1, 99.7]
+
+Measured = Sequence[tuple[Cell, list[float]]]
+
+
+def rates(tokens_per_second: float, noise: list[float] = NOISE) -> list[float]:
+    return [tokens_per_second * factor / 100 for factor in noise]
+
+
+def study_of(folder: Path, plan: Plan, measured: Measured, **fields: Any) -> StudyResult:
+    run = write_run(folder / "run", plan)
+    for item, values in measured:
+        write_measurements(run, item, values, **fields)
+    return load_run(run)
+
+
+def by_goal(study: StudyResult) -> dict[str, Recommendation]:
+    return {item.goal.name: item for item in recommend(study, cell_costs(study), judge_objectives(study))}
+
+
+def test_the_best_for_each_goal_and_by_how_much(tmp_path: Path) -> None:
+    """Node b is 1.5 times as fast and three times as dear; batch 1 answers sooner, batch 4 more."""
+    cells = {(node, size): cell(target=node, batch_size=size) for node in "ab" for size in (1, 4)}
+    speed = {("a", 1): 100.0, ("a", 4): 200.0, ("b", 1): 150.0, ("b", 4): 300.0}
+    targets = [LocalTarget(name="a"), LocalTarget(name="b")]
+    plan = make_plan(list(cells.values()), prices={"a": 0.36, "b": 1.08}, targets=targets)
+    study = study_of(tmp_path, plan, [(cells[place], rates(speed[place])) for place in cells])
+    found = by_goal(study)
+    assert found.keys() == {"latency", "throughput", "cost"}
+    assert found["latency"].best.cell == cells["b", 1] and found["latency"].second is not None
+    assert found["throughput"].best.cell == cells["b", 4] and found["cost"].best.cell == cells["a", 4]
+    ratio = found["throughput"].ratio
+    assert ratio is not None and ratio.value == pytest.approx(1.5) and ratio.comparisons == 3
+    assert found["throughput"].verdict == "wins"
+    # 0.36 dollars an hour at 200 tokens/s; the next, b at batch 4, costs twice that.
+    assert found["cost"].value.median == pytest.approx(0.5)
+    assert found["cost"].ratio is not None and found["cost"].ratio.value == pytest.approx(2.0)
+    table = recommendation_table(list(found.values()))
+    assert table is not None and table.rows[1][:5] == ("tiny", "generate, new tokens 5", "throughput", "b", "4")
+    sentence = recommendation_sentences(study, list(found.values()))[2]
+    assert "cost: a, batch 4, 1 rank, float32 gives 0.500 USD per million tokens" in sentence
+    assert "costs 2.00 times" in sentence and "corrected for 3 comparisons) as much." in sentence
+
+
+def test_cells_that_cannot_be_told_apart_are_not_said_to_win(tmp_path: Path) -> None:
+    one, two = cell(batch_size=1), cell(batch_size=2)
+    study = study_of(tmp_path, make_plan([one, two]), [(one, rates(100)), (two, rates(100.1, OTHER))])
+    found = by_goal(study)["throughput"]
+    assert found.verdict == "not told apart"
+    assert "the interval reaches 1, so the two cannot be told apart" in recommendation_sentences(study, [found])[0]
+
+
+def test_few_repeats_settle_nothing(tmp_path: Path) -> None:
+    one, two = cell(batch_size=1), cell(batch_size=2)
+    study = study_of(tmp_path, make_plan([one, two], 3), [(one, rates(100)[:3]), (two, rates(200)[:3])])
+    found = by_goal(study)["throughput"]
+    assert found.verdict == "not known: too few repeats"
+    sentences = recommendation_sentences(study, [found])
+    assert "That is no interval (6 repeats would give one), so the order of the two is not sure." in sentences[0]
+    assert "tiny: what is cheapest in dollars is unknown without a price" in sentences[1]
+
+
+def test_one_cell_and_none(tmp_path: Path) -> None:
+    one, lost = cell(), cell(LARGE)
+    run = write_run(tmp_path / "run", make_plan([one, lost], 1))
+    write_measurements(run, one, [100.0])
+    write_record(run, lost, status=Status.OUT_OF_MEMORY)
+    study = load_run(run)
+    found = recommend(study, cell_costs(study))
+    assert {item.verdict for item in found} == {"the only one"}
+    sentences = recommendation_sentences(study, found)
+    assert any(line.endswith("it is the only candidate.") for line in sentences)
+    assert "large: nothing to recommend, no cell has a figure." in sentences
+
+
+def test_different_work_is_not_compared(tmp_path: Path) -> None:
+    short, long = cell(new_tokens=5), cell(new_tokens=9)
+    study = study_of(tmp_path, make_plan([short, long]), [(short, rates(100)), (long, rates(200))])
+    found = [item for item in recommend(study, cell_costs(study)) if item.goal.name == "throughput"]
+    assert [item.best.cell for item in found] == [short, long] and all(item.second is None for item in found)
+
+
+def test_many_kinds_of_work_are_cut_and_that_is_said(tmp_path: Path) -> None:
+    cells = [cell(new_tokens=size) for size in range(2, 14)] + [cell(new_tokens=13, batch_size=8)]
+    study = study_of(tmp_path, make_plan(cells, 1), [(item, [100.0]) for item in cells])
+    found = recommend(study, cell_costs(study))
+    table = recommendation_table(found)
+    assert table is not None and len({row[1] for row in table.rows}) == 8
+    assert any("new tokens 13" in row[1] for row in table.rows)
+    assert "4 more kinds of work, of fewer cells each, are left out." in recommendation_sentences(study, found)
+
+
+def test_the_cheapest_that_meets_the_objectives(tmp_path: Path) -> None:
+    """The largest batch is the cheapest but answers too late."""
+    cells = [cell(batch_size=size) for size in (1, 2, 4)]
+    speed = (100.0, 150.0, 180.0)
+    objectives = {"p99_latency_seconds": 0.1}
+    measured = [(item, rates(value)) for item, value in zip(cells, speed, strict=True)]
+    plan = make_plan(cells, prices={"local": 0.36}, objectives=objectives)
+    found = by_goal(study_of(tmp_path, plan, measured, passes=1200))
+    assert found["cost"].best.cell == cells[2]
+    assert found["cheapest that meets the objectives"].best.cell == cells[1]
+    unpriced = study_of(tmp_path / "unpriced", make_plan(cells, objectives=objectives), measured, passes=1200)
+    assert by_goal(unpriced)["fastest that meets the objectives"].best.cell == cells[1]
+
+
+def test_objectives_that_nothing_meets(tmp_path: Path) -> None:
+    one = cell()
+    study = study_of(tmp_path, make_plan([one], objectives={"tokens_per_second": 1000.0}), [(one, rates(100))])
+    judgements = judge_objectives(study)
+    found = recommend(study, cell_costs(study), judgements)
+    assert not [item for item in found if "objectives" in item.goal.name]
+    lines = recommendation_sentences(study, found, judgements)
+    assert "tiny: no cell is known to meet every objective; each misses one at least." in lines
+
+
+def saved(study: StudyResult) -> list[Saving]:
+    return savings(study, cell_costs(study), study_costs(study))
+
+
+def effect(study: StudyResult, start: str) -> Saving:
+    return next(item for item in saved(study) if item.name.startswith(start))
+
+
+def offers(*prices: tuple[str, str | None, float]) -> TargetPrices:
+    known = [
+        Price.model_validate({"usd_per_hour": usd, "source": "list", "market": market, "region": region})
+        for market, region, usd in prices
+    ]
+    return TargetPrices(price=known[0], others=tuple(known[1:]))
+
+
+def test_markets_and_regions_from_known_prices(tmp_path: Path) -> None:
+    one = cell()
+    prices = offers(
+        ("on_demand", "east", 1.0),
+        ("spot", "east", 0.4),
+        ("spot", "west", 0.1),
+        ("on_demand", "west", 0.9),
+        ("on_demand", "north", 1.5),
+        ("reserved_1_year", "east", 0.65),
+    )
+    study = study_of(tmp_path, make_plan([one], prices={"local": prices}), [(one, rates(100))])
+    spot = effect(study, "spot")
+    # The region's own spot price counts, not the cheapest anywhere.
+    assert spot.effect == "**60.0 %** less" and "$0.4000 an hour spot in east" in spot.basis
+    region = effect(study, "a cheaper region")
+    assert region.effect == "**10.0 %** less" and "the cheapest of 2 other regions known" in region.basis
+    reserved = effect(study, "reserved")
+    assert reserved.effect == "**35.0 %** less" and "pays from 65 % use on" in reserved.basis
+
+
+def test_without_prices_nothing_is_promised(tmp_path: Path) -> None:
+    one = cell()
+    study = study_of(tmp_path, make_plan([one]), [(one, rates(100))], figures={})
+    found = saved(study)
+    assert {item.effect for item in found} == {"unknown"}
+    assert not any("$" in item.basis for item in found)
+    assert effect(study, "spot").basis == "the price of `local` is unknown"
+    table = savings_table(found)
+    assert table is not None and len(table.rows) == len(found)
+
+
+def test_a_dearer_spot_price_and_one_taken_already(tmp_path: Path) -> None:
+    one = cell()
+    dear = make_plan([one], prices={"local": offers(("on_demand", None, 1.0), ("spot", None, 1.2))})
+    assert effect(study_of(tmp_path / "dear", dear, [(one, rates(100))]), "spot").effect == "20.0 % more"
+    taken = make_plan([one], prices={"local": offers(("spot", None, 0.2))})
+    assert effect(study_of(tmp_path / "taken", taken, [(one, rates(100))]), "spot").effect == "taken already"
+
+
+@pytest.mark.parametrize(
+    ("purpose", "has", "lacks"),
+    [("batch", "spot", "caching"), ("serving", "caching", "spot"), ("hybrid", "preprocessing", None)],
+)
+def test_savings_of_a_purpose(tmp_path: Path, purpose: Purpose, has: str, lacks: str | None) -> None:
+    one = cell()
+    names = [item.name for item in saved(study_of(tmp_path, make_plan([one], purpose=purpose), [(one, rates(100))]))]
+    assert any(name.startswith(has) for name in names)
+    assert lacks is None or not any(name.startswith(lacks) for name in names)
+
+
+def test_batch_size_saves_the_same_share_whatever_the_price(tmp_path: Path) -> None:
+    cells = [cell(batch_size=size) for size in (1, 4)]
+    measured = [(cells[0], rates(100)), (cells[1], rates(250))]
+    study = study_of(tmp_path, make_plan(cells), measured)
+    assert effect(study, "batch size").effect == "**60.0 %** less a token (60.0 % to 60.0 %)"
+    priced = study_of(tmp_path / "priced", make_plan(cells, prices={"local": 0.36}), measured)
+    saving = effect(priced, "batch size")
+    assert "$0.400 instead of $1.00 per million tokens" in saving.basis
+    assert "a user waits 10.0 ms for a token instead of 6.25 ms" in saving.basis
+
+
+def test_a_smaller_model_costs_less_and_its_answers_are_not_guessed(tmp_path: Path) -> None:
+    small, large = cell(TINY), cell(LARGE)
+    run = write_run(tmp_path / "run", make_plan([small, large]))
+    write_measurements(run, small, rates(400), figures={"model_parameters": 1e6})
+    write_measurements(run, large, rates(100), figures={"model_parameters": 1e9})
+    saving = effect(load_run(run), "a smaller")
+    assert saving.effect.startswith("**75.0 %** less a token")
+    assert "tiny (1,000,000 parameters) against large" in saving.basis
+    assert "what it does to the answers is unknown" in saving.basis
+
+
+def test_caching_is_counted_in_the_recorded_prompts(tmp_path: Path) -> None:
+    one = cell(prompts="f" * 64)
+    run = write_run(tmp_path / "run", make_plan([one]))
+    run.inputs.mkdir()
+    lines = ['{"prompt": "a"}', '{"prompt": "b"}', '{"prompt": "a"}', '{"prompt": "a"}']
+    (run.inputs / f"{'f' * 64}.jsonl").write_text("\n".join(lines))
+    write_measurements(run, one, rates(100))
+    saving = effect(load_run(run), "caching")
+    assert saving.effect == "at most **50.0 %** of requests" and "2 of 4 prompts" in saving.basis
+
+
+def test_idle_cores_preparation_start_up_and_the_cheaper_place(tmp_path: Path) -> None:
+    one, two = cell(target="a"), cell(target="b")
+    targets = [LocalTarget(name="a"), LocalTarget(name="b")]
+    run = write_run(tmp_path / "run", make_plan([one, two], prices={"a": 0.36, "b": as_prices(0.36)}, targets=targets))
+    figures = {"measurement_seconds": 3.0, "cpu_seconds": 2.4, "preprocess_seconds": 1.0}
+    write_measurements(run, one, rates(100), figures=figures, began=12, job="j")
+    write_measurements(run, two, rates(400), figures=figures, began=20, job="j")
+    write_launch(run, "j", one, began=0, turn=10, ended=30)
+    study = load_run(run)
+    assert effect(study, "several models").effect == "at most 20 % of these cores"
+    assert effect(study, "preprocessing").effect == "at most 25.0 % of the time"
+    assert "a launch took 2.00 s until its first measurement" in effect(study, "auto-scaling").basis
+    place = effect(study, "the cheaper place")
+    assert place.effect == "**75.0 %** less a token" and "on `b` against `a`" in place.basis
+
+
+@pytest.mark.parametrize("repeats", [1, 10])
+@pytest.mark.parametrize("priced", [False, True])
+def test_the_parts_of_the_report(tmp_path: Path, repeats: int, priced: bool) -> None:
+    """Whatever is known, every part renders, twice the same, and prints no unknown as a number."""
+    named = PlannedModel(name="ti|ny <b>", identity=TINY.identity, manifest="")
+    cells = [cell(batch_size=size) for size in (1, 4)]
+    objectives = {"tokens_per_second": 100.0, "exposed_communication_share": 0.2, "p99_token_seconds": 0.01}
+    plan = make_plan(cells, repeats, {"local": 0.5} if priced else {}, objectives=objectives)
+    run = write_run(tmp_path / "run", plan.model_copy(update={"models": (named,)}))
+    for item in cells:
+        write_measurements(run, item, rates(100 * item.workload.batch_size)[:repeats])
+    texts = []
+    for _ in range(2):
+        album = Album()
+        context = decision_context(load_run(run), album)
+        parts = ("recommendation", "objectives", "cost", "nodes")
+        texts.append("".join(template_environment().get_template(f"{part}.md.j2").render(context) for part in parts))
+        assert all(f"plots/{name}" in texts[-1] for name in album.images)
+    assert texts[0] == texts[1]
+    assert "ti\\|ny &lt;b&gt;" in texts[0] and "<b>" not in texts[0]
+    assert ("USD per million tokens" in texts[0]) is priced
+    for never in ("None", "nan", "infinite", "not a number"):
+        assert never not in texts[0]
+
+
+def test_nothing_measured_recommends_nothing(tmp_path: Path) -> None:
+    study = study_of(tmp_path, make_plan([cell()]), [])
+    context = decision_context(study, Album())
+    assert context["recommendations"] is None and context["savings"] is None and context["unit_costs"] is None
+    text = template_environment().get_template("recommendation.md.j2").render(context)
+    assert text.strip() == ""

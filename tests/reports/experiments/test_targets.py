@@ -1,0 +1,171 @@
+"""An experiment on several targets: the winner on each, and from which link on a layout pays."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.plans.preflight import PairFigures, Preflight, TargetPreflight
+from configs.plans.record import Status
+from configs.workloads.communication import CommunicationWorkload
+from reports.answer import answer
+from reports.experiments.scaling import scaling
+from reports.experiments.targets import SideBySide, side_by_side, targets_lines, targets_sentence, targets_table
+from reports.provenance import environment_sentence
+from reports.reading.load import load_run
+from reports.render import render_report
+from tests.support.made_studies import planned, write_failure, write_measurements, write_plan, write_record
+
+STUDY = """
+workload: {kind: generate, new_tokens: 4, num_prompts: 4}
+targets:
+  - {kind: slurm, name: slow, nodes: 2}
+  - {kind: slurm, name: fast, nodes: 2}
+experiments:
+  generation: {kind: optimization, variants: {tp=2: {tp: 2}, pp=2: {pp: 2}}}
+  links: {kind: communication, operations: [point_to_point], sizes_bytes: [1000, 100000, 1000000]}
+"""
+SECONDS = {("slow", 1, 1): 1.0, ("slow", 2, 1): 1.6, ("slow", 1, 2): 0.8}
+SECONDS |= {("fast", 1, 1): 1.0, ("fast", 2, 1): 0.5, ("fast", 1, 2): 0.7}
+RATES = {"slow": 12e6, "fast": 120e6}
+
+
+def write_study(folder: Path, text: str = STUDY) -> tuple[RunPaths, Plan]:
+    """Every cell takes the seconds of its target and layout; links have a latency of 100 us."""
+    plan = planned(text)
+    run = write_plan(folder, plan)
+    for cell in plan.cells.values():
+        if isinstance(cell.workload, CommunicationWorkload):
+            sizes = cell.workload.sizes_bytes
+            seconds = [1e-4 + size / RATES[cell.target] for size in sizes]
+            operation = [4] * len(sizes)  # the place of point_to_point among the operations
+            samples = {
+                f"{rank}/{name}": values
+                for rank in range(2)
+                for name, values in (
+                    ("operation", operation),
+                    ("size_bytes", sizes),
+                    ("call_seconds", seconds),
+                    ("pass_seconds", [1.0]),
+                )
+            }
+            write_record(run, cell, 0, samples=samples)
+        else:
+            write_measurements(run, cell, SECONDS[cell.target, cell.layout.tp, cell.layout.pp])
+    return run, plan
+
+
+def found_in(run: RunPaths) -> SideBySide:
+    (found,) = side_by_side(load_run(run))
+    return found
+
+
+def test_the_winner_of_each_target_with_its_link(tmp_path: Path) -> None:
+    run, _ = write_study(tmp_path)
+    found = found_in(run)
+    assert found.title == "generation: tiny"
+    assert [side.name for side in found.sides] == ["slow (12.0 MB/s, 100 us)", "fast (120 MB/s, 100 us)"]
+    text = targets_sentence(found)
+    assert "On slow (12.0 MB/s, 100 us) pp=2 on 2 nodes is fastest: " in text
+    assert ", 1.25 times (1.25 to 1.25, 95 % interval, 10 pairs, corrected for 2 comparisons) that of 1 rank." in text
+    assert "On fast (120 MB/s, 100 us) tp=2 on 2 nodes is fastest: " in text
+    assert "that of pp=2 on 2 nodes." in text
+
+
+def test_from_which_link_on_a_layout_pays(tmp_path: Path) -> None:
+    run, _ = write_study(tmp_path)
+    assert targets_lines(found_in(run)) == [
+        "tp=2 on 2 nodes needs at least the link of fast (120 MB/s, 100 us) to beat 1 rank: slower on slow.",
+        "pp=2 on 2 nodes is faster than 1 rank on every target.",
+    ]
+
+
+def test_sides_stand_in_the_order_of_their_links(tmp_path: Path) -> None:
+    slow, fast = (f"  - {{kind: slurm, name: {name}, nodes: 2}}\n" for name in ("slow", "fast"))
+    run, plan = write_study(tmp_path, STUDY.replace(slow + fast, fast + slow))
+    assert [target.name for target in plan.targets] == ["fast", "slow"]
+    assert [side.target for side in found_in(run).sides] == ["slow", "fast"]
+
+
+def test_every_target_and_point_has_a_row(tmp_path: Path) -> None:
+    run, _ = write_study(tmp_path)
+    table = targets_table(found_in(run))
+    assert [row[0] for row in table.rows] == ["slow"] * 3 + ["fast"] * 3
+    assert table.rows[1][2:6] == (
+        "tp=2 on 2 nodes",
+        "9.91 (9.86 to 9.97)",
+        "0.625 (0.625 to 0.625)",
+        "108 (107 to 108)",
+    )
+    assert table.rows[0][4] == "1"
+
+
+def test_what_has_no_figure_is_said_and_drawn(tmp_path: Path) -> None:
+    plan = planned(STUDY)
+    run = write_plan(tmp_path, plan)
+    for cell in plan.cells.values():
+        if cell.layout.tp == 2 and cell.target == "slow":
+            write_failure(run, cell, Status.TIMEOUT, "too slow")
+        elif cell.workload.kind == "generate":
+            write_measurements(run, cell, SECONDS[cell.target, cell.layout.tp, cell.layout.pp])
+    found = found_in(run)
+    assert targets_lines(found)[0] == "tp=2 on 2 nodes is faster than 1 rank on fast; without a figure on slow."
+    assert targets_table(found).rows[1][-1] == "timeout"
+    summary = render_report(run)
+    text = summary.path.read_text()
+    assert "## Targets side by side" in text and (run.plots / "targets-generation-tiny.png").is_file()
+    assert any(sentence.startswith("Targets of generation: tiny: On slow pp=2") for sentence in summary.sentences)
+
+
+def test_the_test_of_the_nodes_tells_the_link_where_no_experiment_does(tmp_path: Path) -> None:
+    text = STUDY.replace(
+        "  links: {kind: communication, operations: [point_to_point], sizes_bytes: [1000, 100000, 1000000]}\n", ""
+    )
+    run, _ = write_study(tmp_path, text)
+    pair = PairFigures(nodes=("a", "b"), latency_seconds=5e-5, bytes_per_second=9e7)
+    tested = TargetPreflight(target="fast", settings="", at="2026-01-01", ranks_per_node=1, pairs=(pair,))
+    run.preflight.write_text(Preflight(targets=(tested,)).model_dump_json())
+    assert [side.name for side in found_in(run).sides] == ["slow", "fast (90.0 MB/s, 50.0 us)"]
+
+
+@pytest.mark.parametrize("grow", ["nodes", "dp"])
+def test_more_ranks_on_more_nodes_are_no_change_of_anything_else(tmp_path: Path, grow: str) -> None:
+    """Which of a cluster's nodes a job got, and how many, follows from the ranks: laws are fitted to such points."""
+    text = f"""
+workload: {{kind: generate, new_tokens: 4}}
+targets: [{{kind: slurm, name: lab, nodes: 4}}]
+experiments: {{scaling: {{kind: weak, grow: {grow}, to: 4}}}}
+"""
+    plan = planned(text)
+    run = write_plan(tmp_path, plan)
+    for cell in plan.cells.values():
+        name = f"lab{cell.nodes}"
+        run.environment(name).write_text(json.dumps({"hostname": name, "variables": {"GLOO_SOCKET_IFNAME": name}}))
+        write_measurements(run, cell, 1.0, environment=name)
+    study = load_run(run)
+    points = scaling(study, plan.experiments[0]).points
+    assert [(point.ranks, point.result.cell.nodes, point.changed) for point in points] == [
+        (1, 1, ()),
+        (2, 2, ()),
+        (4, 4, ()),
+    ]
+    assert environment_sentence(study) == (
+        "The records come from 3 environments, which differ only in what the study itself sets."
+    )
+
+
+@pytest.mark.parametrize("kind", ["weak", "one target"])
+def test_what_cannot_be_compared_is_left_out(tmp_path: Path, kind: str) -> None:
+    text = (
+        STUDY
+        if kind == "one target"
+        else STUDY.replace(
+            "kind: optimization, variants: {tp=2: {tp: 2}, pp=2: {pp: 2}}", "kind: weak, grow: tp, to: 2"
+        )
+    )
+    text = text.replace("  - {kind: slurm, name: fast, nodes: 2}\n", "") if kind == "one target" else text
+    run, _ = write_study(tmp_path, text)
+    assert side_by_side(load_run(run)) == []
+    assert not any(sentence.lead.startswith("Targets") for sentence in answer(load_run(run), []))

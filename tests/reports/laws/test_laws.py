@@ -1,0 +1,254 @@
+"""Scaling laws: known answers, published answers, refusals, intervals, and what the data cannot tell."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.laws import Case, coverage
+from reports.laws.file import read_points
+from reports.laws.fit import Residuals
+from reports.laws.laws import LawKind, MeasuredPoint, ScalingLaws, fit_laws, scaled, serial_fraction
+from reports.laws.text import changed_text, fit_text, law_lines, more_than_linear, runs_chance
+from reports.numbers.statistics import Ratio
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def laws_of(throughputs: dict[int, float], kind: LawKind = "strong", residuals: Residuals = "relative") -> ScalingLaws:
+    return fit_laws([MeasuredPoint(n, {0: value}) for n, value in throughputs.items()], kind, residuals=residuals)
+
+
+def usl(ranks: list[int], level: float, sigma: float, kappa: float) -> dict[int, float]:
+    return {n: level * n / (1 + sigma * (n - 1) + kappa * n * (n - 1)) for n in ranks}
+
+
+def published(name: str, residuals: Residuals = "relative", first: int | None = None) -> ScalingLaws:
+    data = read_points(DATA / f"{name}.csv")
+    return fit_laws(data.points[:first], data.kind, data.paired, residuals=residuals)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    level=st.floats(1e-3, 1e6),
+    sigma=st.floats(1e-4, 0.9),
+    kappa=st.floats(1e-6, 0.1),
+    unit=st.integers(1, 4),
+)
+def test_exact_points_give_the_law_back(level: float, sigma: float, kappa: float, unit: int) -> None:
+    """Also where the smallest point has several ranks: the law is then in units of them."""
+    exact = usl([1, 2, 4, 8, 16, 32], level, sigma, kappa)
+    fit = laws_of({unit * n: value for n, value in exact.items()}).fits["usl"]
+    assert fit.parameters == pytest.approx({"lambda": level, "sigma": sigma, "kappa": kappa}, rel=1e-4, abs=1e-7)
+    assert fit.peak_ranks == pytest.approx(unit * ((1 - sigma) / kappa) ** 0.5, rel=1e-3)
+    assert max(map(abs, fit.residuals.values())) < 1e-6
+
+
+def test_amdahl_and_gustafson_with_known_fractions() -> None:
+    strong = laws_of({n: 50 / (0.1 + 0.9 / n) for n in (1, 2, 4, 8)})
+    assert strong.fits["amdahl"].parameters == pytest.approx({"lambda": 50, "serial_fraction": 0.1})
+    assert strong.support.law == "amdahl"
+    assert [point.value for point in strong.karp_flatt] == pytest.approx([0.1, 0.1, 0.1])
+    weak = laws_of({n: 50 * (n - 0.1 * (n - 1)) for n in (1, 2, 4, 8)}, "weak")
+    assert weak.fits["gustafson"].parameters == pytest.approx({"lambda": 50, "serial_fraction": 0.1})
+    assert weak.support.law == "gustafson"
+    assert [point.efficiency.value for point in weak.points if point.efficiency] == pytest.approx(
+        [1, 0.95, 0.925, 0.9125]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "level", "sigma", "kappa"),
+    [
+        # R package usl 3.0.3, tests/confint.Rout.save: the first six points.
+        ("raytracer", 6, 20.85605, 0.02444, 0.00163),
+        # R package usl 3.0.3, README.md and tests/summary.Rout.save.
+        ("specsdm91", None, 89.9952, 0.0277285, 0.0001044),
+        # B. Schwartz, Practical Scalability Analysis with the USL, as kept in usl4j's ModelTest.java.
+        ("cisco", None, 995.6486, 0.02671591, 7.690945e-4),
+    ],
+)
+def test_published_parameters_with_the_residuals_of_their_tools(
+    name: str, first: int | None, level: float, sigma: float, kappa: float
+) -> None:
+    """Least squares of throughputs themselves, as those tools do it: the same parameters to the digits they print."""
+    fit = published(name, "absolute", first).fits["usl"]
+    assert fit.parameters == pytest.approx({"lambda": level, "sigma": sigma, "kappa": kappa}, rel=3e-3)
+    relative = published(name, first=first).fits["usl"]
+    assert relative.parameters["lambda"] == pytest.approx(level, rel=0.25)
+
+
+def test_published_standard_errors_and_peaks() -> None:
+    """R package usl 3.0.3, README.md and tests/peak-scalability.Rout.save; the book's peak, from usl4j."""
+    specsdm = published("specsdm91", "absolute").fits["usl"]
+    errors = np.sqrt(np.diag(specsdm.covariance)) * [specsdm.parameters["lambda"], 1, 1]
+    assert errors == pytest.approx([14.2134894, 0.0091217, 1.988e-5], rel=3e-4)
+    assert specsdm.freedom == 4 and specsdm.peak_ranks == pytest.approx(96.51956, rel=1e-4)
+    raytracer = published("raytracer", "absolute", 6).fits["usl"]
+    assert raytracer.parameters["sigma"] - 2.0150 * raytracer.covariance[1, 1] ** 0.5 == pytest.approx(
+        0.00754, abs=1e-5
+    )
+    cisco = published("cisco", "absolute").fits["usl"]
+    assert cisco.peak_ranks is not None and int(cisco.peak_ranks) == 35
+    assert float(cisco.throughput(np.array([35.0]))[0]) == pytest.approx(12341, rel=2e-4)
+
+
+def test_gustafson_1988() -> None:
+    """Speed-ups on 1,024 processors; the article gives serial shares of 0.4 to 0.8 % for the three."""
+    shares = [(1024 - speedup) / 1023 for speedup in (1021, 1020, 1016)]
+    assert shares == pytest.approx([0.0029, 0.0039, 0.0078], abs=1e-4)
+    for share in shares[1:]:
+        weak = laws_of({n: n - share * (n - 1) for n in (1, 64, 256, 1024)}, "weak").fits["gustafson"]
+        assert weak.parameters["serial_fraction"] == pytest.approx(share)
+
+
+def test_tensor_parallel_decode_of_gpt_fast() -> None:
+    seven, seventy = published("gpt_fast_7b"), published("gpt_fast_70b")
+    assert [point.value for point in seven.karp_flatt] == pytest.approx([0.243, 0.217, 0.222], abs=5e-4)
+    assert seven.fits["amdahl"].parameters["serial_fraction"] == pytest.approx(0.219, abs=5e-4)
+    assert seven.support.law == "amdahl" and "too few points to try" in seven.support.reason
+    assert seventy.unit_ranks == 2 and [point.ranks for point in seventy.karp_flatt] == [4, 8]
+    assert law_lines(seventy, "tokens/s")[-1] == "One unit of these laws is 2 ranks, the fewest that were measured."
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """A share of the simulation in docs/explanation/scaling-laws.md: 100 studies leave a standard error of 2.2 %."""
+    truth = {"lambda": 100.0, "sigma": 0.05, "kappa": 0.001}
+    noisy = coverage(Case("usl", truth, (1, 2, 4, 8, 16, 32), 5, block=0.03, point=0.01), 100)
+    assert all(0.88 <= share <= 1 for share in noisy.values()), noisy
+    amdahl = Case("amdahl", {"lambda": 100.0, "serial_fraction": 0.1}, (1, 2, 4, 8), 1)
+    assert all(0.88 <= share <= 1 for share in coverage(amdahl, 100).values())
+
+
+def test_refusals_say_why() -> None:
+    three = laws_of(usl([1, 2, 4], 10, 0.1, 0.0))
+    assert set(three.fits) == {"linear", "amdahl"} and set(three.refused) == {"gustafson", "usl"}
+    assert three.refused["usl"] == "it fits 3 parameters and needs 5 or more numbers of ranks, not 3"
+    assert three.refused["gustafson"].startswith("it is for work that grows")
+    two = laws_of({1: 10.0, 2: 15.0})
+    assert set(two.refused) == {"gustafson", "usl", "amdahl"} and len(two.karp_flatt) == 1
+    assert two.support.law is None
+    alone = laws_of({4: 10.0})
+    assert set(alone.refused) == {"gustafson", "usl", "amdahl", "karp_flatt"} and alone.drawn is None
+    weak = laws_of({1: 10.0, 2: 19.0, 4: 37.0}, "weak")
+    assert set(weak.refused) == {"amdahl", "karp_flatt", "usl"} and set(weak.fits) == {"linear", "gustafson"}
+    assert laws_of({}).refused["usl"] == "no point has a throughput"
+    twice = fit_laws([MeasuredPoint(2, {0: 1.0}), MeasuredPoint(2, {0: 1.0})], "strong")
+    assert twice.refused["amdahl"] == "several points have the same number of ranks"
+
+
+def test_what_the_data_can_tell() -> None:
+    noise = np.random.default_rng(7).normal(0, 0.01, 8)
+    ranks = [1, 2, 4, 8, 16, 32, 64, 128]
+
+    def choice(exact: dict[int, float], kind: LawKind = "strong", scale: float = 1.0) -> tuple[str | None, set[str]]:
+        noisy = {n: value * np.exp(scale * rest) for (n, value), rest in zip(exact.items(), noise, strict=False)}
+        found = laws_of(noisy, kind).support
+        return found.law, set(found.among)
+
+    assert choice(usl(ranks, 10, 0.05, 0.001)) == ("usl", {"usl"})
+    assert choice(usl(ranks, 10, 0.05, 0.0), scale=0.5) == ("amdahl", {"amdahl"})
+    assert choice(usl(ranks, 10, 0.0, 0.0)) == ("linear", {"linear"})
+    assert choice({1: 10, 2: 25, 4: 30, 8: 90, 16: 110}, scale=0) == (None, {"linear", "amdahl", "usl"})
+    assert choice(usl(ranks, 10, 0.0, 0.0), "weak") == ("linear", {"linear"})
+    assert choice({n: 10 * n**1.1 for n in ranks[:5]}) == (None, set())
+    assert choice({n: 10 * n**1.1 for n in ranks[:4]}, "weak") == (None, set())
+    assert choice({n: n - 0.3 * (n - 1) for n in ranks}, "weak") == ("gustafson", {"gustafson"})
+    assert choice(usl(ranks, 10, 0.05, 0.001), "weak") == ("usl", {"usl"})
+
+
+def test_a_parameter_at_its_bound_is_told() -> None:
+    above = laws_of({n: 10.0 * n**1.1 for n in (1, 2, 4, 8)}).fits["amdahl"]
+    assert above.at_bound == ("serial_fraction",) and above.parameters["serial_fraction"] == 0
+    assert "serial fraction f 0 (0 to 0.0818), at the bound 0 of the law" in fit_text(above, "")
+    slower = laws_of({1: 10.0, 2: 9.0, 4: 7.0, 8: 5.0})
+    assert slower.fits["amdahl"].parameters["serial_fraction"] == 1
+    assert slower.support.law is None and slower.support.reason.startswith("more ranks make it slower")
+    falling = laws_of({1: 10.0, 2: 7.0, 4: 5.0, 8: 4.2, 16: 3.9}).fits["usl"]
+    assert falling.parameters["sigma"] > 1 and falling.peak_ranks is None
+
+
+def test_no_peak_where_kappa_is_zero() -> None:
+    fit = laws_of({1: 10.0, 2: 17.0, 4: 28.0, 8: 44.0, 16: 64.0, 32: 100.0}).fits["usl"]
+    assert fit.parameters["kappa"] == 0 and fit.peak_ranks is None and fit.at_bound == ("kappa",)
+    low, high = fit.intervals["peak_ranks"]
+    assert low is not None and low > 16 and high is None
+    assert "; no peak (" in fit_text(fit, "tokens/s") and " or more)" in fit_text(fit, "tokens/s")
+
+
+def test_blocks_that_are_slow_as_a_whole_widen_lambda_only() -> None:
+    exact, random = usl([1, 2, 4, 8, 16], 100, 0.05, 0.001), np.random.default_rng(5)
+    slow = np.exp(random.normal(0, 0.1, 10))
+    rest = np.exp(random.normal(0, 0.01, (5, 10)))
+
+    def fitted(blocks: np.ndarray[tuple[int], np.dtype[np.float64]]) -> ScalingLaws:
+        points = [
+            MeasuredPoint(n, dict(enumerate((value * noise * blocks).tolist())))
+            for (n, value), noise in zip(exact.items(), rest, strict=True)
+        ]
+        return fit_laws(points, "strong")
+
+    def width(laws: ScalingLaws, name: str) -> float:
+        low, high = laws.fits["usl"].intervals[name]
+        assert low is not None and high is not None
+        return high - low
+
+    even, uneven = fitted(np.ones(10)), fitted(slow)
+    assert width(uneven, "lambda") > 3 * width(even, "lambda")
+    assert width(uneven, "sigma") < 2 * width(even, "sigma")
+    # Pairs take out what a block shares, so the speed-ups are as exact as without it.
+    last = [laws.points[-1].speedup for laws in (even, uneven)]
+    assert last[0] is not None and last[1] is not None and last[0].value == pytest.approx(last[1].value, rel=1e-9)
+    at = np.array([16.0])
+    whole, relative = uneven.fits["usl"].band(at), uneven.fits["usl"].band(at, relative=True)
+    assert whole[1] - whole[0] > 2 * (relative[1] - relative[0])
+
+
+def test_serial_fraction_and_its_interval_turn_round_with_the_speedup() -> None:
+    assert serial_fraction(1 / (0.2 + 0.8 / 4), 4) == pytest.approx(0.2)
+    assert serial_fraction(4.5, 4) < 0 and serial_fraction(0.5, 4) > 1
+    points = [MeasuredPoint(n, {r: s * (1 + 0.001 * (r * n % 7)) for r in range(8)}) for n, s in ((1, 1.0), (4, 2.5))]
+    (fraction,) = fit_laws(points, "strong").karp_flatt
+    assert fraction.interval is not None and fraction.interval[0] < fraction.value < fraction.interval[1]
+
+
+def test_more_than_linear_is_decided_by_the_interval() -> None:
+    clear, noise = Ratio(1.2, 1.1, 1.3, 8, (1.15, 1.25)), Ratio(1.02, 0.9, 1.1, 8, (0.95, 1.08))
+    (text,) = more_than_linear([(2, Ratio(0.9, 0.9, 0.9, 1, None)), (8, clear)], "strong")
+    assert text.startswith("The speed-up is more than linear at 8 (120 % of it, interval 115 to 125) ranks: the likely")
+    assert "caches" in text
+    assert more_than_linear([(8, noise)], "strong")[0].endswith("which may be noise.")
+    (text,) = more_than_linear([(2, Ratio(1.1, 1.1, 1.1, 1, None)), (4, Ratio(1.2, 1.1, 1.3, 3, None))], "weak")
+    assert "without an interval" in text and "look at clock speed" in text and "range 110 to 130" in text
+    assert more_than_linear([(1, scaled(clear, 0.5))], "strong") == []
+
+
+def test_residuals_in_runs() -> None:
+    assert runs_chance([1, 1, 1, 1, -1, -1, -1, -1]) == pytest.approx(2 / 70)
+    assert runs_chance([1, -1] * 4) == pytest.approx(1)
+    assert runs_chance([1, 1, 1]) == 1
+    assert runs_chance([-1, 1, 1, 1]) == pytest.approx(0.5)
+    assert "its intervals are too short" in fit_text(published("cisco").fits["usl"], "")
+
+
+def test_the_meaning_of_the_karp_flatt_series() -> None:
+    def said(throughputs: dict[int, float]) -> str:
+        return next(line for line in law_lines(laws_of(throughputs), "") if line.startswith("Karp-Flatt"))
+
+    assert "It rises with the ranks: overhead" in said(usl([1, 2, 4, 8, 16], 10, 0.05, 0.001))
+    assert "It is flat: a part that does not run in parallel" in said(usl([1, 2, 4, 8, 16], 10, 0.05, 0.0))
+    assert "Below 0 it is no serial fraction" in said({1: 10, 2: 22, 4: 48})
+    assert "rises, without intervals" in said(usl([1, 2, 4], 10, 0.05, 0.01))
+    assert "0.0520 at 2, 0.0560 at 6, 0.0590 at 9" in said(usl(list(range(1, 10)), 10, 0.05, 0.001))
+    rising = [
+        MeasuredPoint(n, {r: v * (1 + 1e-4 * (r * n % 5)) for r in range(9)}) for n, v in ((1, 1), (2, 1.9), (4, 3))
+    ]
+    assert "It rises with the ranks" in law_lines(fit_laws(rising, "strong"), "")[1]
+
+
+def test_points_where_more_changed() -> None:
+    assert changed_text([(1, ()), (2, ())]) is None
+    text = changed_text([(2, ("nodes 2 instead of 1", "dtype bfloat16 instead of float32"))])
+    assert text is not None and text.startswith("Not only the ranks changed: 2 ranks (nodes 2 instead of 1 and dtype")

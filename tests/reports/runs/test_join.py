@@ -1,0 +1,126 @@
+"""Several runs in one report: which folders, what the nodes are called, whose figure is best."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.common.base import canonical_json
+from configs.hardware.prices import Price, TargetPrices
+from configs.plans.paths import RunPaths
+from configs.plans.record import Status
+from configs.spec.cell import Cell
+from reports.reading.load import load_run
+from reports.runs.join import common_table, find_runs, joined_report, nodes_environment_table, nodes_of
+from reports.runs.join_best import Contender, best_sentences
+from tests.reports.test_render import MODEL, generate, plan_of, write_measurements, write_plan, write_record
+
+TEN = [0.9955 + 0.001 * step for step in range(10)]
+
+
+def node_run(
+    folder: Path,
+    target: str,
+    slowness: float,
+    price: float | None = None,
+    cells: tuple[int, ...] = (4, 8),
+    **facts: str,
+) -> RunPaths:
+    """A run of cells of these batch sizes on one target: 40 tokens/s over the slowness, ten repeats."""
+    made = [_on(target, size) for size in cells]
+    prices = {target: TargetPrices(price=Price(usd_per_hour=price, source="the study file"))} if price else {}
+    plan = plan_of(made, [], repeats=10).model_copy(update={"prices": prices, "study": "nodes"})
+    run = write_plan(folder, plan)
+    environment = {"python": "3.11.2", "commit": "abc123", "hostname": target, **facts}
+    run.environment("e1").write_text(canonical_json(environment))
+    for cell in made:
+        write_measurements(run, cell, [slowness * value for value in TEN], peak_mib=100 * slowness)
+    return run
+
+
+def _on(target: str, batch_size: int) -> Cell:
+    return generate(batch_size=batch_size).model_copy(update={"target": target})
+
+
+def test_nodes_side_by_side(tmp_path: Path) -> None:
+    runs = [node_run(tmp_path / "one", "gpu-a", 1.0, 2.0, commit="def"), node_run(tmp_path / "two", "gpu-b", 2.0, 0.5)]
+    text = joined_report([load_run(run) for run in runs], others=["runs/notes"])
+    assert text.startswith(
+        "# 2 nodes side by side: nodes\n\n> Highest throughput (tiny, generate, float32): gpu-a with"
+    )
+    assert "2.00 times (" in text.splitlines()[2] and "the best of gpu-b" in text.splitlines()[2]
+    # 40 tokens/s for 2 USD an hour are 13.9 USD a million; 20 tokens/s for 0.50 are 6.94.
+    assert "> Lowest cost (tiny, generate, float32): gpu-b with" in text and "6.94 USD per million tokens" in text
+    assert "| gpu-b | tiny | 1 rank, float32, batch 4, 5 tokens | 0.5000 | 6.94" in text
+    assert "The environments differ in hostname and commit" in text and "| `hostname` | gpu-a | gpu-b |" in text
+    assert "| gpu-a | `one` | gpu-a | 2026-01-01 00:00 | def |" in text
+    assert "| gpu-a | 2 | 2 | 100 % |" in text and "| gpu-b | 2 | 0 | 50.0 % |" in text
+    for heading in ("## Latency", "## Throughput", "## Memory", "## Cost"):
+        assert heading in text
+    assert "| node | batch 4 | batch 8 |" in text and "| gpu-b | 200 | 200 |" in text
+    assert "Named by the pattern, but no runs: runs/notes." in text
+
+
+def test_the_same_target_of_two_runs_is_two_nodes(tmp_path: Path) -> None:
+    runs = [
+        node_run(tmp_path / day / "nodes", "local", slowness) for day, slowness in (("monday", 1.0), ("friday", 1.2))
+    ]
+    nodes = nodes_of([load_run(run) for run in runs])
+    assert [node.name for node in nodes] == ["local (monday/nodes)", "local (friday/nodes)"]
+    assert nodes_environment_table(nodes) is None
+    table = common_table(nodes)
+    assert table is not None and [row[0] for row in table.rows] == ["local (monday/nodes)", "local (friday/nodes)"]
+    text = joined_report([load_run(run) for run in runs])
+    assert "All nodes were measured in the same environment." in text
+    assert "Cost: what an hour of any node costs is unknown, so that is not compared." in text
+    assert "so there are no dollars" in text
+
+
+def test_runs_without_a_cell_in_common(tmp_path: Path) -> None:
+    runs = [node_run(tmp_path / "one", "a", 1.0, cells=(4,)), node_run(tmp_path / "two", "b", 1.0, cells=(8,))]
+    studies = [load_run(run) for run in runs]
+    assert common_table(nodes_of(studies)) is None
+    assert "No cell has a figure on every node" in joined_report(studies)
+
+
+def test_a_model_of_the_same_name_and_other_content_is_another(tmp_path: Path) -> None:
+    run, other = node_run(tmp_path / "one", "a", 1.0), node_run(tmp_path / "two", "b", 1.0)
+    changed = other.plan.read_text().replace(MODEL.identity, "folder:other")
+    cells = [_on("b", size) for size in (4, 8)]
+    moved = [cell.model_copy(update={"model": "folder:other"}) for cell in cells]
+    for before, after in zip(cells, moved, strict=True):
+        changed = changed.replace(before.key, after.key)
+    other.plan.write_text(changed)
+    names = {item.result.model for node in nodes_of([load_run(run), load_run(other)]) for item in node.cells}
+    assert len(names) == 2 and all(name.startswith("tiny ") for name in names)
+
+
+def test_failures_stay_in_the_tables(tmp_path: Path) -> None:
+    run = node_run(tmp_path / "one", "a", 1.0)
+    other = write_plan(tmp_path / "two", plan_of([_on("b", 4)], [], repeats=10))
+    write_record(other, _on("b", 4), status=Status.OUT_OF_MEMORY)
+    text = joined_report([load_run(run), load_run(other)])
+    assert "| b | out of memory |" in text and "no other node has a figure" in text
+
+
+def test_nodes_that_cannot_be_told_apart(tmp_path: Path) -> None:
+    studies = [load_run(node_run(tmp_path / name, name, 1.0)) for name in ("a", "b")]
+    contenders = [Contender(study.plan.study, result) for study in studies for result in study.cells.values()]
+    named = [Contender(f"n{place}", item.result) for place, item in enumerate(contenders)]
+    sentences = best_sentences(named)
+    assert all("so the two cannot be told apart" in sentence for sentence in sentences[:2])
+
+
+def test_which_folders_a_pattern_names(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        node_run(tmp_path / name, "local", 1.0)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "readme.txt").write_text("x")
+    found = find_runs(str(tmp_path / "*"))
+    assert [folder.name for folder in found.folders] == ["one", "two"] and found.others == (str(tmp_path / "notes"),)
+    assert find_runs(str(tmp_path / "*" / "plan.json")).folders == found.folders
+    with pytest.raises(ValueError, match=r"matches nothing"):
+        find_runs(str(tmp_path / "nothing*"))
+    with pytest.raises(ValueError, match=r"names no run; a run folder has a plan\.json"):
+        find_runs(str(tmp_path / "notes*"))
+    with pytest.raises(ValueError, match=r"one run only, .*one; `rankwise report"):
+        find_runs(str(tmp_path / "one*"))

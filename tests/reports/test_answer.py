@@ -1,0 +1,112 @@
+"""The opening sentences: who wins, by how much, whether the answers are right, what is lost."""
+
+from pathlib import Path
+
+from configs.common.execution import Layout
+from configs.plans.plan import Plan
+from configs.plans.rates import Rates
+from configs.plans.record import Failure, Record, Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.workloads.noop import NoopWorkload
+from reports.answer import answer
+from reports.correctness.judge import CorrectnessVerdict, CorrectnessWord
+from reports.correctness.ladder import Ladder
+from reports.correctness.section import JudgedCell
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
+
+
+def result(label: str, ranks: int, items: int, speeds: list[float], status: Status = Status.COMPLETED) -> CellResult:
+    """A noop cell with a measurement for each speed; without speeds, one measurement that failed (or none:
+    `missing`)."""
+    cell = Cell(workload=NoopWorkload(items=items), layout=Layout(dp=ranks))
+    measurements = {}
+    for repeat, speed in enumerate(speeds or ([0.0] if status is not Status.COMPLETED else [])):
+        failure = None if speeds else Failure(message="no memory left.")
+        record = Record(
+            key=cell.key, cell=cell, repeat=repeat, attempt=1, status=status, job="j", position=0,
+            started_at=None, finished_at=None, failure=failure,
+        )  # fmt: skip
+        measurements[repeat] = Reading(record, "p", True, Rates(1.0, 1, items_per_second=speed) if speeds else None)
+    return CellResult(cell.key, cell, label, "no model", max(len(speeds), 1), measurements, None)
+
+
+def study_of(*results: CellResult) -> StudyResult:
+    cells = {item.key: item for item in results}
+    plan = Plan(
+        study="s", models=(), targets=(), measuring=Measuring(), pack=True, experiments=(),
+        cells={key: item.cell for key, item in cells.items()}, repeats={},
+    )  # fmt: skip
+    return StudyResult(Path(), plan, cells, (), {})
+
+
+def judged(word: CorrectnessWord, label: str) -> tuple[str, JudgedCell]:
+    ladder = Ladder(
+        rows=9, logit_difference=2e-6, logit_relative=1e-6, kl_mean=0.0, kl_p99=0.0, top1=1.0, prompts=20,
+        prompts_equal=19, perplexity_reference=10.0, perplexity_difference=0.05, perplexity_error=0.01,
+    )  # fmt: skip
+    verdict = CorrectnessVerdict(word, "logits are off", ladder=None if word == "not judged" else ladder)
+    return "tiny", JudgedCell(label, result(label, 1, 1, [1.0]), verdict)
+
+
+def test_the_best_against_one_rank_and_the_next() -> None:
+    study = study_of(result("one", 1, 4, [10.0]), result("two", 2, 4, [18.0, 20.0]), result("other", 1, 3, [19.0]))
+    best, rest = answer(study, [])
+    assert best.text == (
+        "Run two. It gives 19.0 items/s (18.0 to 20.0, range of 2 repeats): 1.90 times one rank "
+        "and 1.00 times the next best (other)."
+    )
+    assert rest.text == "Nothing is missing. Each of 3 cells was measured as often as planned."
+
+
+def test_ratios_are_paired_by_block_and_corrected_for_the_choice() -> None:
+    one, two = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1], [19.0, 19.4, 18.7, 19.1, 19.3, 18.8, 19.0, 19.2]
+    nearly = [value * 1.001 for value in two[4:] + two[:4]]
+    best = answer(study_of(result("one", 1, 4, one), result("two", 2, 4, two)), [])[0]
+    assert ": 1.90 times (1.8" in best.body and "noise" not in best.body
+    best = answer(study_of(result("one", 1, 4, one), result("two", 2, 4, two), result("twin", 2, 5, nearly)), [])[0]
+    assert best.lead == "Run twin." and best.body.endswith("the next best (two), which may be noise.")
+
+
+def test_one_rank_of_the_same_work_a_rank_counts_too() -> None:
+    """Weak scaling: four items on one rank, eight on two."""
+    best = answer(study_of(result("one", 1, 4, [10.0]), result("two", 2, 8, [19.0])), [])[0]
+    assert best.body == "It gives 19.0 items/s (1 repeat): 1.90 times one rank."
+    apart = answer(study_of(result("one", 1, 4, [10.0]), result("two", 2, 7, [19.0])), [])[0]
+    assert apart.body == "It gives 19.0 items/s (1 repeat): 1.90 times the next best (one)."
+
+
+def test_cells_without_a_figure_are_counted_with_the_reason() -> None:
+    lost = [result(f"c{items}", 1, items, [], Status.OUT_OF_MEMORY) for items in (1, 2, 3)]
+    sentence = answer(study_of(*lost, result("never", 1, 4, [])), [])[-1]
+    assert sentence.lead == "4 of 4 cells have no figure:"
+    assert sentence.body.startswith("c1: out of memory (no memory left); c2")
+    assert sentence.body.endswith("and 1 more, listed under failures.")
+    assert (
+        answer(study_of(result("never", 1, 4, [])), [])[-1].text
+        == "1 of 1 cell has no figure: never: not measured yet."
+    )
+
+
+def test_wrong_answers_come_first() -> None:
+    study = study_of(result("one", 1, 4, [10.0]))
+    wrong = answer(study, [judged("agrees", "a"), judged("defect", "b")])[1]
+    assert wrong.lead == "Some answers are wrong."
+    assert wrong.body == (
+        "tiny, b, is off by more than noise: logits are off. "
+        "tiny, a, differs from the reference by the noise of reduction order alone "
+        "(every token equal on 19 of 20 prompts; largest logit difference 2.0e-6)."
+    )
+    assert answer(study, [judged("defect", "b")])[1].lead == "The answers are wrong."
+
+
+def test_right_and_unknown_answers() -> None:
+    study = study_of(result("one", 1, 4, [10.0]))
+    agrees = answer(study, [judged("agrees", "a"), judged("not judged", "b")])[1]
+    assert agrees.lead == "The answers that could be judged are right."
+    assert "tiny, b, could not be judged: logits are off." in agrees.body
+    assert answer(study, [judged("not judged", "b")])[1].lead == "Whether the answers are right is not known."
+    both = answer(study, [judged("agrees", "a"), judged("agrees", "b")])[1]
+    assert both.text.startswith("The answers are right. 2 cells (tiny, a; tiny, b) differ from the reference by")
+    assert "every token equal on 38 of 40 prompts" in both.text

@@ -1,0 +1,381 @@
+"""The report of made-up run folders: every number that it prints is known beforehand."""
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from configs.common.base import SCHEMA_VERSION, canonical_json
+from configs.common.execution import Layout
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, Point
+from configs.plans.record import Failure, Record, SchemaError, Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.target import LocalTarget
+from configs.workloads.generate import GenerateWorkload
+from configs.workloads.noop import NoopWorkload
+from configs.workloads.train import TrainWorkload
+from reports.render import ReportSummary, render_report, report_text
+from reports.templating import template_environment
+
+MODEL = PlannedModel(name="tiny", identity="folder:abc", manifest="m/manifest.json")
+RANDOM = PlannedModel(name="llama-110m", identity="synthetic:llama-110m@0", manifest="s/manifest.json")
+REPEATS = 3
+
+
+def generate(model: PlannedModel = MODEL, dp: int = 1, dtype: str = "float32", **work: Any) -> Cell:
+    fields = {"num_prompts": 8, "new_tokens": 5, "batch_size": 4, **work}
+    return Cell.model_validate(
+        {"model": model.identity, "workload": GenerateWorkload(**fields), "layout": Layout(dp=dp), "dtype": dtype}
+    )
+
+
+def experiment(
+    name: str, kind: str, points: list[tuple[Cell, dict[str, Any], str]], **fields: Any
+) -> PlannedExperiment:
+    placed = [
+        Point(cell=cell.key, values=values, label=label, baseline=position == 0)
+        for position, (cell, values, label) in enumerate(points)
+    ]
+    return PlannedExperiment.model_validate(
+        {"name": name, "kind": kind, "model": MODEL.name, "points": placed, **fields}
+    )
+
+
+def plan_of(cells: list[Cell], experiments: list[PlannedExperiment], repeats: int = REPEATS) -> Plan:
+    return Plan(
+        study="quick",
+        models=(MODEL, RANDOM),
+        targets=(LocalTarget(),),
+        measuring=Measuring(repeats=repeats),
+        pack=True,
+        experiments=tuple(experiments),
+        cells={cell.key: cell for cell in cells},
+        repeats={cell.key: repeats for cell in cells},
+    )
+
+
+def write_plan(folder: Path, plan: Plan) -> RunPaths:
+    run = RunPaths(folder)
+    run.environments.mkdir(parents=True)
+    run.plan.write_text(plan.model_dump_json())
+    run.environment("e1").write_text(canonical_json({"python": "3.11.2", "commit": "abc123", "variables": {"A": "1"}}))
+    return run
+
+
+def write_record(
+    run: RunPaths,
+    cell: Cell,
+    repeat: int = 0,
+    attempt: int = 1,
+    status: Status = Status.COMPLETED,
+    samples: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Path:
+    measuring_pass = fields.get("measuring_pass", "timed")
+    path = run.record(cell.key, measuring_pass, repeat, attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = Record(
+        key=cell.key,
+        cell=cell,
+        repeat=repeat,
+        attempt=attempt,
+        status=status,
+        job=f"job-{measuring_pass}-{repeat}",
+        position=0,
+        started_at=f"2026-01-01T00:0{repeat}:00Z",
+        finished_at=f"2026-01-01T00:0{repeat}:30Z",
+        **{"environment": "e1", **fields},
+    )
+    path.write_text(record.model_dump_json())
+    if samples is not None:
+        np.savez(path.with_suffix(".npz"), **{name: np.asarray(values) for name, values in samples.items()})
+    return path
+
+
+def generated(cell: Cell, seconds: float, slow: float = 0.0) -> dict[str, Any]:
+    """Two passes of so many seconds; the last rank is `slow` seconds slower. TTFT 10 ms, then 5 ms a token."""
+    work, ranks = cell.workload, cell.layout.ranks
+    assert isinstance(work, GenerateWorkload)
+    share = (work.num_prompts or 1) // ranks
+    batches = max(1, share // work.batch_size)
+    samples: dict[str, Any] = {}
+    for rank in range(ranks):
+        late = slow if rank == ranks - 1 else 0.0
+        samples[f"{rank}/pass_seconds"] = [seconds + late] * 2
+        samples[f"{rank}/ttft_seconds"] = [0.010] * (2 * batches)
+        samples[f"{rank}/request_seconds"] = [0.010 + 0.005 * (work.new_tokens - 1)] * (2 * batches)
+        samples[f"{rank}/batch_sequences"] = [share / batches] * (2 * batches)
+    return samples
+
+
+def write_measurements(
+    run: RunPaths, cell: Cell, seconds: list[float], peak_mib: float | None = None, **fields: Any
+) -> None:
+    """A completed repeat for each of `seconds`, and a memory pass."""
+    for repeat, value in enumerate(seconds):
+        figures = {"measurement_seconds": 2.0, "cpu_seconds": 1.5, "others_cpu_share": 0.02, **fields}
+        write_record(run, cell, repeat, samples=generated(cell, value), figures=figures)
+    if peak_mib is not None:
+        figures = {"peak_memory_bytes": int(peak_mib * 2**20), "memory_growth_bytes": 2**20}
+        write_record(run, cell, measuring_pass="memory", figures=figures)
+
+
+def answers(tokens: list[list[int]], vocabulary: int = 4) -> dict[str, Any]:
+    """Answers, and the noise that a reference measures beside them: 4 orders."""
+    count, new = len(tokens), len(tokens[0])
+    noise = {"nll": 3 * count, "rms": 2 * count, "largest": 2 * count, "kl": 2 * count, "flips": 2 * count}
+    noise |= {"columns": vocabulary, "gaps": count * new * (vocabulary - 1), "chain": 1}
+    return {
+        "0/answer_prompts": np.arange(count, dtype=np.int32),
+        "0/answer_tokens": np.asarray(tokens, dtype=np.int32).ravel(),
+        "0/answer_nll": np.full(3 * count, 2.0),
+        "0/answer_nll_prompts": np.repeat(np.arange(count), 3),
+        "0/answer_logits": np.tile(np.linspace(-1, 1, vocabulary, dtype=np.float32), 2 * count),
+        "0/answer_logit_prompts": np.repeat(np.arange(count), 2),
+        "0/answer_logit_positions": np.tile([0, 3], count),
+        "0/answer_gaps": np.zeros(count * new, dtype=np.float32),
+        "0/answer_top_tokens": np.tile(np.arange(vocabulary), count * new),
+        "0/answer_top_logits": np.tile(np.linspace(1, -1, vocabulary, dtype=np.float32), count * new),
+        **{f"0/noise_float32_{name}": np.full(4 * size, 1e-6) for name, size in noise.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, ReportSummary]:
+    run = quick_run(tmp_path_factory.mktemp("reports") / "quick")
+    return run, render_report(run)
+
+
+def quick_run(folder: Path) -> RunPaths:
+    """All five experiments and a training cell. 80 tokens in two passes: 1 s a pass gives 40 tokens/s."""
+    one, two, wide = generate(), generate(dp=2), generate(num_prompts=16, dp=2)
+    large, huge, half = generate(batch_size=8), generate(batch_size=16), generate(dtype="bfloat16")
+    single = generate(RANDOM)
+    reference = Cell(
+        model=MODEL.identity,
+        workload=GenerateWorkload(num_prompts=2, new_tokens=3, answers=True),
+        engine="transformers",
+    )
+    candidate = reference.model_copy(update={"engine": "rankwise"})
+    train = Cell(model=MODEL.identity, workload=TrainWorkload(steps=4))
+    experiments = [
+        experiment("strong", "strong", [(one, {"ranks": 1}, "1 rank"), (two, {"ranks": 2}, "2 ranks")], grow="dp"),
+        experiment("weak", "weak", [(one, {"ranks": 1}, "1 rank"), (wide, {"ranks": 2}, "2 ranks")], grow="dp"),
+        experiment(
+            "batch",
+            "sweep",
+            [
+                (cell, {"workload.batch_size": size}, f"batch_size {size}")
+                for cell, size in ((one, 4), (large, 8), (huge, 16))
+            ],
+        ),
+        experiment(
+            "half", "optimization", [(one, {"variant": "baseline"}, "baseline"), (half, {"variant": "bf|16"}, "bf|16")]
+        ),
+        experiment(
+            "right", "correctness", [(reference, {}, "transformers"), (candidate, {}, "rankwise, 1 rank, float32")]
+        ),
+    ]
+    cells = [one, two, wide, large, huge, half, single, reference, candidate, train]
+    plan = plan_of(cells, experiments)
+    plan = plan.model_copy(update={"repeats": {**plan.repeats, reference.key: 1, candidate.key: 1, train.key: 1}})
+    run = write_plan(folder, plan)
+    write_measurements(run, one, [1.0, 1.25, 0.8], peak_mib=100)
+    write_measurements(run, two, [0.5, 0.5, 0.5], peak_mib=80, others_cpu_share=0.25)
+    write_measurements(run, wide, [1.0, 1.0, 1.0])
+    write_measurements(run, large, [0.9, 0.9, 0.9], peak_mib=150)
+    failure = Failure(message="needs | about <31> GiB", rank=1, log="jobs/j/rank_1.log")
+    for repeat in range(REPEATS):
+        write_record(run, huge, repeat, status=Status.OUT_OF_MEMORY, failure=failure)
+    write_measurements(run, half, [0.5, 0.5, 0.5])
+    write_measurements(run, single, [2.0, 2.0, 2.0], peak_mib=200)
+    for cell in (reference, candidate):
+        samples = {**generated(cell, 1.0), **answers([[1, 2, 3], [4, 5, 6]])}
+        path = write_record(run, cell, samples=samples, figures={"answer_vocabulary": 4})
+        line = '{"prompt_index": 0, "prompt": "def f", "completion": "(x):\\n  return *x*"}\n'
+        path.with_name(f"{path.stem}.completions_rank_0.jsonl").write_text(line)
+    figures = {"tokens_per_step": 1024, "heldout_loss": 1.5, "heldout_perplexity": 4.4817, "heldout_tokens": 2048}
+    losses = {"0/step_seconds": [0.5, 0.5, 0.25], "0/loss": [3.0, 2.0, 1.75, 1.5]}
+    write_record(run, train, samples=losses, figures=figures)
+    return run
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    names = ["report.md", "cells.csv", "records.parquet"]
+    found = [folder / name for name in names] + sorted((folder / "plots").glob("*"))
+    return {path.name: path.read_bytes() for path in found}
+
+
+def cells_of(run: RunPaths) -> dict[str, dict[str, str]]:
+    with run.cells_csv.open(newline="") as file:
+        return {line["key"]: line for line in csv.DictReader(file)}
+
+
+def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> None:
+    quick, summary = rendered
+    text = quick.report.read_text()
+    # 2 ranks: 80 tokens in 1 s; 1 rank: the median of 40, 32 and 50 tokens/s.
+    assert "| 1 (baseline) | 3 of 3 | 40.0 [32.0 to 50.0] | 1 | 100 % | 5.00 [5.00 to 5.00] |" in text
+    assert "| 2 | 3 of 3 | 80.0 [80.0 to 80.0] | 2.00 [1.60 to 2.50] | 100 % [80.0 to 125] |" in text
+    assert "2 ranks give 2.00 times (1.60 to 2.50, range of 3 pairs) the throughput of 1 rank with the work" in text
+    # Pairs: 80/40, 80/32, 80/50.
+    assert "| bf\\|16 | 3 | 80.0 [80.0 to 80.0] | 2.00 [1.60 to 2.50] |" in text
+    assert "out of memory" in text and "needs \\| about &lt;31&gt; GiB" in text and "`jobs/j/rank_1.log`" in text
+    assert "**agrees** | 2 of 2" in text and "return \\*x\\*" in text
+    assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text
+    assert "| 4 | 3.00 | 1.50 | 1.50 | 4.482 | 2,048 |" in text
+    assert summary.statuses == {"completed": 21, "out_of_memory": 3}
+    assert summary.cells_without_measurement == 1
+    assert summary.path == quick.report
+
+
+def test_the_opening_says_what_to_run(rendered: tuple[RunPaths, ReportSummary]) -> None:
+    tiny, random, train, right, lost = rendered[1].sentences
+    assert tiny.startswith("Run tiny as dp=2, float32, batch 4, 5 tokens")
+    assert "80.0 tokens/s (80.0 to 80.0, range of 3 repeats): 2.00 times (1.60 to 2.50) one rank" in tiny
+    assert "Least memory: 1 rank, float32, batch 4, 5 tokens, 100 MiB" in tiny
+    assert train.startswith("Train tiny as")
+    assert random.startswith("Run llama-110m (random weights) as 1 rank") and "the only cell with a figure" in random
+    assert right.startswith(
+        "The answers are right. tiny, rankwise, 1 rank, float32, differs from the reference by the noise"
+    )
+    assert lost == (
+        "1 of 10 cells has no figure: tiny, 1 rank, float32, batch 16, 5 tokens: "
+        "out of memory (needs | about <31> GiB)."
+    )
+
+
+def test_cells_and_records_for_other_programs(rendered: tuple[RunPaths, ReportSummary]) -> None:
+    quick, _ = rendered
+    one, two = generate(), generate(dp=2)
+    line = cells_of(quick)[two.key]
+    assert line["experiments"] == "strong" and cells_of(quick)[one.key]["experiments"] == "strong; weak; batch; half"
+    assert [float(line[f"tokens_per_second_{what}"]) for what in ("median", "min", "max")] == [80.0, 80.0, 80.0]
+    assert float(line["ttft_seconds_median"]) == pytest.approx(0.010)
+    assert int(line["peak_memory_bytes_all_ranks"]) == 2 * int(line["peak_memory_bytes_largest_rank"]) == 160 * 2**20
+    assert line["repeats_completed"] == "3" and line["workload_new_tokens"] == "5" and line["workload_steps"] == ""
+    table = parquet.read_table(quick.records_parquet)
+    rows = {row["path"]: row for row in table.to_pylist()}
+    assert len(rows) == len(list(quick.records.glob("*/*.json")))
+    row = rows[f"records/{one.key}/r1-a1.json"]
+    assert row["used"] and row["tokens_per_second"] == pytest.approx(32.0) and row["figure_cpu_seconds"] == 1.5
+    failed = next(row for row in rows.values() if row["status"] == "out_of_memory")
+    assert failed["failure_rank"] == 1 and failed["tokens_per_second"] is None
+
+
+def test_rendering_again_gives_the_same_bytes(rendered: tuple[RunPaths, ReportSummary], tmp_path: Path) -> None:
+    quick, _ = rendered
+    first = files_of(quick.folder)
+    leave_out = shutil.ignore_patterns(*first)
+    copy = RunPaths(shutil.copytree(quick.folder, tmp_path / "elsewhere", ignore=leave_out))
+    (copy.plots / "of-an-older-report.png").write_bytes(b"old")
+    render_report(copy)
+    assert files_of(copy.folder) == first
+    assert len([name for name in first if name.endswith(".svg")]) == 13
+    assert all(f"plots/{name}" in first["report.md"].decode() for name in first if name.endswith((".png", ".svg")))
+    assert str(quick.folder) not in first["report.md"].decode()
+
+
+def test_the_slowest_rank_ends_a_pass(tmp_path: Path) -> None:
+    cell = generate(dp=2)
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=1))
+    write_record(run, cell, samples=generated(cell, 0.5, slow=0.5))
+    render_report(run)
+    assert float(cells_of(run)[cell.key]["tokens_per_second_median"]) == pytest.approx(40.0)
+
+
+def test_no_record_at_all(tmp_path: Path) -> None:
+    one, two = generate(), generate(dp=2)
+    points = [(one, {"ranks": 1}, "1 rank"), (two, {"ranks": 2}, "2 ranks")]
+    kinds = ("strong", "weak", "sweep", "optimization", "correctness")
+    run = write_plan(tmp_path / "run", plan_of([one, two], [experiment(kind, kind, points) for kind in kinds]))
+    summary = render_report(run)
+    assert summary.statuses == {"missing": 6} and summary.cells_without_measurement == 2
+    assert summary.sentences[-1].startswith(
+        "2 of 2 cells have no figure: tiny, 1 rank, float32, batch 4, 5 tokens: not"
+    )
+    assert "no attempt has left a record" in run.report.read_text()
+    assert not run.plots.exists()
+    assert parquet.read_table(run.records_parquet).num_rows == 0
+
+
+def test_a_plan_without_experiments_and_only_failures(tmp_path: Path) -> None:
+    cell = Cell(workload=NoopWorkload(label="dies"))
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=1))
+    write_record(run, cell, status=Status.TIMEOUT, failure=Failure(message="no sign of life for 60 s"))
+    write_record(run, cell, measuring_pass="memory", status=Status.LOST)
+    summary = render_report(run)
+    text = run.report.read_text()
+    assert summary.statuses == {"timeout": 1}
+    assert "no sign of life for 60 s" in text and "memory pass | lost" in text
+    assert "## Strong scaling" not in text and "## Memory and CPU" not in text
+
+
+def test_the_attempt_that_decides(tmp_path: Path) -> None:
+    """A completed attempt wins over a later failure; else the last counts. Another plan's records are counted."""
+    cell, other = generate(), generate(new_tokens=7)
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=2))
+    write_record(run, cell, 0, attempt=1, samples=generated(cell, 1.0))
+    write_record(run, cell, 0, attempt=2, status=Status.FAILED)
+    write_record(run, cell, 1, attempt=1, status=Status.NODE_FAILED, failure=Failure(message="first"))
+    write_record(run, cell, 1, attempt=2, status=Status.PREEMPTED, failure=Failure(message="second"))
+    write_record(run, cell, 2, samples=generated(cell, 1.0))
+    write_record(run, other, 0, samples=generated(other, 1.0))
+    summary = render_report(run)
+    text = run.report.read_text()
+    assert summary.statuses == {"completed": 1, "preempted": 1}
+    assert "second" in text and "first |" not in text
+    assert "2 records of 2 cells in this folder are no part of this plan and are left out." in text
+    assert summary.sentences[-1] == "Every cell has a figure, but 1 repeat failed."
+
+
+def test_several_environments_are_said(tmp_path: Path) -> None:
+    cell = generate()
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=2))
+    run.environment("e2").write_text(canonical_json({"python": "3.11.2", "commit": "def456", "variables": {"A": "1"}}))
+    write_record(run, cell, 0, samples=generated(cell, 1.0))
+    write_record(run, cell, 1, samples=generated(cell, 1.0), environment="e2")
+    render_report(run)
+    text = run.report.read_text()
+    assert "The records come from 2 environments that differ in commit: " in text
+    assert "| `commit` | abc123 | def456 |" in text and "| `variables.A` | 1 |" in text
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    cell = generate()
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=1))
+    path = write_record(run, cell, samples=generated(cell, 1.0))
+    whole = path.with_suffix(".npz").read_bytes()
+    path.with_suffix(".npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"r0-a1\.npz: .*cannot be read"):
+        render_report(run)
+    path.write_text(path.read_text().replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99'))
+    with pytest.raises(SchemaError, match=r"r0-a1\.json"):
+        render_report(run)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"r0-a1\.json: not JSON"):
+        render_report(run)
+
+
+def test_a_thousand_records_render_quickly(tmp_path: Path) -> None:
+    cells = [Cell(workload=NoopWorkload(label=f"n{index}")) for index in range(250)]
+    run = write_plan(tmp_path / "run", plan_of(cells, [], repeats=4))
+    for cell in cells:
+        for repeat in range(4):
+            write_record(run, cell, repeat, samples={"0/pass_seconds": [0.01]})
+    assert render_report(run).statuses == {"completed": 1000}
+    assert len(cells_of(run)) == 250 and "100 items/s" in run.report.read_text()
+
+
+def test_the_template_refuses_unknown_names() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="misspelt"):
+        template_environment().from_string("{{ misspelt }}").render()
+    with pytest.raises(jinja2.UndefinedError):
+        report_text({})

@@ -1,0 +1,297 @@
+"""Training in the report, from made-up records: utilization, the step's parts, equal learning, ways side by side."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.plans.prediction import Prediction
+from configs.spec.cell import Cell
+from reports.decisions.objectives import judge_objectives
+from reports.plots.experiments.time_split import draw_time_split
+from reports.plots.style import drawn
+from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
+from reports.reading.load import load_run
+from reports.render import render_report
+from reports.text import Table
+from reports.training.cells import (
+    checkpoints_table,
+    exposed_share,
+    memory_table,
+    network_table,
+    speed_lines,
+    speed_table,
+    split_sentence,
+    split_table,
+    trained_cells,
+    utilization_estimate,
+)
+from reports.training.equality import JUDGED_STEPS, TOLERANCES, equality_sentence, equality_table, same_learning
+from reports.training.strategies import ranking, strategies, strategies_sentence, strategies_table, way_name
+from tests.support.made_studies import planned, write_plan, write_record
+
+TOKENS = 8 * 16
+STUDY = """
+targets:
+  - {kind: slurm, name: slow, nodes: 2}
+  - {kind: slurm, name: fast, nodes: 2}
+workload: {kind: train, global_batch_size: 8, sequence_length: 16, steps: 5}
+measuring: {repeats: 6}
+experiments:
+  ways:
+    kind: optimization
+    baseline: {dp: 2}
+    variants:
+      fsdp: {strategy: fsdp}
+      zero2 in parts: {strategy: zero2, micro_batch_size: 2}
+      half: {dtype: bfloat16}
+  one: {kind: sweep, over: {dp: [1]}}
+"""
+
+
+def step_samples(cell: Cell, seconds: float, losses: Any, exposed: float | None) -> dict[str, Any]:
+    """Four measured steps: 10 % data, 20 % forward, 40 % backward, the rest but what is exposed the optimizer's."""
+    samples: dict[str, Any] = {}
+    for rank in range(cell.layout.ranks):
+        shares = {"data": 0.1, "forward": 0.2, "backward": 0.4, "optimizer": 0.3 - (exposed or 0.0)}
+        shares |= {} if exposed is None else {"exposed_communication": exposed}
+        samples |= {f"{rank}/{name}_seconds": [seconds * share] * 4 for name, share in shares.items()}
+        samples[f"{rank}/step_seconds"] = [seconds] * 4
+        samples[f"{rank}/loss"] = losses
+        samples[f"{rank}/gradient_norm"] = np.asarray(losses) / 2
+        samples[f"{rank}/checkpoint_seconds"] = [0.0, seconds, 0.0, 0.0]
+    return samples
+
+
+def write_training(
+    run: RunPaths,
+    cell: Cell,
+    seconds: float,
+    losses: Any = (4.0, 3.5, 3.0, 2.8, 2.7),
+    exposed: float | None = 0.1,
+    repeats: int = 6,
+    peaks_mib: tuple[float, ...] = (),
+    **figures: Any,
+) -> None:
+    """Completed repeats, each a little slower than the one before."""
+    known = {"tokens_per_step": TOKENS, "steps": 5, "model_flops_per_step": 1e9, "hardware_flops_per_step": 1.25e9}
+    for repeat in range(repeats):
+        samples = step_samples(cell, seconds * (1 + 0.002 * repeat), losses, exposed if cell.layout.ranks > 1 else 0.0)
+        hosts = [f"n{rank}" for rank in range(cell.layout.ranks)]
+        write_record(run, cell, repeat, samples=samples, figures=known | figures, hosts=hosts)
+    if peaks_mib:
+        peaks = [int(peak * 2**20) for peak in peaks_mib]
+        given: dict[str, Any] = {"figures": {"peak_memory_bytes": peaks[0]}}
+        write_record(run, cell, 0, measuring_pass="memory", rank_figures={"peak_memory_bytes": peaks}, **given)
+
+
+def by_way(plan: Plan, target: str) -> dict[str, Cell]:
+    """Cells of two ranks on a target, by way and precision."""
+    cells = [cell for cell in plan.cells.values() if cell.target == target and cell.layout.dp == 2]
+    return {way_name(cell) + (" half" if cell.dtype != "float32" else ""): cell for cell in cells}
+
+
+def made(folder: Path) -> RunPaths:
+    """Two targets. On the slow one zero2 is predicted faster than fsdp and measured slower; on the fast one all is
+    right, but fsdp and ddp are equal within noise."""
+    plan = planned(STUDY, repeats=6)
+    said: dict[str, Prediction] = {}
+    for target, predicted in (("slow", (0.09, 0.2, 0.1)), ("fast", (0.05, 0.06, 0.08))):
+        for name, seconds in zip(("ddp", "fsdp", "zero2, in 2 micro-batches"), predicted, strict=True):
+            said[by_way(plan, target)[name].key] = Prediction(
+                step_seconds=seconds, tokens_per_second=TOKENS / seconds, peak_memory_bytes=90 * 2**20,
+                exposed_communication_seconds=seconds / 4, network_bytes_per_step=3e6, peak_flops=2e10,
+                peak_source="a data sheet",
+            )  # fmt: skip
+    plan = plan.model_copy(update={"predictions": said})
+    run = write_plan(folder, plan)
+    curve = np.array([4.0, 3.5, 3.0, 2.8, 2.7])
+    for target, measured in (("slow", (0.1, 0.15, 0.3)), ("fast", (0.05, 0.0501, 0.1))):
+        ways = by_way(plan, target)
+        for name, seconds in zip(("ddp", "fsdp", "zero2, in 2 micro-batches"), measured, strict=True):
+            write_training(
+                run, ways[name], seconds, curve * (1 + (1e-6 if name == "ddp" else -2e-6)), peaks_mib=(100, 80),
+                communication_bytes_per_step=2_000_000, network_sent_bytes=16_000_000, checkpoint_bytes=5 * 2**20,
+                checkpoint_seconds=0.2, checkpoints_written=3, tokens_per_second_with_checkpoints=1000.0,
+            )  # fmt: skip
+        stray = curve * np.array([1, 1, 1.05, 1, 1]) if target == "slow" else curve * 1.003
+        write_training(run, ways["ddp half"], 0.2, stray, exposed=None)
+        (alone,) = (cell for cell in plan.cells.values() if cell.target == target and cell.layout.dp == 1)
+        write_training(run, alone, 0.16, curve)
+    return run
+
+
+def column(table: Table | None, title: str, place: int = 0) -> list[str]:
+    """A column by its title; `place` chooses among those of the same title."""
+    assert table is not None
+    at = [index for index, name in enumerate(table.columns) if name == title][place]
+    return [row[at] for row in table.rows]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    return made(tmp_path_factory.mktemp("training") / "run")
+
+
+def test_utilization_is_flops_over_time_ranks_and_peak(run: RunPaths) -> None:
+    study = load_run(run)
+    cells = by_way(study.plan, "slow")
+    ddp, half = (study.cells[cells[name].key] for name in ("ddp", "ddp half"))
+    mfu, hfu = (utilization_estimate(study.plan, ddp, kind) for kind in ("MFU", "HFU"))
+    # 1e9 FLOPs in 0.1 s on two ranks of 2e10 FLOP/s: a quarter; repeats get slower by up to 1 %.
+    assert mfu is not None and mfu.high == pytest.approx(0.25) and mfu.low == pytest.approx(0.25 / 1.01)
+    assert hfu is not None and hfu.high == pytest.approx(0.25 * 1.25)
+    assert utilization_estimate(study.plan, half, "MFU") is None, "its plan knows no peak"
+    table = speed_table(study, trained_cells(study))
+    assert "–" in column(table, "MFU, %") and column(table, "tokens/s a rank")[0].startswith("637")
+    lines = speed_lines(study, trained_cells(study))
+    assert lines[0] == "Peak of 6 cells: 20.0 GFLOP/s a rank in float32 (a data sheet)."
+    assert lines[1].startswith("The peak is unknown of 4 cells")
+
+
+def test_the_parts_sum_to_the_step(run: RunPaths) -> None:
+    study = load_run(run)
+    cells = trained_cells(study)
+    table = split_table(cells)
+    ddp = study.cells[by_way(study.plan, "slow")["ddp"].key]
+    row = next(row for row in table.rows if row[1] == ddp.name.replace("_", "\\_")) if table else ()
+    assert [value.partition(" ")[0] for value in row[2:]][:6] == ["100", "10.1", "20.1", "40.2", "10.1", "20.1"]
+    assert exposed_share(ddp) == pytest.approx(0.1)
+    assert exposed_share(study.cells[by_way(study.plan, "slow")["ddp half"].key]) is None
+    assert "10.0 % of a step" in split_sentence(cells)
+
+
+def test_what_is_beside_the_step(run: RunPaths) -> None:
+    study = load_run(run)
+    cells = trained_cells(study)
+    assert column(memory_table(study, cells), "measured, MiB, fullest rank")[0] == "100"
+    assert column(memory_table(study, cells), "emptiest rank")[0] == "80.0"
+    assert column(memory_table(study, cells), "predicted over measured")[0] == "-10 %"
+    network = network_table(study, cells)
+    # 16 MB in four measured steps; 3 MB a step were predicted.
+    assert column(network, "sent by a node, MB")[0] == "4.00"
+    assert column(network, "handed to collectives, MB a rank")[0] == "2.00"
+    assert column(network, "predicted over measured")[0] == "-25 %"
+    saved = checkpoints_table(study, cells)
+    assert column(saved, "checkpoints")[0] == "3" and column(saved, "MiB")[0] == "5.00"
+    assert column(saved, "share of the time")[0] == "20.0 %", "one step's time after four steps"
+    assert saved is not None and "torn" not in saved.columns
+
+
+def test_ways_to_compute_the_same_are_held_against_the_plainest(run: RunPaths) -> None:
+    study = load_run(run)
+    (found,) = same_learning(study)
+    assert found.reference.result.cell.layout.ranks == 1 and len(found.others) == 9
+    ways = {(item.curve.result.cell.target, item.curve.result.cell.dtype): item for item in found.others}
+    assert not ways["slow", "bfloat16"].within and ways["fast", "bfloat16"].within
+    assert ways["slow", "bfloat16"].loss == pytest.approx(0.05)
+    assert ways["slow", "float32"].within and ways["slow", "float32"].loss < 3e-6
+    assert "8 follow it" in equality_sentence(found) and "Not explained by rounding: " in equality_sentence(found)
+    assert column(equality_table(found), "follows").count("no") == 1
+
+
+def test_only_the_first_steps_are_judged(tmp_path: Path) -> None:
+    plan = planned(STUDY, repeats=6)
+    run = write_plan(tmp_path / "run", plan)
+    ways = by_way(plan, "fast")
+    curve = np.linspace(4, 2, 3 * JUDGED_STEPS)
+    late = curve.copy()
+    late[2 * JUDGED_STEPS] *= 1 + 100 * TOLERANCES["float32"][0]
+    write_training(run, ways["ddp"], 0.1, curve)
+    write_training(run, ways["fsdp"], 0.1, late[:-1])
+    (found,) = same_learning(load_run(run))
+    (item,) = found.others
+    assert item.within and item.loss_first == 0 and item.loss == pytest.approx(100 * TOLERANCES["float32"][0])
+    assert item.steps == 3 * JUDGED_STEPS - 1
+
+
+def test_a_ranking_is_wrong_where_a_clear_pair_is(run: RunPaths) -> None:
+    study = load_run(run)
+    slow, fast = strategies(study)
+    assert (slow.target, fast.target) == ("slow", "fast") and len(slow.ways) == 3, "bfloat16 is no way of its own"
+    wrong = ranking(slow)
+    assert wrong.pairs == wrong.clear == 3 and [(a.name, b.name) for a, b in wrong.wrong] == [
+        ("fsdp", "zero2, in 2 micro-batches")
+    ]
+    assert "wrong in 1: fsdp is faster than zero2, in 2 micro-batches." in strategies_sentence(slow)
+    right = ranking(fast)
+    assert (right.pairs, right.clear, right.wrong) == (3, 2, ()), "ddp and fsdp do not differ clearly"
+    assert "2 differ clearly, and the planner's ranking of them is right." in strategies_sentence(fast)
+    table = strategies_table(study, slow)
+    assert column(table, "place measured") == ["1", "2", "3"] and column(table, "place predicted") == ["1", "3", "2"]
+    assert column(table, "predicted") == ["90.0", "200", "100"] and column(table, "predicted", 1)[0] == "25.0 %"
+    assert column(table, "peak memory, MiB, fullest rank") == ["100"] * 3
+
+
+def test_one_repeat_tells_no_ways_apart(tmp_path: Path) -> None:
+    plan = planned(STUDY, repeats=1)
+    ways = by_way(plan, "fast")
+    said = {ways[name].key: Prediction(step_seconds=1.0) for name in ("ddp", "fsdp")}
+    run = write_plan(tmp_path / "run", plan.model_copy(update={"predictions": said}))
+    write_training(run, ways["ddp"], 0.1, repeats=1)
+    write_training(run, ways["fsdp"], 0.9, repeats=1)
+    found = next(each for each in strategies(load_run(run)) if each.target == "fast")
+    assert ranking(found).pairs == 1 and ranking(found).clear == 0
+    assert "No pair of ways differs clearly" in strategies_sentence(found)
+    assert column(strategies_table(load_run(run), found), "state").count("missing") == 1
+
+
+def test_the_report_has_it_all(run: RunPaths) -> None:
+    text = render_report(run).path.read_text()
+    for heading in (
+        "## Training", "### Speed and utilization", "### Where a step goes", "### The same learning",
+        "### Memory by rank", "### Network", "### Checkpoints", "## Strategies",
+    ):  # fmt: skip
+        assert f"\n{heading}\n" in text, heading
+    assert (run.plots / "training-steps.png").exists() and len(list(run.plots.glob("strategies-*.svg"))) == 2
+    lines = {line["key"]: line for line in csv.DictReader(run.cells_csv.read_text().splitlines())}
+    ways = by_way(load_run(run).plan, "slow")
+    assert float(lines[ways["ddp"].key]["model_flops_utilization"]) == pytest.approx(0.25, rel=0.01)
+    assert float(lines[ways["ddp"].key]["exposed_communication_share"]) == pytest.approx(0.1)
+    assert lines[ways["ddp half"].key]["hardware_flops_utilization"] == "", "unknown is empty"
+
+
+def test_an_objective_takes_what_the_steps_timed(run: RunPaths) -> None:
+    study = load_run(run)
+    bounds = study.plan.objectives.model_copy(update={"exposed_communication_share": 0.08})
+    judged = judge_objectives(replace(study, plan=study.plan.model_copy(update={"objectives": bounds})))
+    found = {item.result.key: item for item in judged if item.result is not None}
+    ways = by_way(study.plan, "slow")
+    missed, unknown = found[ways["fsdp"].key], found[ways["ddp half"].key]
+    assert missed.word == "missed" and missed.value == pytest.approx(0.1) and missed.interval is not None
+    assert unknown.word == "undecided" and "no profile pass" in unknown.reason
+    assert len(found) == 8, "one rank waits for nobody"
+
+
+def test_scaling_shows_the_parts_of_a_step_by_ranks(tmp_path: Path) -> None:
+    text = STUDY.partition("experiments:")[0] + "experiments: {strong: {kind: strong, grow: dp, to: 2}}"
+    plan = planned(text, repeats=2)
+    run = write_plan(tmp_path / "run", plan)
+    for cell in plan.cells.values():
+        write_training(run, cell, 0.2 / cell.layout.dp, repeats=2)
+    study = load_run(run)
+    found = time_split(study, plan.experiments[0])
+    assert found is not None and found.unit == "step"
+    assert found.names[:5] == ["data", "forward", "backward", "exposed communication", "optimizer"]
+    table = time_split_table(found)
+    assert column(table, "communication") == ["none: one rank", "timed: see exposed communication"]
+    assert column(table, "exposed communication, ms (share)")[1].endswith("(10 %)")
+    assert "unknown" not in time_split_sentence(found)
+    assert drawn(lambda figure: draw_time_split(figure, found))["png"]
+
+
+def test_records_of_earlier_versions_have_no_more_than_they_had(tmp_path: Path) -> None:
+    plan = planned(STUDY, repeats=1)
+    run = write_plan(tmp_path / "run", plan)
+    for cell in plan.cells.values():
+        ranks = range(cell.layout.ranks)
+        samples = {f"{rank}/{name}": [1.0, 0.5] for rank in ranks for name in ("step_seconds", "loss", "gradient_norm")}
+        write_record(run, cell, 0, samples=samples, figures={"tokens_per_step": TOKENS})
+    text = render_report(run).path.read_text()
+    assert "## Training" in text and "### " not in text.split("## Training")[1].split("\n## ")[0]
+    assert "| model | cell | steps | first loss, nats | last loss, nats |" in text

@@ -1,0 +1,212 @@
+"""The texts of manifests: as they were agreed (golden files), clean by shellcheck, and safe for whatever a study says.
+
+`GOLDEN_FILES=write python -m pytest tests/slurm/sbatch_bundle/test_scripts.py` writes the golden files anew.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.spec.target import Container, SlurmTarget
+from slurm.sbatch_bundle.scripts import (
+    BundleLaunch,
+    LargeModel,
+    SbatchBundle,
+    definition,
+    readme,
+    run_script,
+    sbatch_line,
+    sbatch_script,
+    setup_script,
+)
+
+GOLDEN = Path(__file__).parents[2] / "data" / "manifests"
+SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
+PLAIN = SbatchBundle(
+    study="noops",
+    target=SlurmTarget(name="cluster", partition="batch", nodes=2, ranks_per_node=2),
+    steps=[BundleLaunch(1, "0001-timed-1a2b3c4d"), BundleLaunch(2, "0002-timed-5e6f7081")],
+    ranks=4,
+)
+FULL = SbatchBundle(
+    study="openllama",
+    target=SlurmTarget(
+        name="gpus",
+        nodes=2,
+        gpus_per_node=1,
+        cores_per_rank=8,
+        memory_per_node="64G",
+        time_limit_minutes=240,
+        partition="gpu",
+        account="def-group",
+        qos="normal",
+        constraint="[rack1|rack2]&a100",
+        exclusive=True,
+        extra={"mail-user": "somebody@example.org", "comment": 'two "nodes" for $5', "reboot": False},
+        modules=["apptainer/1.3", "cuda 12"],
+        setup=["ulimit -l unlimited", "export NCCL_DEBUG=INFO"],
+        container=Container(
+            image="/shared/images/it's here.sif", binds=["/data sets:/data:ro"], python="/opt/bin/python"
+        ),
+    ),
+    steps=[
+        BundleLaunch(2, "0001-timed-1a2b3c4d"),
+        BundleLaunch(2, "0002-perf-1a2b3c4d", "perf"),
+        BundleLaunch(2, "0003-nsys-1a2b3c4d", "nsys"),
+    ],
+    ranks=2,
+    models=[LargeModel("0123456789abcdef", "open_llama_3b_v2", "/home/me/open llama")],
+    profiler="nsys",
+)
+TEXTS = {
+    "noops/submit.sbatch": sbatch_script(PLAIN),
+    "noops/run.sh": run_script(PLAIN.target),
+    "noops/README.md": readme(PLAIN, Path("noops")),
+    "openllama/submit.sbatch": sbatch_script(FULL),
+    "openllama/run.sh": run_script(FULL.target),
+    "openllama/README.md": readme(FULL, Path("a folder")),
+}
+ANYTHING = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_scripts_are_as_agreed(name: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("GOLDEN_FILES") == "write":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(TEXTS[name])
+    assert TEXTS[name] == path.read_text()
+
+
+@pytest.mark.parametrize("name", [*(name for name in TEXTS if not name.endswith(".md")), "setup_multi_node.sh"])
+def test_shellcheck_has_nothing_to_say(name: str) -> None:
+    text = TEXTS.get(name) or setup_script()
+    done = subprocess.run([SHELLCHECK, "--shell=bash", "-"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def bash(script: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run a script as bash reads it from a file; the environment is given whole."""
+    return subprocess.run(
+        ["bash", "-c", script, "script", *arguments],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+    )
+
+
+def stand_in(folder: Path) -> None:
+    """An `apptainer` that says what it was told, one argument after the other."""
+    (folder / "apptainer").write_text("#!/bin/bash\nprintf '%s\\0' \"$@\"\n")
+    (folder / "apptainer").chmod(0o755)
+
+
+@settings(max_examples=25)
+@given(image=ANYTHING.filter(bool), source=ANYTHING, root=ANYTHING.filter(lambda text: not set(text) & set("/\0")))
+def test_the_container_is_told_any_value_as_it_is(
+    tmp_path_factory: pytest.TempPathFactory, image: str, source: str, root: str
+) -> None:
+    folder = tmp_path_factory.mktemp("manifest")
+    stand_in(folder)
+    container = Container(image=image, binds=[source], python=image)
+    try:
+        work = folder / f"p{root}"
+        work.mkdir()
+    except OSError:
+        return  # a name that is too long
+    script = run_script(SlurmTarget(container=container))
+    variables = {"PIPELINE_ROOT": str(work), "SCRATCH_ROOT": str(folder), "CODE_ROOT": "", "APPTAINER_IMAGE": image}
+    done = bash(script, "slurm.launch", "jobs/1/job.json", **{**variables, "PATH": f"{folder}:{os.environ['PATH']}"})
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.decode().split("\0")[:-1]
+    assert said[-5:] == [image, image, "-m", "slurm.launch", "jobs/1/job.json"]
+    assert said[-7:-5] == ["--bind", source]
+    if set(root) & set(',:"\\\n'):
+        doubled = str(work).replace('"', '""')
+        assert f'type=bind,"source={doubled}",destination=/tmp/workspace' in said
+    else:
+        assert f"{work}:/tmp/workspace" in said
+
+
+@settings(max_examples=40)
+@given(name=ANYTHING.filter(bool), image=ANYTHING)
+def test_the_job_is_told_any_value_as_it_is(name: str, image: str) -> None:
+    """The two values that a user chooses freely, as bash reads them in submit.sbatch."""
+    manifest = SbatchBundle(
+        study="s",
+        target=SlurmTarget(container=Container(image=image)) if image else SlurmTarget(),
+        steps=[BundleLaunch(1, "0001-timed-0")],
+        ranks=1,
+        models=[LargeModel("00", name, "/models")],
+    )
+    lines = sbatch_script(manifest)
+    calls = lines[lines.index("\nmodel 00 ") : lines.index("\nlaunch 1 ")]
+    assigned = lines[lines.index("\nimage=") : lines.index("\nprofiler=")]
+    done = bash(f"model() {{ printf '%s\\0' \"$2\"; }}{calls}{assigned}\nprintf '%s\\0' \"$image\"")
+    assert done.stdout.decode().split("\0")[:-1] == [name, image]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("a100&ib", '"a100&ib"'),
+        ('two "nodes" for $5', '"two \\"nodes\\" for $5"'),
+        ("back\\slash # no comment", '"back\\\\slash # no comment"'),
+        (12, "12"),
+    ],
+)
+def test_an_option_is_quoted_for_sbatch(value: str | int, written: str) -> None:
+    """That sbatch reads it back as it was meant is tested in the lab (test_lab_manifests)."""
+    assert sbatch_line("comment", value, "extra.comment") == f"#SBATCH --comment={written}"
+
+
+def test_an_option_without_a_value_is_on_or_off() -> None:
+    assert sbatch_line("exclusive", True, "exclusive") == "#SBATCH --exclusive"
+    assert sbatch_line("exclusive", False, "exclusive") is None
+
+
+def test_what_an_option_cannot_hold_is_refused_by_name() -> None:
+    with pytest.raises(
+        ValueError, match=r"targets\.slurm\.extra\.comment: 'a\\nb' cannot be written in an #SBATCH line"
+    ):
+        sbatch_script(SbatchBundle("s", SlurmTarget(extra={"comment": "a\nb"}), [BundleLaunch(1, "0001")], 1))
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "said"),
+    [
+        ({"NODE_RANK": "2"}, ["train.py"], "NODE_RANK: got 2, expected 0 to 1"),
+        ({"NNODES": "two"}, ["train.py"], "NNODES: got two, expected a whole number"),
+        ({"MASTER_PORT": "70000"}, ["train.py"], "MASTER_PORT: got 70000, expected 1 to 65535"),
+        ({}, [], "missing script"),
+        ({}, ["missing.py"], "missing.py: no such file"),
+        ({"MASTER_ADDR": "no.such.host.invalid"}, ["train.py"], "cannot be resolved"),
+        ({"MASTER_ADDR": "192.0.2.1"}, ["train.py"], "is not an address of"),
+        (
+            {"NODE_RANK": "1", "WAIT_SECONDS": "0", "MASTER_PORT": "1"},
+            ["train.py"],
+            "node 0 does not respond at localhost:1",
+        ),
+    ],
+)
+def test_the_setup_script_names_what_is_wrong(
+    tmp_path: Path, variables: dict[str, str], arguments: list[str], said: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    script = tmp_path / "setup_multi_node.sh"
+    script.write_text(setup_script())
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **variables}
+    done = subprocess.run(
+        ["bash", script, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode in (2, 3) and said in done.stderr, done.stderr
+
+
+def test_the_image_has_what_the_ranks_import() -> None:
+    text = definition()
+    for folder in ("configs", "engine", "slurm", "constraints.txt", "prefect.yaml", "hatch_build.py"):
+        assert f"    {folder} /opt/rankwise/{folder}\n" in text

@@ -1,0 +1,124 @@
+"""Jobs through submitit on this machine: they outlive their submitter, and end when they are told to."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.plans.job import Launcher
+from configs.plans.record import Status
+from slurm.launcher.job_files import reserve_end
+from slurm.schedulers import local
+from slurm.schedulers.adapter import adapter_for
+from tests.support.launches import (
+    assert_nothing_left,
+    in_measurement,
+    leftovers,
+    noop_measurement,
+    part,
+    read_end,
+    wait_until,
+    write_job,
+)
+
+SUBMITTER = """
+import sys, time
+from pathlib import Path
+from slurm.schedulers import local
+
+local.submit(Path(sys.argv[1]))
+print("submitted", flush=True)
+time.sleep(600)
+"""
+
+
+def start_submitter(folder: Path) -> "subprocess.Popen[str]":
+    """Another process that submits the job, in a process group of its own as under a terminal."""
+    command = [sys.executable, "-c", SUBMITTER, str(folder)]
+    submitter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
+    assert submitter.stdout is not None
+    assert submitter.stdout.readline() == "submitted\n"
+    return submitter
+
+
+def kill(process: "subprocess.Popen[str]") -> str:
+    """SIGKILL; returns the rest of the output, which ends only when nobody holds the pipe any more."""
+    process.kill()
+    return process.communicate(timeout=5)[0]
+
+
+def test_adapter_is_chosen_by_the_targets_kind() -> None:
+    assert adapter_for("local").submit is local.submit
+    with pytest.raises(ValueError, match=r"target\.kind.*'local'"):
+        adapter_for("pbs")
+
+
+def test_job_outlives_its_submitter_and_is_adopted(tmp_path: Path) -> None:
+    measurements = [noop_measurement("slow", seconds=1.5), noop_measurement("quick")]
+    paths = write_job(tmp_path, measurements)
+    submitter = start_submitter(paths.folder)
+    wait_until(in_measurement(paths, measurements[0]), "the rank to begin")
+    os.killpg(submitter.pid, signal.SIGINT)  # Ctrl-C at a terminal goes to the whole group
+    assert "Traceback" not in kill(submitter)
+    assert local.poll(paths.folder) == "running"
+    assert len(leftovers(paths.folder)) >= 3
+    wait_until(lambda: local.poll(paths.folder) == "ended", "the launch to go on to its end")
+    assert read_end(paths).status is Status.COMPLETED
+    assert [part(paths, measurement).status for measurement in measurements] == [Status.COMPLETED] * 2
+    assert_nothing_left(paths.folder)
+
+
+def test_cancel_from_another_process_leaves_nothing(tmp_path: Path) -> None:
+    measurements = [noop_measurement("fine", ranks=2), noop_measurement("hangs", ranks=2, fault="hang")]
+    paths = write_job(tmp_path, measurements)
+    submitter = start_submitter(paths.folder)
+    wait_until(in_measurement(paths, measurements[1]), "the rank to hang")
+    kill(submitter)
+    began = time.monotonic()
+    local.cancel(paths.folder)
+    assert time.monotonic() - began < 8
+    assert leftovers(paths.folder) == [], "not even submitit's wrappers"
+    end = read_end(paths)
+    assert (end.status, end.measurement) == (Status.CANCELLED, measurements[1].name)
+    assert all(part(paths, measurements[0], rank).status is Status.COMPLETED for rank in (0, 1))
+    local.cancel(paths.folder)
+    assert read_end(paths) == end, "cancelling again changes nothing"
+    assert local.poll(paths.folder) == "ended"
+
+
+def test_launcher_that_died_is_lost(tmp_path: Path) -> None:
+    measurement = noop_measurement("hangs", fault="hang")
+    paths = write_job(tmp_path, [measurement])
+    local.submit(paths.folder)
+    assert local.poll(paths.folder) in ("waiting", "running")
+    wait_until(in_measurement(paths, measurement), "the rank to hang")
+    assert local.poll(paths.folder) == "running"
+    os.kill(Launcher.model_validate_json(paths.launcher.read_bytes()).pid, signal.SIGKILL)
+    wait_until(lambda: local.poll(paths.folder) == "ended", "the loss to be noticed", limit_seconds=5)
+    end = read_end(paths)
+    assert (end.status, end.measurement) == (Status.LOST, measurement.name)
+    assert_nothing_left(paths.folder)
+
+
+@pytest.mark.parametrize("pause_seconds", [0, 0.15, 0.3, 0.6])
+def test_cancel_at_any_moment_of_the_start(tmp_path: Path, pause_seconds: float) -> None:
+    paths = write_job(tmp_path, [noop_measurement("hangs", fault="hang")])
+    local.submit(paths.folder)
+    time.sleep(pause_seconds)
+    local.cancel(paths.folder)
+    assert leftovers(paths.folder) == []
+    assert read_end(paths).status is Status.CANCELLED
+    assert local.poll(paths.folder) == "ended"
+
+
+def test_job_that_was_never_submitted_is_lost(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    reserve_end(paths)
+    assert local.poll(paths.folder) == "ended"
+    assert read_end(paths).status is Status.LOST
+    with pytest.raises(FileNotFoundError, match=r"job\.json"):
+        local.submit(tmp_path)

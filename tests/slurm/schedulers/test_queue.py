@@ -1,0 +1,201 @@
+"""The shared look at the queue. squeue and sacct are stand-ins that print what a file says and count their calls."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from configs.common.execution import Layout
+from configs.plans.job import Job, Launcher, Measurement, Submission
+from configs.plans.paths import JobPaths
+from configs.plans.record import Accounting
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.target import SlurmTarget
+from configs.workloads.noop import NoopWorkload
+from slurm.schedulers.accounting import SACCT_FORMAT
+from slurm.schedulers.cluster import poll
+from slurm.schedulers.queue import LONGEST_PAUSE_SECONDS, Queue, Sight, _Pace, read_squeue, squeue_command
+from tests.support.launches import wait_until
+
+PROGRAM = """#!/bin/sh
+echo "$@" >> {folder}/{name}.calls
+test -e {folder}/{name}.away && {{ cat {folder}/{name}.away >&2; exit 1; }}
+cat {folder}/{name}.says
+"""
+
+
+@dataclass
+class Cluster:
+    """Two programs whose answers a test gives."""
+
+    folder: Path
+    queue: Queue
+
+    def says(self, program: str, text: str) -> None:
+        (self.folder / f"{program}.away").unlink(missing_ok=True)
+        (self.folder / f"{program}.says").write_text(text)
+
+    def away(self, program: str, words: str = "Unable to contact slurm controller (connect failure)") -> None:
+        (self.folder / f"{program}.away").write_text(words)
+
+    def calls(self, program: str) -> list[str]:
+        path = self.folder / f"{program}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def look(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, "the queue's thread", limit_seconds=20)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    for name in ("squeue", "sacct"):
+        program = tmp_path / name
+        program.write_text(PROGRAM.format(folder=tmp_path, name=name))
+        program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SQUEUE_STATES": "PENDING"}
+    made = Cluster(tmp_path, Queue(environment=environment))
+    made.says("squeue", "")
+    made.says("sacct", "")
+    return made
+
+
+def account(job_id: str, state: str = "COMPLETED", nodes: str = "") -> str:
+    fields = dict.fromkeys(SACCT_FORMAT.split(","), "") | {"JobID": job_id, "State": state, "NodeList": nodes}
+    return f"{SACCT_FORMAT.replace(',', '|')}\n{'|'.join(fields.values())}\n"
+
+
+def test_lines_of_squeue() -> None:
+    seen = read_squeue("5_0|RUNNING|lab[1-2]|None\n5_1|PENDING||Resources\n6|PENDING||a|b\nnoise\n")
+    assert seen["5_0"] == Sight("RUNNING", ("lab1", "lab2"), "None")
+    assert seen["5_1"] == Sight("PENDING", (), "Resources")
+    assert seen["6"].reason == "a|b"
+    assert len(seen) == 3
+
+
+def test_an_array_is_asked_for_once() -> None:
+    assert squeue_command(["12_1", "9", "12_0"])[-1] == "--jobs=9,12"
+
+
+def test_one_call_for_all_jobs_in_an_interval(cluster: Cluster) -> None:
+    cluster.says("squeue", "".join(f"7_{index}|RUNNING|n1|None\n" for index in range(50)))
+    jobs = [f"7_{index}" for index in range(50)]
+    for job in jobs:
+        cluster.queue.watch(job, every_seconds=30)
+    cluster.look(lambda: all(cluster.queue.sight(job) == Sight("RUNNING", ("n1",), "None") for job in jobs))
+    for job in jobs:
+        cluster.queue.sight(job)
+    assert len(cluster.calls("squeue")) == cluster.queue.squeue_calls == 1
+    assert cluster.calls("sacct") == []
+
+
+def test_nobody_waits_for_a_look(cluster: Cluster) -> None:
+    (cluster.folder / "squeue").write_text("#!/bin/sh\nsleep 1\n")
+    cluster.queue.watch("7", every_seconds=1)
+    assert cluster.queue.sight("7") is None
+    assert cluster.queue.sight("7") is None
+
+
+def test_accounts_are_asked_for_what_has_ended_and_no_longer(cluster: Cluster) -> None:
+    queue = cluster.queue
+    cluster.says("squeue", "7|COMPLETED|n1|None\n8|RUNNING|n2|None\n")
+    cluster.says("sacct", account("7"))
+    for job in ("7", "8"):
+        queue.watch(job, every_seconds=0.05)
+    cluster.look(lambda: queue.sight("8") is not None and queue.account("7") is not None)
+    calls = len(cluster.calls("sacct"))
+    asked = len(cluster.calls("squeue"))
+    cluster.look(lambda: queue.sight("8") is not None and len(cluster.calls("squeue")) > asked + 2)
+    assert len(cluster.calls("sacct")) == calls
+    assert all(call.endswith("--jobs=7") for call in cluster.calls("sacct"))
+    assert all(call.endswith("--jobs=8") for call in cluster.calls("squeue")[asked:])
+
+
+def test_accounts_that_lag_behind_are_waited_for(cluster: Cluster) -> None:
+    queue = cluster.queue
+    cluster.says("squeue", "7|COMPLETED|n1|None\n")
+    cluster.says("sacct", account("7", "RUNNING"))
+    queue.watch("7", every_seconds=0.05)
+    cluster.look(lambda: queue.sight("7") is not None and queue.account("7") is None and queue.sacct_calls > 1)
+    cluster.says("sacct", account("7"))
+    cluster.look(lambda: queue.account("7") is not None)
+
+
+def test_accounts_that_name_too_few_nodes_are_completed_by_the_nodes_themselves(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen once, of a job that ended a moment ago: sacct named one node of two."""
+    cell = Cell(workload=NoopWorkload(seconds=0), layout=Layout(dp=2), nodes=2)
+    target = SlurmTarget(name="lab", ranks_per_node=1, poll_seconds=0.05)
+    for named, launched, expected in (
+        ("b", ("a", "b"), ("a", "b")),
+        ("a,b", ("a",), ("a", "b")),
+        ("a,b", (), ("a", "b")),
+        ("", ("a", "b"), ("a", "b")),
+    ):
+        paths = JobPaths(tmp_path / f"run-{named}-{len(launched)}" / "jobs" / "job")
+        paths.folder.mkdir(parents=True)
+        job = Job(
+            name="job", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=1, timeout_seconds=60,
+            measurements=(Measurement(cell=cell, repeat=0, attempt=1),), inputs=".", cache=".", target=target,
+        )  # fmt: skip
+        paths.job.write_text(job.model_dump_json())
+        paths.submission.write_text(Submission(job_id="7", submitted_at="").model_dump_json())
+        for rank, host in enumerate(launched):
+            launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="")
+            paths.node_launcher(rank).write_text(launcher.model_dump_json())
+        queue = Queue(environment=cluster.queue.environment)
+        monkeypatch.setattr("slurm.schedulers.cluster.shared_queue", lambda queue=queue: queue)
+        cluster.says("squeue", f"7|NODE_FAIL|{named}|None\n")
+        cluster.says("sacct", account("7", "NODE_FAIL", nodes=named))
+        cluster.look(lambda folder=paths.folder: poll(folder) == "ended")
+        assert Accounting.model_validate_json(paths.accounting.read_bytes()).nodes == expected
+
+
+def test_a_job_that_slurm_has_forgotten_is_gone(cluster: Cluster) -> None:
+    cluster.away("squeue", "slurm_load_jobs error: Invalid job id specified")
+    cluster.queue.watch("7", every_seconds=0.05)
+    cluster.look(lambda: cluster.queue.sight("7") is not None)
+    assert cluster.queue.seen("7") == Sight(gone=True)
+
+
+def test_while_the_controller_is_away_all_stays_as_last_seen(cluster: Cluster) -> None:
+    queue = cluster.queue
+    cluster.says("squeue", "7|RUNNING|n1|None\n")
+    queue.watch("7", every_seconds=0.05)
+    cluster.look(lambda: queue.sight("7") is not None)
+    cluster.away("squeue")
+    before = queue.squeue_calls
+    cluster.look(lambda: (queue.sight("7"), queue.squeue_calls > before + 2)[1])
+    assert queue.seen("7") == Sight("RUNNING", ("n1",), "None")
+    cluster.says("squeue", "7|FAILED|n1|None\n")
+    cluster.look(lambda: (queue.sight("7") or Sight()).ended)
+
+
+def test_without_sacct_it_is_soon_known_that_there_are_no_accounts(cluster: Cluster) -> None:
+    cluster.says("squeue", "7|COMPLETED|n1|None\n")
+    cluster.away("sacct", "Slurm accounting storage is disabled")
+    cluster.queue.watch("7", every_seconds=0.05)
+    assert cluster.queue.keeps_accounts
+    cluster.look(lambda: (cluster.queue.sight("7"), cluster.queue.account("7"), not cluster.queue.keeps_accounts)[2])
+    assert cluster.queue.seconds_since_end("7") > 0
+
+
+def test_a_job_that_came_while_squeue_was_on_its_way_is_not_gone(cluster: Cluster) -> None:
+    queue = cluster.queue
+    queue.watch("7", every_seconds=30)
+    queue._ask_squeue(["7"], began=time.monotonic() - 60)
+    assert queue.seen("7") is None
+
+
+def test_pauses_double_after_bad_calls_up_to_a_minute() -> None:
+    pace = _Pace()
+    pauses = []
+    for failed, took in [(False, 0.1), (True, 0.1), (False, 2.0), (True, 0.1), (True, 0.1), (True, 0.1), (False, 0.1)]:
+        pace.called(took=took, failed=failed, every=5, now=100)
+        pauses.append(pace.pause)
+    assert pauses == [5, 10, 20, 40, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, 5]
+    assert pace.next_at == 105

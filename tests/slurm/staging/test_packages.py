@@ -1,0 +1,210 @@
+"""Code, libraries and models in a folder that nodes see: whole or absent, made once, readable for the group."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from configs.common import project_files
+from configs.common.base import sha256_of_file
+from configs.common.project_files import ROOT
+from configs.plans.model_manifest import ModelManifest
+from slurm.staging import packages as staging
+from slurm.staging.packages import (
+    NODE_LIBRARIES,
+    common_folder,
+    run_digest,
+    stage_inputs,
+    stage_interpreter,
+    stage_model,
+)
+from slurm.staging.version import BUILT_FROM, code_version
+from slurm.staging.wheel import pack_wheel
+from tasks.models.sources import resolve_model
+
+MODEL = ROOT / "configs" / "models" / "tiny-stdlib"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that its group may write."""
+    folder = tmp_path / "shared disk"
+    folder.mkdir()
+    folder.chmod(0o2770)
+    return folder
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> ModelManifest:
+    """The manifest of a real model in a folder that a test may damage."""
+    shutil.copytree(MODEL, tmp_path / "model")
+    return resolve_model("model", None, tmp_path / "cache", tmp_path)
+
+
+def modes(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Every folder and file below, with its mode."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            yield path, path.stat().st_mode
+
+
+def test_the_same_code_gives_the_same_wheel_with_its_commit(tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+    first, second = pack_wheel(tmp_path / "first"), pack_wheel(tmp_path / "second")
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        names = archive.namelist()
+        assert json.loads(archive.read(BUILT_FROM)) == code_version()
+        for name in ("constraints.txt", "prefect.yaml"):
+            assert archive.read(f"configs/project/{name}") == (ROOT / name).read_bytes()
+    assert {"engine/worker.py", "engine/kernels/linear.c", "reports/templates/report.md.j2"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc") or name.startswith("tests")]
+
+
+def test_pip_takes_the_wheel(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+    done = subprocess.run([*pip, tmp_path / "there", pack_wheel(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "there" / "engine" / "worker.py").read_bytes() == (ROOT / "engine" / "worker.py").read_bytes()
+
+
+def test_an_interpreter_runs_our_code_from_the_shared_folder(shared: Path) -> None:
+    said: list[str] = []
+    program = stage_interpreter(shared, sys.executable, said.append)
+    assert len(said) == 1 and said[0].startswith("code: rankwise-")
+    code = (
+        "import sys, configs, slurm.launch; from slurm.staging.version import code_version; import importlib.metadata;"
+        "print(configs.__file__, sys.argv[1], code_version(), importlib.metadata.version('rankwise'), sep='|')"
+    )
+    done = subprocess.run([program, "-c", code, "a b"], capture_output=True, text=True, cwd="/", timeout=60)
+    where, argument, version, release = done.stdout.strip().split("|")
+    assert Path(where).is_relative_to(shared / "rankwise" / "code")
+    assert argument == "a b" and version == str(code_version()) and release == metadata.version("rankwise")
+    assert stage_interpreter(shared, sys.executable, said.append) == program and len(said) == 1
+    assert stage_interpreter(shared, "/opt/other/python3", said.append) != program and len(said) == 1
+
+
+def test_the_group_may_read_all_and_add_its_own(shared: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        program = stage_interpreter(shared, sys.executable, lambda _: None)
+    finally:
+        os.umask(before)
+    assert program.stat().st_mode & 0o777 == 0o755
+    for folder in (shared / "rankwise", shared / "rankwise" / "code", shared / "rankwise" / "envs"):
+        assert folder.stat().st_mode & 0o7777 == 0o2770
+    made = [entry for entry in (shared / "rankwise" / "code").iterdir()]
+    assert len(made) == 1
+    unreadable = [path for path, mode in modes(made[0]) if not mode & 0o040 or (path.is_dir() and not mode & 0o010)]
+    assert unreadable == []
+
+
+def test_a_model_is_brought_once_and_again_when_damaged(shared: Path, manifest: ModelManifest) -> None:
+    said: list[str] = []
+    path = stage_model(shared, manifest, "m", said.append)
+    there = ModelManifest.model_validate_json(path.read_bytes())
+    assert there.model_copy(update={"folder": manifest.folder}) == manifest
+    assert all(sha256_of_file(Path(there.folder) / name) == file.sha256 for name, file in there.files.items())
+    assert len(said) == 1 and "MiB to" in said[0]
+    assert stage_model(shared, manifest, "m", said.append, thorough=True) == path and len(said) == 1
+    weights = Path(there.folder) / "model.safetensors"
+    weights.write_bytes(b"x" * weights.stat().st_size)
+    stage_model(shared, manifest, "m", said.append)
+    assert len(said) == 1  # of the right size: only a thorough look sees it
+    stage_model(shared, manifest, "m", said.append, thorough=True)
+    assert "damaged" in said[1] and sha256_of_file(weights) == manifest.files["model.safetensors"].sha256
+    path.unlink()
+    assert stage_model(shared, manifest, "m", said.append) == path and path.exists()
+
+
+def test_a_source_that_changed_is_refused_and_leaves_nothing(shared: Path, manifest: ModelManifest) -> None:
+    (Path(manifest.folder) / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"config\.json: content changed since the study began"):
+        stage_model(shared, manifest, "m", lambda _: None)
+    assert list((shared / "rankwise" / "models").iterdir()) == []
+
+
+def test_a_synthetic_model_has_its_configuration_there(shared: Path, tmp_path: Path) -> None:
+    manifest = resolve_model("synthetic:llama-4m@0", None, tmp_path / "cache", tmp_path)
+    there = ModelManifest.model_validate_json(stage_model(shared, manifest, "s", lambda _: None).read_bytes())
+    assert json.loads((Path(there.folder) / "config.json").read_bytes()) == manifest.config
+
+
+def test_two_who_push_at_once_do_not_meet(shared: Path, manifest: ModelManifest) -> None:
+    failures: list[BaseException] = []
+
+    def push() -> None:
+        try:
+            stage_model(shared, manifest, "m", lambda _: None)
+            stage_interpreter(shared, sys.executable, lambda _: None)
+        except BaseException as error:
+            failures.append(error)
+
+    pushers = [threading.Thread(target=push) for _ in range(4)]
+    for pusher in pushers:
+        pusher.start()
+    for pusher in pushers:
+        pusher.join()
+    assert failures == []
+    for kind in ("models", "code", "envs"):
+        assert len(list((shared / "rankwise" / kind).iterdir())) == 1  # and nothing under a temporary name
+    assert stage_model(shared, manifest, "m", lambda line: pytest.fail(line), thorough=True).exists()
+
+
+def test_inputs_are_copied_by_name(shared: Path, tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "aa.jsonl").write_text("{}")
+    for _ in range(2):
+        assert (stage_inputs(inputs, shared / "run") / "aa.jsonl").read_text() == "{}"
+
+
+def test_a_missing_shared_folder_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        common_folder(tmp_path / "nowhere", "rankwise")
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    digests = {run_digest(Path("/home/a/runs/s")), run_digest(Path("/home/b/runs/s"))}
+    assert len(digests) == 2 and all(len(digest) == 8 for digest in digests)
+
+
+def test_what_pip_says_is_told(shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "constraints.txt").write_text("accelerate==0.0.1\n")
+    monkeypatch.setattr(project_files, "ROOT", tmp_path / "root")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ValueError, match=r"-m pip --python .*exit code 1\n(.*\n)*.*accelerate"):
+        staging._stage_libraries(shared, lambda _: None)
+    assert list((shared / "rankwise" / "libraries").iterdir()) == []
+
+
+def imports_of(folder: str) -> set[str]:
+    """Top names of what the modules of a folder import when they are imported, not within functions."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(str(node.module).split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"configs", "engine", "slurm"}
+
+
+def test_nodes_get_all_that_the_ranks_import() -> None:
+    names = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+    needed = {names.get(name, name) for folder in ("configs", "engine") for name in imports_of(folder)}
+    optional = {"onnx", "onnxruntime", "onnxscript", "tensorrt"}
+    assert needed - optional <= set(NODE_LIBRARIES)
+    required = {line.split(">")[0].split("[")[0].lower() for line in metadata.requires("rankwise") or []}
+    assert set(NODE_LIBRARIES) <= required

@@ -1,0 +1,241 @@
+"""The launcher with real ranks: what it starts, how it notices every kind of end, that it leaves nothing."""
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.common.proc import start_ticks
+from configs.plans.job import Job, Launcher
+from configs.plans.record import Status
+from configs.spec.target import SlurmTarget
+from slurm.launcher.end_cause import NotStartedError
+from slurm.launcher.node_registration import Rendezvous, free_port
+from slurm.launcher.processes import oom_kills
+from slurm.launcher.starting import is_private, rank_environment, start_argv, torchrun_argv
+from slurm.staging.version import code_version
+from tests.support.launches import (
+    assert_nothing_left,
+    in_measurement,
+    launch,
+    leftovers,
+    noop_measurement,
+    part,
+    read_end,
+    read_progress,
+    wait_until,
+    write_job,
+)
+
+
+def read_job(folder: Path) -> Job:
+    return Job.model_validate_json((folder / "job.json").read_bytes())
+
+
+def test_torchrun_argv(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_measurement("a", ranks=2)])
+    argv = torchrun_argv(read_job(paths.folder), paths.job, 0, Rendezvous(23456), paths.folder / "torchrun")
+    assert argv[:3] == [sys.executable, "-m", "engine.agents.torchrun_agent"]
+    assert argv[-3:] == ["-m", "engine.worker", str(paths.job)]
+    options = dict(zip(argv[4:-3:2], argv[5:-3:2], strict=True))
+    assert options == {
+        "--nnodes": "1",
+        "--nproc-per-node": "2",
+        "--node-rank": "0",
+        "--rdzv-backend": "static",
+        "--rdzv-id": "job",
+        "--master-addr": "127.0.0.1",
+        "--master-port": "23456",
+        "--local-addr": "127.0.0.1",
+        "--max-restarts": "0",
+        "--shutdown-timeout": "2",
+        "--log-dir": str(paths.folder / "torchrun"),
+    }
+
+
+def test_rank_environment(tmp_path: Path) -> None:
+    timed = read_job(write_job(tmp_path, [noop_measurement("a", env={"OMP_NUM_THREADS": "3"})], name="timed").folder)
+    memory = read_job(write_job(tmp_path, [noop_measurement("a")], name="memory", memory=True).folder)
+    inherited = {"PATH": "/bin", "HF_TOKEN": "x", "PREFECT_API_URL": "x", "AWS_PROFILE": "x", "MY_API_KEY": "x"}
+    environment = rank_environment(timed, inherited, launcher_pid=7)
+    assert environment["PATH"] == "/bin"
+    assert "x" not in environment.values()
+    assert environment["OMP_NUM_THREADS"] == "3", "the cell has the last word"
+    assert environment["MKL_NUM_THREADS"] == "1"
+    assert (environment["HF_HUB_OFFLINE"], environment["RANKWISE_LAUNCHER_PID"]) == ("1", "7")
+    assert "MALLOC_MMAP_THRESHOLD_" not in environment
+    assert rank_environment(memory, {}, launcher_pid=7)["MALLOC_MMAP_THRESHOLD_"] == "65536"
+
+
+def spread_job(folder: Path, **cell: Any) -> Job:
+    """A job of two ranks on two nodes of a Slurm target, not launched."""
+    job = read_job(write_job(folder, [noop_measurement("a", ranks=2, **cell)], name="spread").folder)
+    measurement = job.measurements[0].model_copy(update={"cell": job.cell.model_copy(update={"nodes": 2})})
+    return job.model_copy(update={"measurements": (measurement,), "ranks_per_node": 1, "target": SlurmTarget(nodes=2)})
+
+
+def test_ranks_talk_over_the_interface_towards_the_head(tmp_path: Path) -> None:
+    job = spread_job(tmp_path, env={"TP_SOCKET_IFNAME": "ib1"})
+    environment = rank_environment(job, {"NCCL_SOCKET_IFNAME": "bond0"}, launcher_pid=7, interface="eth3")
+    assert environment["GLOO_SOCKET_IFNAME"] == "eth3"
+    assert environment["NCCL_SOCKET_IFNAME"] == "bond0", "set by the job's own lines"
+    assert environment["TP_SOCKET_IFNAME"] == "ib1", "the cell has the last word"
+    assert rank_environment(job, {}, launcher_pid=7, interface="eth3")["NCCL_SOCKET_IFNAME"] == "=eth3"
+    assert "GLOO_SOCKET_IFNAME" not in rank_environment(job, {}, launcher_pid=7, interface=None)
+
+
+def test_torchrun_of_the_second_node(tmp_path: Path) -> None:
+    meeting = Rendezvous(23456, "10.0.0.1", "10.0.0.2", "eth3")
+    argv = start_argv(spread_job(tmp_path), tmp_path / "job.json", 1, meeting, tmp_path, None)
+    options = dict(zip(argv[4:-3:2], argv[5:-3:2], strict=True))
+    expected = {"--nnodes": "2", "--nproc-per-node": "1", "--node-rank": "1", "--local-addr": "10.0.0.2"}
+    assert options.items() >= (expected | {"--master-addr": "10.0.0.1", "--master-port": "23456"}).items()
+
+
+@pytest.mark.parametrize(("devices", "slots"), [(None, ["0"]), ("", ["0"]), ("5,7", ["5"]), ("GPU-a1", ["GPU-a1"])])
+def test_deepspeeds_launcher_keeps_the_gpus_that_slurm_gave(
+    tmp_path: Path, devices: str | None, slots: list[str]
+) -> None:
+    pytest.importorskip("deepspeed")
+    job = spread_job(tmp_path).model_copy(update={"target": SlurmTarget(nodes=2, launcher="deepspeed")})
+    argv = start_argv(job, tmp_path / "job.json", 1, Rendezvous(23456, "10.0.0.1"), tmp_path, devices)
+    assert argv[1:4] == ["-m", "engine.agents.deepspeed_agent", str(tmp_path / "exits.json")]
+    world = next(option for option in argv if option.startswith("--world_info=")).partition("=")[2]
+    assert json.loads(base64.urlsafe_b64decode(world)) == {"node0": slots, "node1": slots}
+    assert argv[-2:] == ["engine.worker", str(tmp_path / "job.json")]
+
+
+def test_deepspeed_is_refused_by_name_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    job = spread_job(tmp_path).model_copy(update={"target": SlurmTarget(nodes=2, launcher="deepspeed")})
+    with pytest.raises(NotStartedError, match="deepspeed is not installed for"):
+        start_argv(job, tmp_path / "job.json", 0, Rendezvous(23456), tmp_path, None)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_REGION", "DB_PASSWORD", "OPENAI_API_KEY"])
+def test_private_names(name: str) -> None:
+    assert is_private(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PATH", "CUDA_VISIBLE_DEVICES", "KEYBOARD_LAYOUT"])
+def test_names_that_ranks_may_see(name: str) -> None:
+    assert not is_private(name)
+
+
+def test_free_port_can_be_bound_and_is_not_ephemeral() -> None:
+    port = free_port()
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert 20000 <= port < max(32000, lowest)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+
+
+def test_code_version_is_a_commit_or_unknown() -> None:
+    version = code_version()
+    assert version == {} or (len(version["RANKWISE_COMMIT"]) == 40 and version["RANKWISE_DIRTY"] in "01")
+
+
+def test_kills_for_lack_of_memory_are_counted() -> None:
+    assert oom_kills() >= 0
+
+
+def test_launcher_begins_without_torch() -> None:
+    check = "import sys, slurm.launch; print([name for name in ('torch', 'numpy', 'submitit') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_rank_killed_mid_cell(tmp_path: Path) -> None:
+    measurements = [
+        noop_measurement("before", ranks=2),
+        noop_measurement("killed", ranks=2, fault="kill", fault_rank=1),
+        noop_measurement("after", ranks=2),
+    ]
+    paths = write_job(tmp_path, measurements)
+    end = launch(paths)
+    assert (end.status, end.measurement, end.rank, end.kind) == (Status.FAILED, measurements[1].name, 1, "SIGKILL")
+    assert end.message == "rank 1 was killed by SIGKILL"
+    for rank in (0, 1):
+        assert part(paths, measurements[0], rank).status is Status.COMPLETED
+    assert not paths.part(measurements[1].name, 1).exists()
+    assert not paths.part(measurements[2].name, 0).exists()
+    if paths.part(measurements[1].name, 0).exists():  # torchrun may end the peer before it notices
+        failure = part(paths, measurements[1], 0).failure
+        assert failure is not None and failure.kind == "PeerLost"
+    assert leftovers(paths.folder) == []
+
+
+def test_exception_on_one_of_two_ranks_ends_the_launch(tmp_path: Path) -> None:
+    measurements = [
+        noop_measurement("raises", ranks=2, fault="raise", fault_rank=1),
+        noop_measurement("after", ranks=2),
+    ]
+    paths = write_job(tmp_path, measurements)
+    end = launch(paths)
+    assert (end.status, end.measurement, end.rank, end.kind) == (Status.FAILED, measurements[0].name, 1, "RuntimeError")
+    assert end.message == "rank 1: the noop workload was told to raise"
+    failure = part(paths, measurements[0], 1).failure
+    assert failure is not None and (failure.kind, failure.rank) == ("RuntimeError", 1)
+    assert not paths.part(measurements[1].name, 0).exists()
+    assert leftovers(paths.folder) == []
+
+
+def test_hanging_rank_is_ended_at_the_cells_limit_with_its_stack(tmp_path: Path) -> None:
+    measurements = [noop_measurement("fine", ranks=2), noop_measurement("hangs", ranks=2, fault="hang", fault_rank=1)]
+    paths = write_job(tmp_path, measurements, cell_timeout_seconds=1.5)
+    launcher = subprocess.Popen([sys.executable, "-m", "slurm.launch", str(paths.job)])
+    wait_until(in_measurement(paths, measurements[1], 1), "rank 1 to hang")
+    waited = wait_until(paths.end.exists, "the launcher to give up", limit_seconds=10)
+    assert 0.5 < waited < 1.5 + 0.5 + 6
+    launcher.wait(10)
+    end = read_end(paths)
+    assert (end.status, end.measurement, end.kind) == (Status.TIMEOUT, measurements[1].name, "CellTimeout")
+    assert "1.5 s" in (end.message or "")
+    assert "noop.py" in paths.rank_log(1).read_text(), "the stack says where the rank hung"
+    assert part(paths, measurements[0], 1).status is Status.COMPLETED
+    assert leftovers(paths.folder) == []
+
+
+def test_silent_peer_is_noticed_at_the_groups_limit(tmp_path: Path) -> None:
+    measurements = [noop_measurement("hangs", ranks=2, fault="hang", fault_rank=1)]
+    paths = write_job(tmp_path, measurements, group_timeout_seconds=2)
+    end = launch(paths)
+    assert (end.status, end.measurement, end.rank, end.kind) == (Status.TIMEOUT, measurements[0].name, 1, "PeerLost")
+    assert leftovers(paths.folder) == []
+
+
+def test_job_ends_at_its_own_limit_even_while_it_starts(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_measurement("hangs", fault="hang")], timeout_seconds=0.3)
+    end = launch(paths)
+    assert (end.status, end.kind, end.measurement) == (Status.TIMEOUT, "JobTimeout", None)
+    assert leftovers(paths.folder) == []
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    measurement = noop_measurement("hangs", ranks=2, fault="hang")
+    paths = write_job(tmp_path, [measurement])
+    launcher = subprocess.Popen([sys.executable, "-m", "slurm.launch", str(paths.job)])
+    wait_until(in_measurement(paths, measurement, 0), "the ranks to be in their measurement")
+    said = Launcher.model_validate_json(paths.launcher.read_bytes())
+    assert (said.pid, said.pid_started) == (launcher.pid, start_ticks(launcher.pid))
+    assert os.getsid(launcher.pid) == launcher.pid, "a terminal's Ctrl-C does not reach it"
+    assert len(leftovers(paths.folder)) == 4, "launcher, torchrun, two ranks"
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    assert_nothing_left(paths.folder)
+    assert not paths.end.exists()
+    assert read_progress(paths).phase == "measurement"
+
+
+def test_job_that_cannot_be_read_ends_with_the_reason(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    paths.job.write_text('{"name": 1}')
+    end = launch(paths)
+    assert (end.status, end.kind) == (Status.FAILED, "ValidationError")
+    assert "launcher failed" in (end.message or "")

@@ -1,0 +1,108 @@
+"""Takes the pictures of Prefect's UI that the documents show: python tests/support/take_screenshots.py [FOLDER]
+
+A team's server and Prefect worker are started, a real study is filled into the form and measured, and its
+pages are kept as PNG in FOLDER (docs/images). It takes some minutes; the machine should be quiet.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from uuid import UUID
+
+import conftest  # noqa: F401  leaves out the settings of whoever runs this
+from playwright.sync_api import Browser
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.client.schemas.objects import Artifact
+
+from tests.support.browser import Field, chromium, opened
+from tests.support.offline_team import OfflineTeam
+from tests.support.studies import wait_until
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+STUDY = "batch-and-ranks"
+_LIMIT_SECONDS = 1200.0
+
+
+def ask_for_the_study(browser: Browser, team: OfflineTeam, images: Path) -> UUID:
+    """Fill in the form, as a person would, and send it."""
+    deployment = team.client.read_deployment_by_name("study from the form/form").id
+    with opened(browser, team.ui, height=1180) as ui:
+        form = ui.form(deployment)
+        form.field("Name").fill(STUDY)
+        form.field("Models").field("Id").fill("synthetic:llama-40m@0")
+        ui.picture(images / "prefect-form.png")
+        form.field("Measuring").field("Repeats").fill("3")
+        form.field("Measuring").field("Least Seconds").fill("0.5")
+        sweep = form.field("Experiments").add_item()
+        Field(sweep, "Name").fill("batch")
+        Field(sweep, "Question").choose("Sweep")
+        Field(sweep, "Question").field("Over").fill('{"batch_size": [1, 2, 4, 8]}')
+        sweep.evaluate("item => item.scrollIntoView()")
+        ui.picture(images / "prefect-experiments.png", height=840)
+        return ui.submit()
+
+
+def artifacts(team: OfflineTeam, run: UUID, kind: str) -> list[Artifact]:
+    """The run's artifact of this kind, if it is there already: `progress` or `report`."""
+    chosen = ArtifactFilter(
+        flow_run_id=ArtifactFilterFlowRunId(any_=[run]), key=ArtifactFilterKey(any_=[f"{kind}-{STUDY}"])
+    )
+    return team.client.read_artifacts(artifact_filter=chosen)
+
+
+def half_way(team: OfflineTeam, run: UUID) -> bool:
+    state = team.state(run)
+    assert state in ("SCHEDULED", "PENDING", "RUNNING"), state
+    return any(float(str(found.data)) >= 45 for found in artifacts(team, run, "progress"))
+
+
+def keep_pages_of(browser: Browser, team: OfflineTeam, run: UUID, images: Path) -> None:
+    """Run and progress half-way, then the report. In between no window takes from what is measured."""
+    wait_until(lambda: half_way(team, run), _LIMIT_SECONDS, "half of the study")
+    with opened(browser, team.ui, height=900) as ui:
+        ui.go(f"/runs/flow-run/{run}")
+        ui.tab("Task Runs")
+        ui.picture(images / "prefect-run.png")
+        ui.go(f"/artifacts/artifact/{artifacts(team, run, 'progress')[0].id}")
+        ui.sees("Progress: ")
+        ui.picture(images / "prefect-progress.png", height=480)
+    assert team.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=_LIMIT_SECONDS) == "COMPLETED"
+    with opened(browser, team.ui, height=1000) as ui:
+        ui.go(f"/artifacts/artifact/{artifacts(team, run, 'report')[0].id}")
+        ui.page.locator("img.markdown-renderer__image").first.wait_for()
+        ui.picture(images / "prefect-report.png")
+
+
+def keep_the_schedules(browser: Browser, team: OfflineTeam, images: Path) -> None:
+    """The sweep's page with one schedule on, and the runs that it brings."""
+    deployment = team.client.read_deployment_by_name("scheduled sweep/nightly").id
+    with opened(browser, team.ui, height=900) as ui:
+        ui.go(f"/deployments/deployment/{deployment}")
+        ui.switch("nightly")
+        ui.tab("Upcoming")
+        ui.sees("Scheduled for")
+        ui.picture(images / "prefect-schedules.png")
+
+
+def main() -> int:
+    """Take them all."""
+    images = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
+    images.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rankwise-") as folder:
+        team = OfflineTeam(Path(folder))
+        try:
+            with team.inside():
+                team.start_server()
+                team.start_worker()
+                with chromium() as browser:
+                    run = ask_for_the_study(browser, team, images)
+                    keep_pages_of(browser, team, run, images)
+                    keep_the_schedules(browser, team, images)
+        finally:
+            team.close()
+    print(f"pictures: {images}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

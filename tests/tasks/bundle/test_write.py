@@ -1,0 +1,241 @@
+"""A study as a folder for sbatch: written, run by a stand-in for srun on this machine, collected elsewhere.
+
+Slurm itself runs it in test_lab_manifests; here `srun` starts one node's task with the variables that Slurm sets.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.common.base import utc_now
+from configs.plans.job import Job, Launcher, Progress, Submission
+from configs.plans.paths import RunPaths
+from configs.plans.record import Status
+from configs.spec.study import StudyError, load_study
+from tasks.bundle.collect import collect_bundle
+from tasks.bundle.write import ds_config, write_bundle
+from tests.support.studies import rankwise, status, write_study
+
+SLURM = {"kind": "slurm", "name": "cluster", "partition": "batch"}
+SRUN = """#!/bin/bash
+[ -z "${BROKEN:-}" ] || exit 1
+while [[ $1 == --* ]]; do shift; done
+step=$(cat "$STEPS" 2> /dev/null || echo 0)
+echo $((step + 1)) > "$STEPS"
+export SLURM_STEP_ID=$step SLURM_NODEID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST
+exec "$@"
+"""
+SACCT = """#!/bin/bash
+cat "$ACCOUNTS"
+"""
+
+
+def manifest(folder: Path, out: str = "manifest", **changes: object) -> RunPaths:
+    """The folder that a noop study's manifest is; `changes` are of the study."""
+    path = write_study(folder, **{"targets": [SLURM], **changes})
+    write_bundle(load_study(path), folder, folder / "cache", folder / out, None)
+    return RunPaths(folder / out)
+
+
+def submit(run: RunPaths, job_id: int, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """What sbatch would do on a cluster of one node."""
+    bin_folder = run.folder.parent / "bin"
+    bin_folder.mkdir(exist_ok=True)
+    for name, text in (("srun", SRUN), ("sacct", SACCT)):
+        (bin_folder / name).write_text(text)
+        (bin_folder / name).chmod(0o755)
+    host = socket.gethostname()
+    environment = os.environ | {
+        "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": str(job_id),
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": host,
+        "SLURM_SUBMIT_DIR": str(run.folder),
+        "STEPS": str(run.folder.parent / f"steps_{job_id}"),
+        "ACCOUNTS": str(run.folder.parent / "accounts"),
+        **variables,
+    }
+    (run.folder.parent / "accounts").write_text(
+        "JobID|State|NodeList|Submit|Start|End|ElapsedRaw|TotalCPU|MaxRSS|ConsumedEnergyRaw|FailedNode|Reason\n"
+        f"{job_id}|RUNNING|{host}|1000|1002|Unknown|9|00:00.000||0||None\n"
+        f"{job_id}.0|COMPLETED|{host}|1002|1002|1006|4|00:02.500|123456K|0||\n"
+    )
+    return subprocess.run(
+        ["bash", "submit.sbatch"], cwd=run.folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+def test_it_is_measured_where_it_was_copied_to_and_collected_where_it_was_brought(tmp_path: Path) -> None:
+    made = manifest(tmp_path)
+    cluster = RunPaths(tmp_path / "cluster's own disk")
+    shutil.move(made.folder, cluster.folder)
+    done = submit(cluster, 77)
+    assert done.returncode == 0, done.stdout + done.stderr
+    home = tmp_path / "home" / "noops"
+    shutil.copytree(cluster.folder, home)
+    shutil.rmtree(cluster.folder)
+    collected = rankwise("collect", home, cwd=tmp_path)
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert "2 new records" in collected.stdout and (home / "report.md").exists()
+    assert {row["status"] for row in status(home)} == {"completed"}
+    assert "rank_0.log <==" in (home / "outputs" / "rank_0.log").read_text()
+    accounts = json.loads(
+        (home / "jobs" / Job.model_validate_json(first_job(home)).name / "accounting.json").read_text()
+    )
+    assert (accounts["job_id"], accounts["state"], accounts["cpu_seconds"]) == ("77.0", "COMPLETED", 2.5)
+    assert accounts["max_rss_bytes"] == 123456 * 1024
+    again = rankwise("collect", home, cwd=tmp_path)
+    assert again.returncode == 0 and "0 new records" in again.stdout
+
+
+def first_job(folder: Path) -> bytes:
+    return min(folder.glob("jobs/*/job.json")).read_bytes()
+
+
+def test_a_second_submission_makes_no_launch_again_that_ended_well(tmp_path: Path) -> None:
+    fault = {"kind": "noop", "seconds": 0.01, "fault": "raise", "label": "x"}
+    fails = {"kind": "sweep", "base": {"workload": fault}, "over": {"seconds": [0.01]}}
+    run = manifest(tmp_path, experiments={"grid": {"kind": "sweep", "over": {"label": ["a"]}}, "fails": fails})
+    first = submit(run, 77)
+    assert first.returncode == 0, first.stderr  # a rank alone goes on after an exception, so the launch ends well
+    assert first.stdout.count(" on 1") == 1
+    second = submit(run, 78)
+    assert second.returncode == 0 and " on 1" not in second.stdout
+    collected = collect_bundle(run.folder)
+    assert sorted(record.status for record in collected.records) == [Status.COMPLETED, Status.FAILED]
+    assert collected.missing == 1 and collected.not_begun == 0
+
+
+def test_what_a_killed_rank_left_unreached_goes_on_and_the_rest_is_tried_again_later(tmp_path: Path) -> None:
+    fault = {"kind": "noop", "seconds": 0.01, "fault": "kill", "fault_attempts": 1}
+    cells = {
+        "grid": {"kind": "sweep", "over": {"label": ["a", "b", "c"]}},
+        "fails": {"kind": "sweep", "base": {"workload": fault}, "over": {"label": ["x"]}},
+    }
+    run = manifest(tmp_path, experiments=cells)
+    first = submit(run, 77)
+    assert first.returncode == 3, first.stdout + first.stderr
+    collected = collect_bundle(run.folder)
+    assert sorted(record.status for record in collected.records) == [Status.COMPLETED] * 3 + [Status.FAILED]
+    [failed] = [record for record in collected.records if record.status is Status.FAILED]
+    assert failed.failure is not None and failed.failure.kind == "SIGKILL" and failed.attempt == 1
+    assert collected.missing == 1
+    second = submit(run, 78)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert len([line for line in second.stdout.splitlines() if " on 1" in line]) == 1
+    again = collect_bundle(run.folder)
+    assert [(record.status, record.attempt) for record in again.records] == [(Status.COMPLETED, 2)]
+    assert again.missing == 0
+
+
+def test_a_launch_that_never_began_is_told(tmp_path: Path) -> None:
+    run = manifest(tmp_path)
+    collected = rankwise("collect", run.folder, cwd=tmp_path)
+    assert collected.returncode == 3
+    assert "2 measurements missing (1 launches not started)" in collected.stdout
+
+
+def test_what_the_ranks_left_is_gathered_under_the_agreed_names(tmp_path: Path) -> None:
+    run = manifest(tmp_path)
+    [job] = run.jobs.iterdir()
+    for name in ("one.completions_rank_0.jsonl", "two.completions_rank_0.jsonl", "one.nsys_rank_1.nsys-rep"):
+        (job / "parts" / name).write_text(f"{name}\n")
+    (job / "parts" / "one.perf_rank_0.txt").write_text("cycles\n")
+    (job / "rank_0.log").write_text("said\n")
+    script = (run.folder / "submit.sbatch").read_text().replace("rank < 1;", "rank < 2;")
+    (run.folder / "submit.sbatch").write_text(script)
+    done = submit(run, 77, BROKEN="1")
+    assert done.returncode == 3
+    outputs = run.folder / "outputs"
+    assert (
+        outputs / "completions_rank_0.jsonl"
+    ).read_text() == "one.completions_rank_0.jsonl\ntwo.completions_rank_0.jsonl\n"
+    assert (outputs / "nsys_rank_1.one.nsys-rep").exists()
+    assert (outputs / "perf_rank_0.txt").read_text() == f"==> jobs/{job.name}/parts/one.perf_rank_0.txt <==\ncycles\n"
+    assert (outputs / "rank_0.log").read_text() == f"==> jobs/{job.name}/rank_0.log <==\nsaid\n"
+    assert "|COMPLETED|" in (outputs / "sacct_77.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "stopped", "status"),
+    [
+        ("77|NODE_FAIL", None, Status.NODE_FAILED),
+        ("77|PREEMPTED", None, Status.PREEMPTED),
+        ("77.0|OUT_OF_MEMORY", None, Status.OUT_OF_MEMORY),
+        ("77|RUNNING", "TIMEOUT", Status.TIMEOUT),
+        ("77|RUNNING", None, Status.LOST),
+    ],
+)
+def test_a_launch_that_ended_without_a_word_is_judged_by_the_accounts(
+    tmp_path: Path, row: str, stopped: str | None, status: Status
+) -> None:
+    run = manifest(tmp_path)
+    [paths] = [run.job(path.name) for path in run.jobs.iterdir()]
+    job = Job.model_validate_json(paths.job.read_bytes())
+    began = Launcher(node_rank=0, pid=1, pid_started=1, host="node7", started_at=utc_now())
+    paths.node_launcher(0).write_text(began.model_dump_json())
+    paths.submission.write_text(Submission(job_id="77.0", submitted_at=utc_now()).model_dump_json())
+    said = Progress(rank=0, pid=1, pid_started=1, phase="measurement", measurement=job.measurements[0].name, since=0.0)
+    paths.progress(0).write_text(said.model_dump_json())
+    if stopped:
+        (paths.folder / "stopped").write_text(f"{stopped}\n")
+    (run.folder / "outputs" / "sacct_77.txt").write_text(f"JobID|State|NodeList\n{row}|node7\n")
+    collected = collect_bundle(run.folder)
+    assert [record.status for record in collected.records] == [status]
+    assert collected.missing == 2  # the cell that was begun, and the other
+
+
+def test_a_model_travels_with_the_folder(tmp_path: Path) -> None:
+    run = manifest(
+        tmp_path,
+        models=[{"id": "synthetic:llama-1m@0"}],
+        workload={"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "num_prompts": 2, "batch_size": 2},
+        experiments={"grid": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
+    )
+    shutil.rmtree(tmp_path / "cache")
+    script = (run.folder / "submit.sbatch").read_text()
+    assert script.count("\nlaunch 1 ") == 1 and script.count("\nprofiled perf 1 ") == 1
+    assert script.count("\nprofiled nsys 1 ") == 2  # nsys leaves a report for each launch
+    moved = RunPaths(tmp_path / "moved")
+    shutil.move(run.folder, moved.folder)
+    done = submit(moved, 77)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert collect_bundle(moved.folder).missing == 0
+
+
+def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, targets=[SLURM, {**SLURM, "name": "other"}]))
+    local = load_study(write_study(tmp_path, "local"))
+    cache, out = tmp_path / "cache", tmp_path / "out"
+    for asked, target, said in (
+        (local, None, "targets: expected one of kind slurm"),
+        (study, None, "Select one with --target"),
+        (study, "third", "unknown Slurm target 'third'\n  use one of: cluster, other"),
+    ):
+        with pytest.raises(StudyError, match=said):
+            write_bundle(asked, tmp_path, cache, out, target)
+    with pytest.raises(StudyError, match="is not an empty folder"):
+        write_bundle(study, tmp_path, cache, tmp_path, "other")
+    with pytest.raises(ValueError, match="not a bundle"):
+        collect_bundle(tmp_path)
+    assert not out.exists()
+
+
+def test_deepspeed_would_be_told_the_studys_layout(tmp_path: Path) -> None:
+    training = {"kind": "train", "global_batch_size": 8}
+    layout = {"dp": 2, "strategy": "zero2"}
+    study = load_study(
+        write_study(
+            tmp_path, workload=training, layout=layout, dtype="bfloat16", models=[{"id": "synthetic:llama-1m@0"}]
+        )
+    )
+    told = ds_config(study)
+    assert told["zero_optimization"] == {"stage": 2} and told["bf16"] == {"enabled": True}
+    assert told["train_batch_size"] == 8 and told["train_micro_batch_size_per_gpu"] == 4
+    assert ds_config(load_study(write_study(tmp_path)))["tensor_parallel"] == {"tp_size": 1}

@@ -1,0 +1,325 @@
+"""Parts become records; what is damaged is set aside; what was not measured is given back."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.common.base import SCHEMA_VERSION
+from configs.common.execution import Layout
+from configs.plans.job import Job, JobEnd, Measurement, Progress
+from configs.plans.paths import JobPaths, RunPaths
+from configs.plans.plan import Plan, PlannedExperiment, Point
+from configs.plans.record import Accounting, Failure, RankPart, SchemaError, Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.target import LocalTarget, SlurmTarget
+from configs.workloads.noop import NoopWorkload
+from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.records import collect_job
+
+CELLS = [Cell(workload=NoopWorkload(items=2, label=label), layout=Layout(dp=2)) for label in "abc"]
+MEASUREMENTS = tuple(Measurement(cell=cell, repeat=0, attempt=1) for cell in CELLS)
+NAME = "0001-timed-x"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    run = RunPaths(tmp_path / "run")
+    run.job(NAME).parts.mkdir(parents=True)
+    job = Job(
+        name=NAME,
+        study="s",
+        measuring_pass="timed",
+        measuring=Measuring(),
+        measurements=MEASUREMENTS,
+        ranks_per_node=2,
+        timeout_seconds=60,
+        inputs="",
+        cache="",
+    )
+    run.job(NAME).job.write_text(job.model_dump_json())
+    return run
+
+
+def plan() -> Plan:
+    points = tuple(Point(cell=cell.key, values={"label": "x"}, label="x") for cell in CELLS)
+    return Plan(
+        study="s",
+        models=(),
+        targets=(LocalTarget(),),
+        measuring=Measuring(repeats=1, memory=False),
+        pack=True,
+        experiments=(PlannedExperiment(name="e", kind="sweep", model=None, points=points),),
+        cells={cell.key: cell for cell in CELLS},
+        repeats={cell.key: 1 for cell in CELLS},
+    )
+
+
+def leave_part(
+    paths: JobPaths,
+    measurement: Measurement,
+    rank: int,
+    failure: Failure | None = None,
+    finished: str = "2",
+    heads_node: bool | None = None,
+) -> None:
+    heads_node = rank == 0 if heads_node is None else heads_node
+    of_node = {"cpu_busy_seconds": 3.4, "machine_cores": 2}
+    part = RankPart(
+        measurement=measurement.name,
+        rank=rank,
+        host="h",
+        status=Status.FAILED if failure else Status.COMPLETED,
+        started_at="1",
+        finished_at=finished,
+        failure=failure,
+        environment={"torch": "x"} if rank == 0 else {},
+        figures={"measurement_seconds": 2.0, "cpu_seconds": 1.0 + rank, "backend": "gloo"}
+        | (of_node if heads_node else {}),
+    )
+    archive = io.BytesIO()
+    np.savez(archive, pass_seconds=np.array([1.0, 2.0 + rank]))
+    paths.samples(measurement.name, rank).write_bytes(archive.getvalue())
+    paths.part(measurement.name, rank).write_text(part.model_dump_json())
+
+
+def leave_end(paths: JobPaths, status: Status = Status.COMPLETED, measurement: Measurement | None = None) -> None:
+    end = JobEnd(
+        status=status,
+        return_code=0,
+        measurement=measurement.name if measurement else None,
+        rank=1 if measurement else None,
+        kind="SIGKILL" if measurement else None,
+        message="rank 1 was killed" if measurement else None,
+        finished_at="9",
+    )
+    paths.end.write_text(end.model_dump_json())
+
+
+def test_parts_of_all_ranks_become_one_record(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    for measurement in MEASUREMENTS:
+        for rank in range(2):
+            leave_part(paths, measurement, rank)
+    leave_end(paths)
+    collected = collect_job(run, NAME)
+    assert [record.status for record in collected.records] == [Status.COMPLETED] * 3
+    record = next(iter(read_ledger(run).entries.values()))[0].record
+    assert record.rank_figures["cpu_seconds"] == [1.0, 2.0] and "backend" not in record.rank_figures
+    assert record.figures["backend"] == "gloo"
+    # 3.4 busy seconds, of which 3.0 ours, over 2 cores times 2 seconds.
+    assert record.figures["others_cpu_share"] == pytest.approx(0.1)
+    with np.load(run.record(record.key, "timed", 0, 1).with_suffix(".npz")) as samples:
+        assert samples["1/pass_seconds"].tolist() == [1.0, 3.0]
+    assert record.environment is not None
+    assert json.loads(run.environment(record.environment).read_bytes()) == {"torch": "x"}
+    assert not list(paths.parts.iterdir()), "the parts are in the record now"
+
+
+def test_merging_again_changes_nothing(run: RunPaths) -> None:
+    for rank in range(2):
+        leave_part(run.job(NAME), MEASUREMENTS[0], rank)
+    leave_end(run.job(NAME))
+    first = collect_job(run, NAME)
+    before = {path: path.read_bytes() for path in run.records.rglob("*") if path.is_file()}
+    again = collect_job(run, NAME)
+    assert len(first.records) == 1 and not again.records
+    assert {path: path.read_bytes() for path in run.records.rglob("*") if path.is_file()} == before
+
+
+def test_a_merge_that_was_interrupted_is_finished(run: RunPaths) -> None:
+    for rank in range(2):
+        leave_part(run.job(NAME), MEASUREMENTS[0], rank)
+    leave_end(run.job(NAME))
+    collect_job(run, NAME)
+    leave_part(run.job(NAME), MEASUREMENTS[0], 1)
+    collect_job(run, NAME)
+    assert not list(run.job(NAME).parts.iterdir())
+
+
+def test_whoever_ended_the_launch_has_a_record_and_the_others_are_given_back(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, MEASUREMENTS[0], rank)
+    leave_part(paths, MEASUREMENTS[1], 0)
+    leave_end(paths, Status.FAILED, MEASUREMENTS[1])
+    collected = collect_job(run, NAME)
+    assert [(record.status, record.key) for record in collected.records] == [
+        (Status.COMPLETED, CELLS[0].key),
+        (Status.FAILED, CELLS[1].key),
+    ]
+    failure = collected.records[1].failure
+    assert failure is not None
+    assert (failure.rank, failure.kind, failure.log) == (1, "SIGKILL", f"jobs/{NAME}/rank_1.log")
+    assert [measurement.cell for measurement in collected.unreached] == [CELLS[2]]
+    assert collected.start_failure is None
+
+
+def test_progress_tells_which_measurement_had_begun(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    progress = Progress(rank=1, pid=1, pid_started=1, phase="measurement", measurement=MEASUREMENTS[0].name, since=0.0)
+    paths.progress(1).write_text(progress.model_dump_json().ljust(4096))
+    leave_end(paths, Status.LOST)
+    collected = collect_job(run, NAME)
+    assert [record.status for record in collected.records] == [Status.LOST]
+    assert len(collected.unreached) == 2
+
+
+def test_the_first_cause_counts_not_the_peers_that_saw_it(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    leave_part(paths, MEASUREMENTS[0], 0, Failure(message="connection closed", rank=0, kind="PeerLost"), finished="2")
+    leave_part(paths, MEASUREMENTS[0], 1, Failure(message="bad input", rank=1, kind="ValueError"), finished="3")
+    leave_end(paths, Status.FAILED, MEASUREMENTS[0])
+    failure = collect_job(run, NAME).records[0].failure
+    assert failure is not None and failure.message == "bad input"
+
+
+def test_a_launch_that_never_began_says_so(run: RunPaths) -> None:
+    leave_end(run.job(NAME), Status.FAILED)
+    collected = collect_job(run, NAME)
+    assert len(collected.unreached) == 3
+    assert collected.start_failure == "the launch ended (failed) before the first cell"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"schema_version": 2}'], ids=repr)
+def test_a_damaged_part_is_set_aside_and_its_repeat_measured_again(run: RunPaths, damage: bytes) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, MEASUREMENTS[0], rank)
+    paths.part(MEASUREMENTS[0].name, 1).write_bytes(damage)
+    leave_end(paths)
+    collected = collect_job(run, NAME)
+    assert "is unreadable" in collected.set_aside[0]
+    assert list(run.set_aside.iterdir())
+    missing = missing_measurements(plan(), read_ledger(run), "timed", only_failed=False)
+    assert {(measurement.cell.key, measurement.attempt) for measurement in missing} >= {(CELLS[0].key, 2)}
+
+
+def test_samples_cut_short_in_a_part_are_noticed(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, MEASUREMENTS[0], rank)
+    samples = paths.samples(MEASUREMENTS[0].name, 1)
+    samples.write_bytes(samples.read_bytes()[:-30])
+    leave_end(paths)
+    assert collect_job(run, NAME).records[0].status is Status.LOST
+
+
+def completed_run(run: RunPaths) -> Path:
+    for measurement in MEASUREMENTS:
+        for rank in range(2):
+            leave_part(run.job(NAME), measurement, rank)
+    leave_end(run.job(NAME))
+    collect_job(run, NAME)
+    return run.record(CELLS[0].key, "timed", 0, 1)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["emptied", "overwritten", "cut"])
+def test_a_damaged_record_is_set_aside_and_measured_again(run: RunPaths, suffix: str, damage: bytes | None) -> None:
+    path = completed_run(run).with_suffix(suffix)
+    path.write_bytes(path.read_bytes()[:-10] if damage is None else damage)
+    ledger = read_ledger(run)
+    assert len(ledger.set_aside) == 1
+    missing = missing_measurements(plan(), ledger, "timed", only_failed=False)
+    assert [(measurement.cell.key, measurement.attempt) for measurement in missing] == [(CELLS[0].key, 2)]
+    again = missing_measurements(plan(), read_ledger(run), "timed", only_failed=False)
+    assert again == missing, "the attempt's number is remembered"
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_another_schema_stops_the_run(run: RunPaths, version: int) -> None:
+    path = completed_run(run)
+    data = json.loads(path.read_bytes())
+    path.write_text(json.dumps(data | {"schema_version": version}))
+    with pytest.raises(SchemaError, match=f"schema_version: got {version}, expected {SCHEMA_VERSION}. Use the version"):
+        read_ledger(run)
+
+
+def test_only_what_failed_is_asked_for(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    leave_part(paths, MEASUREMENTS[0], 0, Failure(message="x", rank=0))
+    leave_end(paths, Status.FAILED, MEASUREMENTS[0])
+    collect_job(run, NAME)
+    every = missing_measurements(plan(), read_ledger(run), "timed", only_failed=False)
+    failed = missing_measurements(plan(), read_ledger(run), "timed", only_failed=True)
+    assert len(every) == 3
+    assert [(measurement.cell.key, measurement.attempt) for measurement in failed] == [(CELLS[0].key, 2)]
+
+
+def test_a_record_of_many_ranks_is_no_error(run: RunPaths) -> None:
+    ranks = 256
+    cell = Cell(workload=NoopWorkload(items=ranks), layout=Layout(dp=ranks))
+    measurement = Measurement(cell=cell, repeat=0, attempt=1)
+    paths = run.job(NAME)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    paths.job.write_text(
+        job.model_copy(update={"measurements": (measurement,), "ranks_per_node": ranks}).model_dump_json()
+    )
+    for rank in range(ranks):
+        leave_part(paths, measurement, rank)
+    leave_end(paths)
+    record = collect_job(run, NAME).records[0]
+    assert record.status is Status.COMPLETED and len(record.rank_figures["cpu_seconds"]) == ranks
+
+
+def test_a_launch_that_somebody_cancels_before_it_begins_counts_as_a_failed_start(run: RunPaths) -> None:
+    leave_end(run.job(NAME), Status.CANCELLED)
+    assert collect_job(run, NAME).start_failure is not None
+
+
+def on_two_nodes(run: RunPaths) -> JobPaths:
+    """The job as one of a cluster, with a rank on each of two nodes."""
+    paths = run.job(NAME)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    measurements = tuple(
+        measurement.model_copy(update={"cell": measurement.cell.model_copy(update={"nodes": 2, "target": "slurm"})})
+        for measurement in job.measurements
+    )
+    target = SlurmTarget(nodes=2)
+    moved = job.model_copy(update={"measurements": measurements, "target": target, "ranks_per_node": 1})
+    paths.job.write_text(moved.model_dump_json())
+    return paths
+
+
+def measurements_of(paths: JobPaths) -> tuple[Measurement, ...]:
+    return Job.model_validate_json(paths.job.read_bytes()).measurements
+
+
+def test_the_load_of_others_is_that_of_all_nodes(run: RunPaths) -> None:
+    paths = on_two_nodes(run)
+    for rank in range(2):
+        leave_part(paths, measurements_of(paths)[0], rank, heads_node=True)
+    leave_end(paths)
+    (record,) = collect_job(run, NAME).records
+    # Twice 3.4 busy seconds, of which 3.0 ours, over twice 2 cores times 2 seconds.
+    assert record.figures["others_cpu_share"] == pytest.approx(0.475)
+
+
+def test_what_the_scheduler_says_is_in_every_record_of_the_job(run: RunPaths) -> None:
+    paths = on_two_nodes(run)
+    accounting = Accounting(job_id="12_3", state="NODE_FAIL", nodes=("lab1", "lab2"), elapsed_seconds=7.0)
+    paths.accounting.write_text(accounting.model_dump_json())
+    for rank in range(2):
+        leave_part(paths, measurements_of(paths)[0], rank)
+    leave_end(paths, Status.NODE_FAILED, measurements_of(paths)[1])
+    done, lost = collect_job(run, NAME).records
+    assert (done.status, lost.status) == (Status.COMPLETED, Status.NODE_FAILED)
+    assert done.accounting == lost.accounting == accounting
+    record = read_ledger(run).entries[lost.key, "timed", 0][0].record
+    assert record.accounting == accounting, "as it was written"
+
+
+def test_a_failure_of_no_rank_points_to_the_node_that_knows_of_it(run: RunPaths) -> None:
+    paths = on_two_nodes(run)
+    leave_end(paths, Status.NODE_FAILED, measurements_of(paths)[0])
+    for node, status in enumerate((Status.COMPLETED, Status.NODE_FAILED)):
+        end = JobEnd(status=status, return_code=None, finished_at="9")
+        paths.node_end(node).write_text(end.model_dump_json())
+    whole = JobEnd.model_validate_json(paths.end.read_bytes())
+    paths.end.write_text(whole.model_copy(update={"rank": None}).model_dump_json())
+    failure = collect_job(run, NAME).records[0].failure
+    assert failure is not None and failure.log == f"jobs/{NAME}/launcher_1.log"

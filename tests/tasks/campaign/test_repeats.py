@@ -1,0 +1,167 @@
+"""How often cells are measured: further repeats for what is not known well enough, and what ends them."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.hardware.prices import Price, TargetPrices
+from configs.plans.job import Job, JobEnd, Launcher, Measurement
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.plans.rates import Rates
+from configs.plans.record import Record, Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.study import StudyError
+from configs.spec.target import LocalTarget
+from configs.workloads.generate import GenerateWorkload
+from configs.workloads.noop import NoopWorkload
+from reports.numbers.stopping import next_look
+from reports.reading.load import CellResult
+from reports.reading.read import Reading
+from tasks.campaign.repeats import Budget, carried_on, launched_usd, planned_with_repeats
+from tasks.checks.machine import check_resources
+
+STEADY = [100.0, 100.2, 99.9, 100.1, 99.8, 100.0, 100.1, 99.9, 100.2, 99.8, 100.0, 100.1, 99.9, 100.0]
+LOUD = [100.0, 140.0, 60.0, 120.0, 80.0, 150.0, 70.0, 110.0, 90.0, 130.0]
+
+
+def plan_of(cells: dict[str, Cell], repeats: int, **rules: Any) -> Plan:
+    return Plan(
+        study="s", models=(), targets=(LocalTarget(),), pack=True, experiments=(), cells=cells,
+        measuring=Measuring(repeats=10, target_interval=0.02, **rules), repeats=dict.fromkeys(cells, repeats),
+    )  # fmt: skip
+
+
+def measured(label: str, values: list[float | None], planned: int = 10) -> CellResult:
+    """A cell whose repeats gave these items a second; None failed."""
+    cell = Cell(workload=NoopWorkload(label=label))
+    measurements = {}
+    for repeat, value in enumerate(values):
+        status = Status.FAILED if value is None else Status.COMPLETED
+        record = Record(
+            key=cell.key, cell=cell, repeat=repeat, attempt=1, status=status, job="j", position=0,
+            started_at=None, finished_at=None,
+        )  # fmt: skip
+        measurements[repeat] = Reading(
+            record, "p", True, None if value is None else Rates(1.0, 1, items_per_second=value)
+        )
+    return CellResult(cell.key, cell, label, "no model", planned, measurements, None)
+
+
+def grown(result: CellResult, planned: int, ended_by: Any = None, **rules: Any) -> tuple[int, str | None]:
+    plan = plan_of({result.key: result.cell}, planned, **rules)
+    after = planned_with_repeats(plan, {result.key: result}, ended_by)
+    return after.repeats[result.key], after.stopped.get(result.key)
+
+
+def test_a_cell_goes_on_until_its_interval_is_within_the_target() -> None:
+    assert grown(measured("steady", STEADY[:10]), 10) == (14, None), "met once, to be confirmed"
+    assert grown(measured("steady", STEADY), 14) == (14, "target reached")
+    look = next_look(LOUD, Measuring(repeats=10, target_interval=0.02))
+    assert look is not None and grown(measured("loud", LOUD), 10) == (look, None)
+
+
+def test_nothing_is_decided_while_repeats_are_missing() -> None:
+    assert grown(measured("steady", STEADY[:7]), 10) == (10, None)
+
+
+def test_failed_repeats_do_not_ask_for_more_of_them_for_ever() -> None:
+    assert grown(measured("lost", [None] * 10), 10) == (10, None)
+    some = [*LOUD, *[None] * 5]
+    planned, ended = grown(measured("some", some), 15, max_repeats=20)
+    assert (planned, ended) == (20, None)
+    assert grown(measured("some", [*some, *[None] * 5]), 20, max_repeats=20) == (20, "most repeats")
+
+
+def test_the_most_repeats_end_a_cell() -> None:
+    assert grown(measured("loud", LOUD * 2), 20, max_repeats=20) == (20, "most repeats")
+
+
+@pytest.mark.parametrize("ended_by", ["budget of time", "budget of money"])
+def test_a_spent_budget_ends_what_was_not_promised(ended_by: str) -> None:
+    """Fifteen were planned, twelve made: the plan is what was made. Of a promised ten none is dropped."""
+    assert grown(measured("loud", [*LOUD, 100.0, 101.0]), 15, ended_by) == (12, ended_by)
+    assert grown(measured("few", LOUD[:4]), 10, ended_by) == (10, ended_by)
+    assert grown(measured("steady", STEADY), 14, ended_by) == (14, "target reached")
+
+
+class Stub:
+    """What Budget reads of a session."""
+
+    def __init__(self, plan: Plan, run: RunPaths) -> None:
+        self.plan, self.run = plan, run
+
+
+def launch(run: RunPaths, name: str, began: str, turn: str | None, ended: str) -> None:
+    """A launch that reached no measurement: its job, its launcher and its end."""
+    job = run.job(name)
+    job.folder.mkdir(parents=True)
+    measurements = (Measurement(cell=Cell(workload=NoopWorkload()), repeat=0, attempt=1),)
+    made = Job(
+        name=name,
+        study="s",
+        measuring_pass="timed",
+        measuring=Measuring(),
+        measurements=measurements,
+        ranks_per_node=1,
+        timeout_seconds=1,
+        inputs="",
+        cache="",
+    )
+    job.job.write_text(made.model_dump_json())
+    launcher = Launcher(pid=1, pid_started=1, host="h", started_at=began, lock_acquired_at=turn)
+    job.launcher.write_text(launcher.model_dump_json())
+    job.end.write_text(JobEnd(status=Status.COMPLETED, return_code=0, finished_at=ended).model_dump_json())
+
+
+def test_money_counts_every_launch_of_the_folder(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    plan = plan_of({}, 10, budget_usd=1.0).model_copy(
+        update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=2.0, source="study"))}}
+    )
+    run.plan.write_text(plan.model_dump_json())
+    launch(run, "a", "2026-01-01T00:00:00+00:00", None, "2026-01-01T00:10:00+00:00")
+    launch(run, "b", "2026-01-01T00:00:00+00:00", "2026-01-01T00:20:00+00:00", "2026-01-01T00:30:00+00:00")
+    run.job("still going").folder.mkdir()
+    run.job("torn").folder.mkdir()
+    run.job("torn").launcher.write_text("{")
+    run.job("torn").end.write_text("")
+    assert launched_usd(plan, run) == pytest.approx(2.0 / 3)  # twice ten minutes
+    assert Budget(Stub(plan, run)).spent() is None  # type: ignore[arg-type]  # 0.67 of 1 dollar
+    dearer = plan.model_copy(update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3.1, source="study"))}})
+    assert Budget(Stub(dearer, run)).spent() == "budget of money"  # type: ignore[arg-type]
+
+
+def test_what_an_earlier_run_had_grown_to_is_kept() -> None:
+    """A run that is refused after its plan was written must not take repeats out of the report."""
+    cell = Cell(workload=NoopWorkload(label="steady"))
+    before = plan_of({cell.key: cell}, 14).model_copy(update={"stopped": {cell.key: "target reached", "gone": "x"}})
+    fresh = plan_of({cell.key: cell}, 10)
+    assert carried_on(fresh, before).repeats == {cell.key: 14}
+    assert carried_on(fresh, before).stopped == {cell.key: "target reached"}
+    without = fresh.model_copy(update={"measuring": Measuring(repeats=10)})
+    assert carried_on(without, before) == without
+
+
+def test_time_in_which_others_had_the_machine_is_not_paid_for(tmp_path: Path) -> None:
+    budget = Budget(Stub(plan_of({}, 10, budget_minutes=0.0001), RunPaths(tmp_path)))  # type: ignore[arg-type]
+    time.sleep(0.02)
+    assert budget.spent() == "budget of time"
+    budget.waited(60)
+    assert budget.spent() is None
+
+
+def test_a_budget_of_money_needs_a_price(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"measuring.budget_usd: requires a price for every target"):
+        check_resources(plan_of({}, 10, budget_usd=1.0), tmp_path)
+
+
+def test_answers_are_asked_for_once() -> None:
+    result = measured("steady", STEADY[:1], planned=1)
+    plan = plan_of({result.key: result.cell}, 1)
+    kept = replace(result, cell=Cell(model="m", workload=GenerateWorkload(answers=True)))
+    assert planned_with_repeats(plan, {result.key: kept}, None) == plan

@@ -1,0 +1,284 @@
+"""Models that are made up or lie in a folder, and their manifests; the hub is in test_tasks_providers_hub."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.common.base import SCHEMA_VERSION, sha256_of_file
+from configs.hardware.architectures import ARCHITECTURES
+from tasks.models import folder as folder_module
+from tasks.models.sources import (
+    is_hub_repository,
+    load_manifest,
+    manifest_path,
+    resolve_model,
+    save_manifest,
+    verify_manifest,
+)
+from tests.support.hub_server import (
+    CONFIG,
+    make_model,
+    make_sharded_model,
+    watched_connections,
+)
+
+
+@pytest.fixture
+def watched() -> Iterator[list[Any]]:
+    with watched_connections() as addresses:
+        yield addresses
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "base"
+
+
+# Synthetic
+
+
+def test_synthetic_needs_no_files_and_no_network(cache: Path, base: Path, watched: list[Any]) -> None:
+    manifest = resolve_model("synthetic:llama-4m@7", None, cache, base)
+    assert manifest.identity == "synthetic:llama-4m@7"
+    assert (manifest.source, manifest.files, manifest.synthetic_seed) == ("synthetic", {}, 7)
+    assert manifest.config == ARCHITECTURES["llama-4m"]
+    assert json.loads((Path(manifest.folder) / "config.json").read_text()) == manifest.config
+    assert load_manifest(manifest_path(manifest.identity, cache)) == manifest
+    assert resolve_model("synthetic:llama-4m", None, cache, base).identity == "synthetic:llama-4m@0"
+    assert resolve_model("synthetic:llama-4m@007", None, cache, base) == manifest
+    assert watched == []
+
+
+def test_synthetic_mistakes_say_what_works(cache: Path, base: Path) -> None:
+    with pytest.raises(ValueError, match=r"did you mean llama-4m\?") as caught:
+        resolve_model("synthetic:lama-4m@1", None, cache, base)
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+    with pytest.raises(ValueError, match="got seed '-1'"):
+        resolve_model("synthetic:llama-4m@-1", None, cache, base)
+    with pytest.raises(ValueError, match="`revision` applies to Hugging Face repositories only"):
+        resolve_model("synthetic:llama-4m@1", "main", cache, base)
+
+
+# Folders
+
+
+def test_folder_is_used_in_place(cache: Path, base: Path) -> None:
+    folder = make_model(base / "models" / "tiny")
+    (folder / "README.md").write_text("not part of the model")
+    (folder / "consolidated.safetensors").write_bytes(b"another copy of the weights")
+    manifest = resolve_model("./models/tiny", None, cache, base)
+    assert manifest.source == "folder" and manifest.folder == str(folder)
+    assert manifest.config == CONFIG
+    assert set(manifest.files) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert manifest.files["model.safetensors"].sha256 == sha256_of_file(folder / "model.safetensors")
+    assert manifest.identity.startswith("folder:") and len(manifest.identity) == len("folder:") + 16
+    for written in ("models/tiny", str(folder), "models/tiny/"):
+        assert resolve_model(written, None, cache, base).identity == manifest.identity
+
+
+def test_folder_identity_follows_content_and_names(cache: Path, base: Path) -> None:
+    folder = make_model(base / "tiny")
+    first = resolve_model("tiny", None, cache, base).identity
+    shutil.copytree(folder, base / "copy")
+    copy = resolve_model("copy", None, cache, base)
+    assert copy.identity == first and copy.folder == str(base / "copy")
+    (folder / "tokenizer.json").write_text('{"a":1}')
+    changed = resolve_model("tiny", None, cache, base).identity
+    assert changed != first
+    (folder / "tokenizer.json").rename(folder / "other.json")
+    assert resolve_model("tiny", None, cache, base).identity not in (first, changed)
+
+
+def test_big_folder_is_hashed_once(cache: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model(base / "tiny")
+    hashed: list[str] = []
+
+    def counting(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of_file(path)
+
+    monkeypatch.setattr(folder_module, "sha256_of_file", counting)
+    first = resolve_model("tiny", None, cache, base)
+    assert sorted(hashed) == ["config.json", "model.safetensors", "tokenizer.json"]
+    hashed.clear()
+    assert resolve_model("tiny", None, cache, base) == first
+    assert hashed == []
+    os.utime(folder / "tokenizer.json", ns=(1, 1))
+    assert resolve_model("tiny", None, cache, base) == first
+    assert hashed == ["tokenizer.json"]
+    (cache / "models" / "hashes.json").write_text("[torn")
+    assert resolve_model("tiny", None, cache, base) == first
+
+
+def test_folder_that_is_not_there(cache: Path, base: Path) -> None:
+    make_model(base / "models" / "llama-7b")
+    with pytest.raises(ValueError, match=r"\./models/llama: no such folder \(did you mean \./models/llama-7b\?\)"):
+        resolve_model("./models/llama", None, cache, base)
+    with pytest.raises(ValueError, match=r"models/llama: no such folder \(did you mean models/llama-7b\?\)") as caught:
+        resolve_model("models/llama", None, cache, base)
+    assert "revision" in str(caught.value)
+    with pytest.raises(ValueError, match=r"gpt2: no such folder; expected .*`owner/name` with a revision"):
+        resolve_model("gpt2", None, cache, base)
+    with pytest.raises(ValueError, match="got a file, expected the folder"):
+        resolve_model("./models/llama-7b/config.json", None, cache, base)
+    with pytest.raises(ValueError, match="`revision` applies to Hugging Face repositories only"):
+        resolve_model("./models/llama-7b", "main", cache, base)
+
+
+def test_what_is_a_repository(base: Path) -> None:
+    make_model(base / "models" / "tiny")
+    assert is_hub_repository("acme/tiny", base)
+    for other in ("models/tiny", "./acme/tiny", "/acme/tiny", "~/tiny", "tiny", "a/b/c", "synthetic:llama-4m@0"):
+        assert not is_hub_repository(other, base)
+
+
+def test_folder_without_config(cache: Path, base: Path) -> None:
+    (make_model(base / "tiny") / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"tiny: no config\.json"):
+        resolve_model("tiny", None, cache, base)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{torn", "config.json: not JSON"), ("[1]", "got list")])
+def test_folder_with_broken_config(cache: Path, base: Path, text: str, message: str) -> None:
+    (make_model(base / "tiny") / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        resolve_model("tiny", None, cache, base)
+
+
+def test_remote_code_is_refused(cache: Path, base: Path) -> None:
+    folder = make_model(base / "tiny")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "modeling.Own"}}))
+    with pytest.raises(ValueError, match=r"auto_map.*trust_remote_code is off and cannot be enabled"):
+        resolve_model("tiny", None, cache, base)
+    assert not list(cache.rglob("manifest.json"))
+
+
+def test_pickled_checkpoint_is_refused_with_the_remedy(cache: Path, base: Path) -> None:
+    folder = make_model(base / "tiny")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02.")
+    # Beside safetensors it does no harm: nothing opens it.
+    assert "pytorch_model.bin" not in resolve_model("tiny", None, cache, base).files
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(
+        ValueError, match=r"pickled weights \(pytorch_model\.bin\).*rankwise convert .*tiny DESTINATION"
+    ):
+        resolve_model("tiny", None, cache, base)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match="no weights"):
+        resolve_model("tiny", None, cache, base)
+
+
+def test_truncated_safetensors(cache: Path, base: Path) -> None:
+    path = make_model(base / "tiny") / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    expected = rf"model\.safetensors: truncated.*expected {len(whole)} bytes by its header, found {len(whole) - 10}"
+    with pytest.raises(ValueError, match=expected):
+        resolve_model("tiny", None, cache, base)
+    path.write_bytes(whole + b"more")
+    with pytest.raises(ValueError, match=rf"expected {len(whole)} bytes by its header, found {len(whole) + 4}"):
+        resolve_model("tiny", None, cache, base)
+    path.write_bytes(whole[:20])
+    with pytest.raises(ValueError, match=r"expected at least \d+ bytes \(the header alone\), found 20"):
+        resolve_model("tiny", None, cache, base)
+
+
+def _file(header: bytes, data: int) -> bytes:
+    return len(header).to_bytes(8, "little") + header + bytes(data)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        b"<html>an error page, saved as a model</html>",
+        _file(b"not json", 8),
+        _file(b"[1, 2]", 8),
+        _file(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', 12),
+        _file(b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}', 8),
+        _file(b'{"a":{"dtype":"F32","shape":[2]}}', 8),
+        _file(b'{"a":{"dtype":"NEW","shape":[2],"data_offsets":[0,-8]}}', 8),
+        _file(
+            b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}',
+            3,
+        ),
+    ],
+)
+def test_damaged_safetensors(cache: Path, base: Path, content: bytes) -> None:
+    (make_model(base / "tiny") / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors: truncated or damaged: .*fetch or copy it again"):
+        resolve_model("tiny", None, cache, base)
+
+
+def test_files_that_safetensors_writes_are_sound(tmp_path: Path) -> None:
+    """Against the library itself, in a process of its own: it is not imported where Prefect runs."""
+    code = (
+        "import sys, numpy as np; from safetensors.numpy import save_file\n"
+        "save_file({'a': np.zeros((2, 3), 'f4'), 'empty': np.zeros((0, 3), 'f2'), 'flag': np.ones(3, bool),"
+        " 'scalar': np.array(1.0)}, sys.argv[1], metadata={'format': 'pt'})"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.safetensors")], check=True, timeout=60)
+    assert folder_module.check_safetensors(tmp_path / "x.safetensors") == {"a", "empty", "flag", "scalar"}
+
+
+def test_shards(cache: Path, base: Path) -> None:
+    folder = make_sharded_model(base / "tiny")
+    files = resolve_model("tiny", None, cache, base).files
+    assert {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"} < set(files)
+    index = folder / "model.safetensors.index.json"
+    (folder / "model-00002-of-00002.safetensors").rename(folder / "away")
+    with pytest.raises(ValueError, match=r"index\.json lists missing files: model-00002-of-00002\.safetensors"):
+        resolve_model("tiny", None, cache, base)
+    index.write_text(json.dumps({"weight_map": {"c": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(ValueError, match="says c is in model-00001-of-00002"):
+        resolve_model("tiny", None, cache, base)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="no weight_map"):
+        resolve_model("tiny", None, cache, base)
+
+
+def test_cache_that_cannot_be_made(tmp_path: Path, base: Path) -> None:
+    (tmp_path / "cache").write_text("a file is in the way")
+    with pytest.raises(ValueError, match=r"cache.*synthetic:llama-4m"):
+        resolve_model("synthetic:llama-4m", None, tmp_path / "cache", base)
+
+
+# Manifests
+
+
+def test_manifest_is_checked_when_read(cache: Path, base: Path) -> None:
+    make_model(base / "tiny")
+    manifest = resolve_model("tiny", None, cache, base)
+    path = save_manifest(manifest, cache)
+    assert load_manifest(path) == manifest
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match=r"manifest\.json: not a manifest"):
+        load_manifest(path)
+    path.write_text(manifest.model_copy(update={"schema_version": SCHEMA_VERSION + 1}).model_dump_json())
+    with pytest.raises(ValueError, match=f"schema version {SCHEMA_VERSION + 1}"):
+        load_manifest(path)
+
+
+def test_verify_finds_what_changed(cache: Path, base: Path) -> None:
+    folder = make_model(base / "tiny")
+    manifest = resolve_model("tiny", None, cache, base)
+    assert verify_manifest(manifest, sha256_of_file) == {}
+    (folder / "tokenizer.json").write_text("[]")
+    assert verify_manifest(manifest) == {}
+    assert verify_manifest(manifest, sha256_of_file) == {"tokenizer.json": "content changed"}
+    (folder / "tokenizer.json").write_text("{   }")
+    (folder / "config.json").unlink()
+    assert verify_manifest(manifest) == {"tokenizer.json": "5 bytes, not 2", "config.json": "missing"}

@@ -1,0 +1,155 @@
+"""Data that a study names become files of its run: rows, images, and Hugging Face datasets by the real library."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs.plans.expand import expand
+from configs.plans.paths import RunPaths
+from configs.plans.plan import PlannedModel
+from configs.spec.cell import Cell
+from configs.spec.examples import read_examples
+from configs.spec.study import StudyError, StudySpec, parse_study
+from engine.training.task_types import load_examples
+from tasks.planning.inputs import copy_inputs, make_plan
+from tests.support.training_tasks import made_context, workload_of, write_inputs
+
+TOKENIZER = Path(__file__).parents[3] / "configs" / "models" / "tiny-stdlib" / "tokenizer.json"
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def study_of(data: str, **work: Any) -> StudySpec:
+    return parse_study(
+        {
+            "study": "learning",
+            "models": [{"id": "synthetic:bert-1m@0", "name": "tiny"}],
+            "workload": {"kind": "train", "data": data, **work},
+            "experiments": {"sizes": {"kind": "sweep", "over": {"workload.global_batch_size": [4, 8]}}},
+        }
+    )
+
+
+def copied(tmp_path: Path, data: str, **work: Any) -> tuple[StudySpec, dict[str, str], Path]:
+    study, run = study_of(data, **work), RunPaths(tmp_path / "run")
+    return study, copy_inputs(study, run, tmp_path), run.inputs
+
+
+def problems(tmp_path: Path, data: str) -> str:
+    with pytest.raises(StudyError) as caught:
+        copied(tmp_path, data)
+    [problem] = caught.value.problems
+    return problem
+
+
+def reviews(count: int = 12) -> datasets.Dataset:
+    classes = datasets.ClassLabel(names=["dull", "fine"])
+    columns = {"text": [f"day {n}" for n in range(count)], "label": [n % 2 for n in range(count)], "extra": [0] * count}
+    return datasets.Dataset.from_dict(columns).cast_column("label", classes)
+
+
+def test_a_saved_dataset_becomes_rows_that_a_task_learns(tmp_path: Path) -> None:
+    datasets.DatasetDict(train=reviews(), test=reviews(4)).save_to_disk(str(tmp_path / "reviews"))
+    write_inputs(tmp_path)
+    study, names, inputs = copied(
+        tmp_path, "hf:reviews", validation_data="hf:reviews:test", task="text_classification", tokenizer="words.json"
+    )
+    assert set(names) == {"hf:reviews", "hf:reviews:test", "words.json"}
+    rows = read_examples(inputs / f"{names['hf:reviews']}.ndjson")
+    assert rows[:2] == [{"text": "day 0", "label": "dull"}, {"text": "day 1", "label": "fine"}] and len(rows) == 12
+    # A second run finds the same file by the same hash, so that a resumed study measures the same cells.
+    assert copy_inputs(study, RunPaths(tmp_path / "again"), tmp_path) == names
+    plan = expand(study, [PlannedModel(name="tiny", identity="synthetic:bert-1m@0", manifest="m")], names, lambda _: 0)
+    cell: Cell = next(iter(plan.cells.values()))
+    assert (cell.workload.data, cell.workload.validation_data) == (names["hf:reviews"], names["hf:reviews:test"])
+    context = made_context(tmp_path / "run", "bert classes", **cell.workload.model_dump(exclude={"kind"}))
+    train, held = load_examples(workload_of(context), context)
+    assert (train.count, train.names) == (12, ("dull", "fine")) and held is not None and held.count == 4
+
+
+def test_images_of_a_dataset_become_arrays(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    columns = {"image": [Image.fromarray(one) for one in pixels], "label": [0, 1, 2, 0, 1, 2]}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "pictures"))
+    _, names, inputs = copied(tmp_path, "hf:pictures", task="image_classification")
+    context = made_context(tmp_path / "run", "vit", data=names["hf:pictures"])
+    assert context.inputs == inputs
+    train, _ = load_examples(workload_of(context), context)
+    assert (train.count, train.names) == (6, ("a", "b", "c"))
+    found = train.collate(np.arange(6), np.arange(6))
+    assert found["targets"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert np.allclose(found["pixels"].numpy().transpose(0, 2, 3, 1) * 127.5 + 127.5, pixels, atol=1e-3)
+
+
+def test_files_of_rows_in_other_forms_become_the_same(tmp_path: Path) -> None:
+    rows = [{"source": f"a {n}", "target": f"b {n}"} for n in range(5)]
+    (tmp_path / "folder").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "folder" / "train.jsonl").write_text(lines)
+    (tmp_path / "pairs.jsonl").write_text(lines + "\n")
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "pairs.parquet")
+    for written in ("hf:folder", "pairs.parquet", "pairs.jsonl"):
+        _, names, inputs = copied(tmp_path, written, task="seq2seq")
+        assert read_examples(inputs / f"{names[written]}.ndjson") == rows, written
+    # What prompts are kept as stays for prompts.
+    assert not list((tmp_path / "run" / "inputs").glob("*.jsonl"))
+
+
+def test_a_text_stays_a_text_whatever_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print()\n")
+    _, names, inputs = copied(tmp_path, "program.py")
+    assert (inputs / f"{names['program.py']}.txt").read_text() == "print()\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("hf:nowhere", "workload.data: hf:nowhere: cannot be loaded"),
+        ("hf:saved:other", "workload.data: hf:saved:other: cannot be loaded"),
+        ("hf:columns", "workload.data: hf:columns: got columns question, answer; rename them to one of: image and"),
+        ("hf:sizes", "workload.data: hf:sizes: images of several sizes (4 x 4 and 5 x 5)"),
+        ("broken.jsonl", "line 2: not JSON"),
+        ("columns.jsonl", "line 1: expected `text`, or `source` and `target`"),
+        ("blank.jsonl", "empty file, expected one object per line"),
+        ("broken.npz", "workload.data: broken.npz: not an .npz file"),
+        ("broken.parquet", "workload.data: broken.parquet: cannot be loaded"),
+        ("absent.jsonl", "workload.data: no such file: absent.jsonl"),
+    ],
+)
+def test_data_that_do_not_do_are_refused_before_anything_starts(tmp_path: Path, data: str, message: str) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"text": ')
+    (tmp_path / "columns.jsonl").write_text('{"question": "fine"}\n')
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    (tmp_path / "broken.npz").write_text("no zip")
+    (tmp_path / "broken.parquet").write_text("no parquet")
+    if data == "hf:saved:other":
+        datasets.DatasetDict(train=reviews()).save_to_disk(str(tmp_path / "saved"))
+    if data == "hf:columns":
+        datasets.Dataset.from_dict({"question": ["a"], "answer": ["b"]}).save_to_disk(str(tmp_path / "columns"))
+    if data == "hf:sizes":
+        images = [Image.fromarray(np.zeros((size, size), dtype=np.uint8)) for size in (4, 5)]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        made = datasets.Dataset.from_dict({"image": images, "label": [0, 1]}, features=features)
+        made.save_to_disk(str(tmp_path / "sizes"))
+    assert message in problems(tmp_path, data)
+
+
+def test_texts_for_a_model_that_cannot_read_are_refused_before_anything_is_started(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    model = PlannedModel(name="tiny", identity="synthetic:bert-1m@0", manifest="")
+    study, inputs, folder = copied(tmp_path, "stdlib", task="masked_lm")
+    with pytest.raises(StudyError, match=r"workload\.tokenizer: synthetic:bert-1m@0 has no tokenizer\.json"):
+        make_plan(study, [model], inputs, folder)
+    read = study_of("stdlib", task="masked_lm", tokenizer=str(TOKENIZER))
+    found = copy_inputs(read, RunPaths(tmp_path / "other"), tmp_path)
+    assert make_plan(read, [model], found, RunPaths(tmp_path / "other").inputs).cells

@@ -1,0 +1,53 @@
+"""A plan that was checked before the flow is used as it is; one that no longer fits its models is made and checked."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.spec.study import StudyError, StudySpec, parse_study
+from flows.precheck import check_study
+from tasks import resolve
+from tasks.planning.inputs import planned_model
+from tasks.resolve import CheckedPlan, resolve_study
+
+STUDY = {
+    "study": "s",
+    "models": [{"id": "synthetic:llama-1m@0", "name": "m"}],
+    "workload": {"kind": "generate", "new_tokens": 4, "num_prompts": 4},
+    "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
+}
+
+
+def resolved(study: StudySpec, tmp_path: Path, checked: CheckedPlan) -> Plan:
+    run, cache = RunPaths(tmp_path / "run"), tmp_path / "cache"
+    models = [planned_model(spec, place, cache, tmp_path) for place, spec in enumerate(study.models)]
+    plan: Plan = resolve_study.fn(study, models, run, tmp_path, cache, checked)
+    return plan
+
+
+def test_the_checked_plan_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = parse_study(STUDY)
+    plan = check_study(study, tmp_path, tmp_path / "cache", tmp_path / "run")
+    made = resolved(study, tmp_path, CheckedPlan())
+    (tmp_path / "run" / "plan.json").unlink()
+
+    def never(*_: object) -> Plan:
+        raise AssertionError("made or checked again")
+
+    for name in ("make_plan", "check_resources", "check_clusters"):
+        monkeypatch.setattr(resolve, name, never)
+    assert resolved(study, tmp_path, CheckedPlan(plan)) == made
+    assert made.cells == plan.cells and made.predictions
+
+
+def test_a_plan_of_other_models_is_made_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = parse_study(STUDY)
+    other = parse_study(STUDY | {"models": [{"id": "synthetic:llama-1m@1", "name": "m"}]})
+    plan = check_study(other, tmp_path, tmp_path / "cache", tmp_path / "run")
+    found = resolved(study, tmp_path, CheckedPlan(plan))
+    assert {cell.model for cell in found.cells.values()} == {"synthetic:llama-1m@0"}
+    too_many = parse_study(STUDY | {"layout": {"dp": 4096}})
+    with pytest.raises(StudyError, match="4096"):
+        resolved(too_many, tmp_path, CheckedPlan(plan))
