@@ -11,6 +11,10 @@ First it is told its environment, and begins anew with that, since libraries rea
     {"environment": {...}}                                                        it answers: {}
     {"preload": "/runs/s/jobs/0001/job.json"}, or null for launchers alone         {"unfit": null}, or why not
     {"launch": "/runs/s/jobs/0001/job.json"}                                      {"pid": 4711}
+    {"start": 4711}                                                               (no answer)
+
+A launcher that was forked waits to be told to start, and ends where the connection closes before: the other side has
+then given it up, perhaps for a launch of the same job elsewhere, and two would write one record.
 """
 
 import importlib
@@ -67,11 +71,14 @@ def serve(connection: socket.socket) -> int:
     importlib.import_module(_LAUNCHER)
     while request := _read(connection):
         if "preload" in request:
-            answer: dict[str, Any] = {"unfit": _preload(request["preload"])}
+            _answer(connection, {"unfit": _preload(request["preload"])})
         else:
-            answer = _launch(request["launch"], connection)
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+            _launch(request["launch"], connection)
     return 0
+
+
+def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def _read(connection: socket.socket) -> dict[str, Any]:
@@ -104,17 +111,32 @@ def _preload(job_json: str | None) -> str | None:
     return unfit_to_fork()
 
 
-def _launch(job_json: str, connection: socket.socket) -> dict[str, Any]:
+def _launch(job_json: str, connection: socket.socket) -> None:
+    waiting, confirmed = os.pipe()
+
     def run() -> int:
         connection.close()
+        os.close(confirmed)
+        started = os.read(waiting, 1)
+        os.close(waiting)
+        if not started:
+            return 1
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return run_module(_LAUNCHER, [job_json], dict(os.environ))
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets launchers that end
     try:
-        return {"pid": fork(run).pid}
-    except OSError as error:
-        return {"error": error.strerror or str(error)}
+        try:
+            pid = fork(run).pid
+        except OSError as error:
+            return _answer(connection, {"error": error.strerror or str(error)})
+        finally:
+            os.close(waiting)
+        _answer(connection, {"pid": pid})
+        if _read(connection) == {"start": pid}:
+            os.write(confirmed, b"1")
+    finally:
+        os.close(confirmed)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ class ForkParent:
         answer = self._ask({"launch": str(job_json)})
         if "error" in answer:
             raise OSError(f"{sys.executable} cannot be forked: {answer['error']}")
-        return int(answer["pid"])
+        pid = int(answer["pid"])
+        self._send({"start": pid})
+        return pid
 
     def end(self) -> None:
         """Let it end; launchers that it has forked go on. Does not wait for that."""
@@ -105,10 +107,16 @@ class ForkParent:
             connection.settimeout(_ANSWER_SECONDS)
             return connection
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        received = b""
+    def _send(self, request: dict[str, Any]) -> None:
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
+        except (ConnectionError, TimeoutError) as error:
+            raise ParentLost(f"slurm.forking.fork_parent does not answer ({error}): {self._said()}") from error
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._send(request)
+        received = b""
+        try:
             while not received.endswith(b"\n"):
                 piece = self._connection.recv(65536)
                 if not piece:

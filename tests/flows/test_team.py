@@ -241,7 +241,7 @@ def test_up_serves_survives_and_goes_down_without_a_trace(team: Team) -> None:
     assert f"the worker {socket.gethostname()} is online" in up.stdout
     status = team.say("status")
     assert status.returncode == 0, status.stdout
-    assert "answers" in status.stdout and "online" in status.stdout and "schedules on" in status.stdout
+    assert "responding" in status.stdout and "online" in status.stdout and "schedules on" in status.stdout
     again = team.say("up", *options)
     assert (again.returncode, again.stdout.partition(":")[0]) == (0, "already up")
 

@@ -149,6 +149,29 @@ def test_a_launch_outlives_its_parent_and_the_next_gets_another(tmp_path: Path) 
     assert_nothing_left(paths.folder)
 
 
+def test_a_parent_given_up_for_its_silence_launches_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parents, "_ANSWER_SECONDS", 20.0)
+    first = submit(tmp_path, "a", noop_measurement("first", seconds=0.5))
+    silent = parent_pid(first)
+    assert await_end(first) is Status.COMPLETED
+    (served,) = parents._parents.values()
+    served._connection.settimeout(0.5)
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        again = submit(tmp_path, "b", noop_measurement("second", seconds=0.5))
+        assert parent_pid(again) != silent
+        assert await_end(again) is Status.COMPLETED
+        launcher = read_launcher(again)
+    finally:
+        os.kill(silent, signal.SIGCONT)  # it now finds the request that nobody waits for
+    wait_until(lambda: not psutil.pid_exists(silent), "the silent parent to end")
+    wait_until(lambda: not leftovers(again.folder), "whatever it launched to end")
+    assert read_launcher(again) == launcher
+    assert_nothing_left(again.folder)
+
+
 def test_nothing_outlives_a_killed_launcher_that_was_forked(tmp_path: Path) -> None:
     measurement = noop_measurement("hangs", ranks=2, fault="hang")
     paths = submit(tmp_path, "a", measurement)
