@@ -15,7 +15,7 @@ goes to mkldnn as well, and float32 to `functional.linear`; float16 and GPUs alw
 import ctypes
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,32 @@ class PackedLinear:
 
         Must not run during a call.
         """
+
+
+class NativeLinear(PackedLinear):
+    """A layer on a compiled kernel: `_run(packed, x, y, rows, threads, address of the parallel loop)`."""
+
+    _run: Callable[..., None]
+    _address: int
+    """Of the struct that describes the packed weights."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shape, outputs = x.shape, self.out_features
+        if x.dtype is not self.dtype or shape[-1] != self.in_features or not x.is_cpu:
+            wanted = f"[..., {self.in_features}] {self.dtype} on the CPU"
+            raise ValueError(f"wanted {wanted}, got {list(shape)} {x.dtype} on {x.device}")
+        y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
+        x = self._aligned(x)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        threads = torch.get_num_threads()
+        parallel = parallel_address() if threads > 1 else None
+        self._run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
+        return y
+
+    def _aligned(self, x: Tensor) -> Tensor:
+        """Return x with as many inputs as the kernel reads."""
+        return x
 
 
 class _Rows(ctypes.Structure):
@@ -139,13 +165,13 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-class _OwnLinear(PackedLinear):
+class _OwnLinear(NativeLinear):
     """Linear layer on the kernels of linear.c."""
 
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, path: str, packing: Packing) -> None:
         library = _library()
         assert library is not None
-        self._library = library
+        self._library, self._run = library, library.linear_run
         outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
         size, code = parts[0].element_size(), _DTYPE_CODES[parts[0].dtype]
         self._bias = None if bias is None else bias.float().contiguous()
@@ -172,20 +198,8 @@ class _OwnLinear(PackedLinear):
         packed.weights, packed.parts = weights.data_ptr(), None
         self._memory_mapped = []
 
-    def __call__(self, x: Tensor) -> Tensor:
-        shape, outputs = x.shape, self.out_features
-        if x.dtype is not self.dtype or shape[-1] != self.in_features or not x.is_cpu:
-            wanted = f"[..., {self.in_features}] {self.dtype} on the CPU"
-            raise ValueError(f"wanted {wanted}, got {list(shape)} {x.dtype} on {x.device}")
-        y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
-        if self._is_odd:
-            x = functional.pad(x, (0, 1))
-        if not x.is_contiguous():
-            x = x.contiguous()
-        threads = torch.get_num_threads()
-        parallel = parallel_address() if threads > 1 else None
-        self._library.linear_run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
-        return y
+    def _aligned(self, x: Tensor) -> Tensor:
+        return functional.pad(x, (0, 1)) if self._is_odd else x
 
     def finalize(self) -> None:
         if self.stored is None:

@@ -88,10 +88,8 @@ def judge_answers(reference: Answers, candidate: Answers, noise: ReductionNoise 
     """Compare answers; `noise` is of the candidate's dtype."""
     if not reference.prefill.logits or not reference.prefill.nll:
         return CorrectnessVerdict("not judged", "the reference kept no logits")
-    if noise is None:
-        return CorrectnessVerdict("not judged", "the reference measured no noise of this dtype")
-    if noise.orders < LEAST_ORDERS:
-        return CorrectnessVerdict("not judged", f"noise was measured in fewer than {LEAST_ORDERS} orders")
+    if noise is None or noise.orders < LEAST_ORDERS:
+        return not_judged(None if noise is None else noise.orders)
     broken = _broken(reference, candidate)
     if broken:
         return CorrectnessVerdict("defect", broken)
@@ -107,6 +105,14 @@ def judge_answers(reference: Answers, candidate: Answers, noise: ReductionNoise 
         ladder=ladder_of(reference, candidate, prefill, cached),
         noise=noise_ladder(reference, noise, orders),
     )
+
+
+def not_judged(orders: int | None) -> CorrectnessVerdict:
+    """The word where the noise was measured in so few orders, or for None not at all."""
+    reason = "the reference measured no noise of this dtype"
+    if orders is not None:
+        reason = f"noise was measured in fewer than {LEAST_ORDERS} orders"
+    return CorrectnessVerdict("not judged", reason)
 
 
 def verdict_of(found: list[Finding]) -> CorrectnessVerdict:

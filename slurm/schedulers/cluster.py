@@ -21,7 +21,7 @@ from configs.common.base import utc_now, write_atomically
 from configs.plans.job import Job, JobEnd, Launcher, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
-from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end
+from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end, write_unlaunched_end
 from slurm.schedulers.accounting import Account, read_accounts, sacct_named_command
 from slurm.schedulers.queue import Queue, Sight, named_command, read_squeue, run_slurm, shared_queue
 from slurm.schedulers.refusals import REFUSED, JobState, Refused, Unavailable
@@ -144,7 +144,7 @@ def cancel_many(folders: Sequence[Path]) -> None:
             continue
         job_id = _job_id(paths) or _found_by_name(paths)
         if job_id is None:
-            _write(paths, Status.CANCELLED, "cancelled on request, before submission to Slurm")
+            write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request, before submission to Slurm")
         else:
             queue.watch(job_id, slurm_target(_job(folder)).poll_seconds)
             ids[folder] = job_id
@@ -164,7 +164,7 @@ def cancel_many(folders: Sequence[Path]) -> None:
     if ids and not told:
         raise Unavailable(f"Slurm does not respond; jobs not cancelled: {', '.join(ids.values())}")
     for folder in ids:
-        _write(JobPaths(folder), Status.CANCELLED, "cancelled on request; Slurm is still ending it")
+        write_unlaunched_end(JobPaths(folder), Status.CANCELLED, "cancelled on request; Slurm is still ending it")
 
 
 def _with_nodes(accounting: Accounting, seen: tuple[str, ...]) -> Accounting:
@@ -256,7 +256,7 @@ def _searched_for(paths: JobPaths) -> str | None:
     Two that poll at once would both look; that is harmless.
     """
     if not paths.submitting.exists():
-        _write(paths, Status.LOST, "the job was never submitted")
+        write_unlaunched_end(paths, Status.LOST, "the job was never submitted")
         return None
     every = slurm_target(_job(paths.folder)).poll_seconds
     with _lock:
@@ -266,7 +266,9 @@ def _searched_for(paths: JobPaths) -> str | None:
     job_id = _found_by_name(paths)
     age = time.time() - paths.submitting.stat().st_mtime
     if job_id is None and age > _SUBMITTING_SECONDS and _slurm_answers():
-        _write(paths, Status.LOST, "job in neither `squeue` nor `sacct`: the submitting process ended before sbatch")
+        write_unlaunched_end(
+            paths, Status.LOST, "job in neither `squeue` nor `sacct`: the submitting process ended before sbatch"
+        )
     return job_id
 
 
@@ -322,14 +324,3 @@ def _node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
         return Launcher.model_validate_json(paths.node_launcher(node_rank).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _write(paths: JobPaths, status: Status, message: str) -> None:
-    end = JobEnd(
-        status=status,
-        return_code=None,
-        measurement=measurement_under_way(paths),
-        message=message,
-        finished_at=utc_now(),
-    )
-    write_end(paths, end)

@@ -33,8 +33,6 @@ from configs.plans.record import (
 )
 from tasks.campaign.ledger import set_aside
 
-"""Kind of failure of a rank that only saw another rank go: never the first cause."""
-
 
 @dataclass
 class Collected:
@@ -85,14 +83,8 @@ def failed_records(
     job = Job.model_validate_json(run.job(job_name).job.read_bytes())
     for position, measurement in enumerate(measurements):
         record = Record(
-            key=measurement.cell.key,
-            cell=measurement.cell,
-            measuring_pass=job.measuring_pass,
-            repeat=measurement.repeat,
-            attempt=measurement.attempt,
+            **_identity(job, position, measurement),
             status=status,
-            job=job_name,
-            position=position,
             started_at=None,
             finished_at=utc_now(),
             failure=Failure(message=message[:600], log=_log(run, job, None)),
@@ -156,14 +148,8 @@ def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: 
     if status is Status.COMPLETED and job.measuring_pass == "nsys":
         status, failure = _nsys_verdict(paths, measurement, _ranks(job))
     return Record(
-        key=measurement.cell.key,
-        cell=measurement.cell,
-        measuring_pass=job.measuring_pass,
-        repeat=measurement.repeat,
-        attempt=measurement.attempt,
+        **_identity(job, position, measurement),
         status=status,
-        job=job.name,
-        position=position,
         started_at=min((part.started_at for part in parts), default=None),
         finished_at=max((part.finished_at for part in parts), default=end.finished_at),
         failure=failure and failure.model_copy(update={"log": _log(run, job, failure.rank)}),
@@ -171,6 +157,19 @@ def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: 
         accounting=_accounting(paths),
         **_figures(parts),
     )
+
+
+def _identity(job: Job, position: int, measurement: Measurement) -> dict[str, Any]:
+    """The fields of a record that say of what it is."""
+    return {
+        "key": measurement.cell.key,
+        "cell": measurement.cell,
+        "measuring_pass": job.measuring_pass,
+        "repeat": measurement.repeat,
+        "attempt": measurement.attempt,
+        "job": job.name,
+        "position": position,
+    }
 
 
 def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str]) -> tuple[Status, Failure | None]:

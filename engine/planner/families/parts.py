@@ -11,7 +11,7 @@ tensor parallelism (arXiv 1909.08053).
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from engine.planner.architecture import Role, TokenStream, Weight
+from engine.planner.architecture import Architecture, Role, TokenStream, Weight
 
 WeightTuple = tuple[Weight, ...]
 
@@ -178,6 +178,22 @@ def head(vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> Weig
 def classifier(labels: int, width: int, *, bias: bool = True) -> WeightTuple:
     """Return the classifier of one vector of a sequence."""
     return linear("classifier", labels, width, 1, bias=bias, block=False, per_sequence=True)
+
+
+def gated_decoder(fields: Fields, *, layers: int, **sizes: Any) -> Architecture:
+    """Return a decoder with RMSNorm, gated feed-forward and rotary positions. sizes: fields of `Architecture`."""
+    return Architecture(
+        name=fields.name,
+        kind="decoder",
+        model_type=fields.model_type,
+        layers=layers,
+        decoder_layers=layers,
+        positions=0,
+        gated=True,
+        norm="rmsnorm",
+        max_positions=fields.get("max_position_embeddings"),
+        **sizes,
+    )
 
 
 def decoder_classes(stem: str) -> tuple[str, str, str]:
