@@ -18,7 +18,7 @@ from configs.plans.packing import Launch
 from configs.plans.plan import Stop
 from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
-from flows.outcomes import collect, give_up_job, leave_out, resolve, row_of
+from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of
 from slurm.schedulers.partitions import ClusterError, usable_nodes
 from tasks.campaign.active_jobs import ActiveJobs, Flown
 from tasks.campaign.jobs import write_job
@@ -225,7 +225,7 @@ class SubmissionQueue:
         collected = collect(session, name, flown.row)
         target = flown.job.target
         self._budget.paid(target.name, _node_seconds(flown, collected))
-        _, again = resolve(session, self._retries, collected, flown.launch, flown.row)
+        _, again = resolve_retries(session, self._retries, collected, flown.launch, flown.row)
         if again is not None:
             self._waiting.setdefault(target.name, deque()).appendleft(again)
             self._usable.pop(target.name, None)

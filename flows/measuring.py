@@ -44,7 +44,7 @@ def finish_leftovers(session: Session) -> None:
         collect(session, name, row)
 
 
-def measure(session: Session, only_failed: bool) -> int:
+def measure_missing(session: Session, only_failed: bool) -> int:
     """Measure all that is missing, and more of what is not yet known well enough.
 
     Returns how many measurements were measured before.

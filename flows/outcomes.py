@@ -83,7 +83,7 @@ def leave_out(session: Session, launch: Launch, row: ProgressRow, ended_by: str)
         row.state = "left out"
 
 
-def resolve(
+def resolve_retries(
     session: Session, retries: Retries, collected: Collected, launch: Launch, row: ProgressRow
 ) -> tuple[RetryDecision, tuple[Launch, ProgressRow] | None]:
     """Decide what becomes of measurements that a launch left without figures, and record those that are given up.

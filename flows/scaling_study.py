@@ -26,7 +26,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.study import StudySpec, load_study
 from flows.folders import cache_folder
-from flows.measuring import finish_leftovers, measure
+from flows.measuring import finish_leftovers, measure_missing
 from tasks.campaign.progress import RunProgress, new_progress
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
@@ -145,7 +145,7 @@ def _run(
     finish_leftovers(session)
     preflight(session)
     run_progress.stage = "measuring"
-    already = measure(session, only_failed)
+    already = measure_missing(session, only_failed)
     run_progress.stage = "reporting"
     summary = render(run)
     remember_run(run, cache)

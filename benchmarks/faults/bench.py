@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.faults.scenario import Fault, Row, Scenario, judge
 from configs.plans.record import Status
-from flows.server.local import begin
+from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment
 from slurm.lab import cluster, daemons, members, network
 from slurm.lab.plan import LabPlan, LabRequest
@@ -113,7 +113,7 @@ def restart_slurmctld(scene: Scenario) -> None:
 def stop_slurmdbd(scene: Scenario) -> None:
     """No accounts are kept from the victim's measurement on until the study has ended."""
     scene.victim()
-    database = daemons.find(scene.lab, "slurmdbd")
+    database = daemons.find_daemon(scene.lab, "slurmdbd")
     daemons.stop(scene.lab, database)
     try:
         scene.await_flow()
@@ -123,7 +123,7 @@ def stop_slurmdbd(scene: Scenario) -> None:
 
 
 def _away(scene: Scenario, program: str) -> None:
-    daemon = daemons.find(scene.lab, program)
+    daemon = daemons.find_daemon(scene.lab, program)
     daemons.stop(scene.lab, daemon)
     time.sleep(_AWAY_SECONDS)
     daemons.start(scene.lab, daemon)
@@ -299,7 +299,7 @@ def campaign(faults: list[Fault], folder: Path, name: str) -> list[Row]:
         request = LabRequest(name=name, folder=folder / "lab", nodes=2)
         try:
             cluster.up(request)
-            lab = cluster.find(name)
+            lab = cluster.find_lab(name)
             for number, fault in enumerate(faults, 1):
                 place = (disk if fault.inject is fill_disk else folder) / f"{number:02d}"
                 print(f"{fault.name} ...", flush=True)
@@ -324,7 +324,7 @@ def main() -> int:
         if api_named_by_environment():
             rows = campaign(chosen, folder, arguments.name)
         else:
-            with begin() as lease:
+            with lease_server() as lease:
                 lease.wait_until_healthy()
                 rows = campaign(chosen, folder, arguments.name)
     print(table(rows))

@@ -26,7 +26,7 @@ from benchmarks.prefect_cost.parts import Samples, ask, server_cpu_seconds, serv
 from configs.plans.paths import RunPaths
 from configs.plans.record import Status
 from flows.server.guard import prefect_version, read_guard
-from flows.server.local import begin
+from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment, data_folder
 from tasks.campaign.ledger import read_ledger
 from tasks.checks.machine import machine_fingerprint
@@ -68,7 +68,7 @@ def time_start_up(repeats: int, idle_seconds: float, scratch: Path) -> Samples:
         add(samples, {"cold": [_seconds_to_first_flow()]}, "start/")
         end_server()
         add(samples, {"warm": [_seconds_to_first_flow()]}, "start/")
-        with begin() as lease:
+        with lease_server() as lease:
             lease.wait_until_healthy()
             add(samples, {"up": [_seconds_to_first_flow()]}, "start/")
             time.sleep(_SETTLE_SECONDS)
@@ -83,7 +83,7 @@ def time_start_up(repeats: int, idle_seconds: float, scratch: Path) -> Samples:
 def time_cells(repeats: int) -> Samples:
     """Every way to do a cell at every size, the server's memory after each repetition, and the seams."""
     samples: Samples = {}
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         for repeat in range(repeats):
             sizes = {way: _counts(repeat, counts) for way, counts in SIZES.items()}
@@ -177,7 +177,7 @@ def _server_bytes() -> int:
 
 def _count_runs() -> tuple[int, int]:
     """How many task runs and flow runs the data folder's server knows, then end it."""
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         known, before = _known(lease.url), (-1, -1)
         while known != before:  # it records what a run sent at its end within moments

@@ -26,7 +26,7 @@ import httpx
 import psutil
 
 from flows.server.guard import read_guard
-from flows.server.local import begin, prefect_api
+from flows.server.local import lease_server, prefect_api
 from flows.server.settings import apply_environment, data_folder, drain_prefect, prefect_environment
 
 THREADS = 4
@@ -78,7 +78,7 @@ def first_flow() -> Samples:
 
     As `rankwise run` does it: Prefect is imported while the server comes up.
     """
-    with begin() as lease:
+    with lease_server() as lease:
         apply_environment(lease.environment)
         from prefect import flow
 
@@ -269,7 +269,7 @@ def without_prefect(arguments: list[str]) -> None:
     import flows.server.settings
     from flows.cli.main import app
 
-    flows.server.local.begin = _Inert()  # type: ignore[assignment]
+    flows.server.local.lease_server = _Inert()  # type: ignore[assignment]
     flows.server.settings.apply_environment = _Inert()  # type: ignore[assignment]
     for name in API_ONLY:
         assert hasattr(flows.scaling_study, name), name

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
 
+WEIGHT_INDEX = "model.safetensors.index.json"
+"""The file that names the file of each tensor, where a model has several."""
+
 
 class ModelFile(Frozen):
     """One file of a model."""

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.common.base import write_atomically
-from configs.plans.model_manifest import ModelManifest
+from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
 from configs.plans.record import Figure
 from engine.context import Context
 from engine.loading import Piece, StoredTensor, read_pieces, stored_tensors
@@ -31,7 +31,6 @@ from engine.models.tensors import is_unused, names_in_file
 from engine.rank.host_usage import take_peak
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INDEX = "model.safetensors.index.json"
 TRAINED = ("llama", "mistral", "qwen2", "qwen3")
 """Families that `engine.models.llama.Llama` implements, and that can be trained; all others are for inference only."""
 _KEPT = "model"
@@ -230,7 +229,7 @@ def write_weights(tensors: dict[str, Tensor], config: dict[str, Any], folder: Pa
 def weight_files(manifest: ModelManifest) -> list[Path]:
     """Return the safetensors files of a model. Raises ValueError if there are none, or one is truncated or missing."""
     folder = Path(manifest.folder)
-    if (folder / INDEX).is_file():
+    if (folder / WEIGHT_INDEX).is_file():
         files = _indexed_files(folder)
     elif (folder / "model.safetensors").is_file():
         files = [folder / "model.safetensors"]
@@ -258,12 +257,14 @@ def weight_files(manifest: ModelManifest) -> list[Path]:
 
 def _indexed_files(folder: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        names = sorted(set(json.loads((folder / WEIGHT_INDEX).read_bytes())["weight_map"].values()))
         outside = [name for name in names if Path(name).name != name]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / INDEX}: has no readable weight_map ({error}); fetch the model again") from error
+        raise ValueError(
+            f"{folder / WEIGHT_INDEX}: has no readable weight_map ({error}); fetch the model again"
+        ) from error
     if outside:
-        raise ValueError(f"{folder / INDEX}: names {outside[0]!r}, which is not a file beside it")
+        raise ValueError(f"{folder / WEIGHT_INDEX}: names {outside[0]!r}, which is not a file beside it")
     return [folder / name for name in names]
 
 

@@ -14,7 +14,7 @@ from engine.context import Context
 from engine.peers.work import LoadedWork, model_work
 
 
-def load(measurement: Measurement, context: Context) -> LoadedWork:
+def load_peer_work(measurement: Measurement, context: Context) -> LoadedWork:
     """Load a cell's engine and model. Raises ValueError for a model that cannot be used, NotImplementedError."""
     # Only here: these import transformers or onnxruntime, which nothing that lists this package should.
     if measurement.cell.engine == "onnxruntime":

@@ -48,7 +48,9 @@ class RegionSplit:
         return 1.0 - self.compute_share - self.exposed_communication_share
 
 
-def split(wall_seconds: float, events: Sequence[ProfilerEvent], found: Sequence[RecordedCollective]) -> RegionSplit:
+def split_region(
+    wall_seconds: float, events: Sequence[ProfilerEvent], found: Sequence[RecordedCollective]
+) -> RegionSplit:
     """Split a region of `wall_seconds` that began at 0."""
     assert wall_seconds > 0
     region = intervals([(0.0, wall_seconds)])

@@ -19,18 +19,18 @@ from engine.context import Context, Samples
 from engine.prompts.tokens import Batch
 from engine.rank.agreement import max_over_ranks_of
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 @dataclass
-class Passes(Generic[Result]):
+class Passes(Generic[_Result]):
     """Wall seconds of each pass, and the results of its requests in order; `last`: results of the last pass."""
 
     warmup_seconds: list[float] = field(default_factory=list)
-    warmup: list[Result] = field(default_factory=list)
+    warmup: list[_Result] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    last: list[Result] = field(default_factory=list)
+    results: list[_Result] = field(default_factory=list)
+    last: list[_Result] = field(default_factory=list)
 
     def columns(self) -> Samples:
         """Return warmup_pass_seconds and pass_seconds."""
@@ -40,10 +40,10 @@ class Passes(Generic[Result]):
         }
 
 
-def measured_passes(requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context) -> Passes[Result]:
+def measured_passes(requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context) -> Passes[_Result]:
     """Warm up, then measure until all ranks have enough."""
     rules = context.job.measuring
-    found: Passes[Result] = Passes()
+    found: Passes[_Result] = Passes()
     for _ in range(rules.warmup):
         spent, results = one_pass(requests, work, context)
         found.warmup_seconds.append(spent)
@@ -55,7 +55,7 @@ def measured_passes(requests: list[Batch], work: Callable[[Batch], list[Result]]
     return found
 
 
-def unmeasured(requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context) -> bool:
+def unmeasured(requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context) -> bool:
     """Run the work of a launch without timing: the largest request for memory, a profiler's pass; else False."""
     if context.measuring_pass == "memory":
         context.barrier()
@@ -71,8 +71,8 @@ def unmeasured(requests: list[Batch], work: Callable[[Batch], list[Result]], con
 
 
 def one_pass(
-    requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context
-) -> tuple[float, list[Result]]:
+    requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context
+) -> tuple[float, list[_Result]]:
     """Run one pass; return seconds and results. All ranks begin together."""
     context.barrier()
     began = time.perf_counter()

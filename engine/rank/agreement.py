@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from engine.context import Context
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 def max_over_ranks_of(value: float, context: Context) -> float:
@@ -33,12 +33,12 @@ def total(values: torch.Tensor, context: Context) -> torch.Tensor:
     return shared.to(values.device)
 
 
-def raise_on_all_ranks(work: Callable[[], Result], context: Context) -> Result:
+def raise_on_all_ranks(work: Callable[[], _Result], context: Context) -> _Result:
     """Run work on every rank; if it raises ValueError or OSError on one rank, every rank raises.
 
     An error in one rank's share of the input thus ends the cell at once on all of them.
     """
-    result: list[Result] = []
+    result: list[_Result] = []
     problem: Exception | None = None
     try:
         result.append(work())

@@ -70,7 +70,9 @@ def measure_replica(
         return float(first.stamps[0] - first.began) if context.grid.reports_results else None
 
     first = finalize_weights_after_first_answer(measurement, context, first_answer)
-    outcome = measure(measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token)
+    outcome = measure_generation(
+        measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token
+    )
     outcome.figures |= {"preprocess_seconds": requests.seconds, "decode_path": replica.decode_path}
     outcome.figures |= shard_figures(context) | first
     return outcome
@@ -90,7 +92,7 @@ def _read_weights(tensors: list[torch.Tensor], context: Context, times: int = 5)
     return {"weights_read_seconds": taken}
 
 
-def measure(
+def measure_generation(
     measurement: Measurement,
     context: Context,
     prompts: Prompts,

@@ -29,7 +29,7 @@ from engine.prompts.pooling import check_pooling
 from engine.prompts.tokens import Batch, batches, requests_of_rank
 from engine.rank.agreement import raise_on_all_ranks
 from engine.workloads.encode import measure_encode
-from engine.workloads.generate import measure
+from engine.workloads.generate import measure_generation
 
 
 def run(measurement: Measurement, context: Context) -> Outcome:
@@ -45,9 +45,9 @@ def run(measurement: Measurement, context: Context) -> Outcome:
         outcome = _measure(measurement, context, load_reference(measurement, context))
         add_noise(outcome, workload, context)
         return outcome
-    from engine.peers import load
+    from engine.peers import load_peer_work
 
-    return _measure(measurement, context, load(measurement, context))
+    return _measure(measurement, context, load_peer_work(measurement, context))
 
 
 def _measure(measurement: Measurement, context: Context, loaded: LoadedWork) -> Outcome:
@@ -74,7 +74,7 @@ def measure_work(measurement: Measurement, context: Context, loaded: LoadedWork)
         decode = work.decoder(workload.new_tokens, capacity)
         start = config.start_token if isinstance(workload, Seq2SeqWorkload) else None
         scorer = SpeakingScorer(work.scorer(), reports_results)
-        outcome = measure(measurement, context, prompts, requests.batches, decode, scorer, singles, start)
+        outcome = measure_generation(measurement, context, prompts, requests.batches, decode, scorer, singles, start)
     outcome.figures |= figures
     return outcome
 

@@ -23,7 +23,7 @@ _MOVED = (("configs/studies/", ""), ("configs/models/", "models/"), ("../models/
 """How a reference in a shipped study reads in its copy: beside it lie prompts, and the folder `models`."""
 
 
-def examples() -> dict[str, "re.Match[str]"]:
+def shipped_examples() -> dict[str, "re.Match[str]"]:
     """The shipped studies that are examples, by name, with what their header says: shows, cells, takes."""
     found = {name: _HEADER.match(path.read_text()) for name, path in shipped_studies().items()}
     return {name: header for name, header in found.items() if header is not None}
@@ -31,7 +31,7 @@ def examples() -> dict[str, "re.Match[str]"]:
 
 def print_examples() -> int:
     """One line for each example."""
-    rows = [(name, header["cells"], header["takes"], header["shows"]) for name, header in examples().items()]
+    rows = [(name, header["cells"], header["takes"], header["shows"]) for name, header in shipped_examples().items()]
     print_table(("name", "cells", "takes", "shows"), rows, words=("name", "takes", "shows"))
     print("\nTo copy one and run it: rankwise examples quickstart, then rankwise run quickstart.yaml")
     return 0
@@ -42,7 +42,7 @@ def copy_example(name: str, folder: Path) -> int:
 
     Raises ValueError for an unknown name, and for a file in the way that differs; OSError where nothing can be written.
     """
-    known = examples()
+    known = shipped_examples()
     name = name.removesuffix(".yaml").replace("_", "-")
     if name not in known:
         raise ValueError(f"no example {name!r}. Available: {', '.join(known)}")

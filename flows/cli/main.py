@@ -154,10 +154,10 @@ def collect(
     ],
 ) -> None:
     """Write the records and the report of a bundle after its job has run."""
-    from flows.cli.cluster.bundle import collect as collect_folder
+    from flows.cli.cluster.bundle import run_collect
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: collect_folder(folder), folder, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: run_collect(folder), folder, context.obj["debug"]))
 
 
 @app.command()

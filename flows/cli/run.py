@@ -81,13 +81,13 @@ def run_study(
 ) -> int:
     """Run a study and return the exit code. calibrate: calibrate this machine first if it never was."""
     from flows.cli.doctor.calibrate import ensure_calibration
-    from flows.server.local import begin
+    from flows.server.local import lease_server
     from flows.server.settings import apply_environment
 
     study, plan = _checked(path, assignments, runs, clusters=True)
     # Layouts and forecasts rest on what was measured of this machine.
     outdated = calibrate and ensure_calibration(plan, print)
-    with begin(wait_for_named_seconds=_API_SECONDS) as api:
+    with lease_server(wait_for_named_seconds=_API_SECONDS) as api:
         apply_environment(api.environment)
         # Prefect is imported while the server starts.
         import httpx

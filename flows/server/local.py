@@ -51,7 +51,7 @@ class LocalServerError(RuntimeError):
     """The local Prefect server did not start, or is gone."""
 
 
-def begin(wait_for_named_seconds: float = 0.0) -> "Lease":
+def lease_server(wait_for_named_seconds: float = 0.0) -> "Lease":
     """Find or start the Prefect API, without waiting until it answers.
 
     An API that the environment names is taken as it is; where `wait_for_named_seconds` is given and it does
@@ -281,7 +281,7 @@ class Lease:
 @contextlib.contextmanager
 def prefect_api(timeout_seconds: float = HEALTHY_SECONDS) -> Iterator[Lease]:
     """A Prefect API for the length of a block, with the environment of this process set for it."""
-    with begin() as lease:
+    with lease_server() as lease:
         apply_environment(lease.environment)
         lease.wait_until_healthy(timeout_seconds)
         yield lease
@@ -289,7 +289,7 @@ def prefect_api(timeout_seconds: float = HEALTHY_SECONDS) -> Iterator[Lease]:
 
 def serve_ui() -> None:
     """Print where the UI is. Where that is the local server's, keep it up until Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt), begin() as lease:
+    with contextlib.suppress(KeyboardInterrupt), lease_server() as lease:
         lease.wait_until_healthy()
         print(f"Prefect UI: {lease.ui}", flush=True)
         if lease.home is None:

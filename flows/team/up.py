@@ -47,7 +47,7 @@ class TeamError(LocalServerError):
     """The set-up did not start, or does not run as it should."""
 
 
-def up(setup: TeamSetup, background: bool = False) -> int:
+def start_team(setup: TeamSetup, background: bool = False) -> int:
     """Start the set-up and register the flows; in the foreground, run until SIGTERM, SIGINT or SIGHUP.
 
     Returns the exit code: 0, or 1 where server and worker run but the flows could not be registered. Raises
@@ -105,7 +105,7 @@ def _until_ended(setup: TeamSetup, environment: dict[str, str], supervisord: "su
     print("stopped: server, worker and their flow runs", flush=True)
 
 
-def down(folder: Path) -> int:
+def end_team(folder: Path) -> int:
     """End everything, within half a minute. Returns the exit code."""
     _refuse_other_machine(folder)
     if not processes_of(folder):
@@ -117,7 +117,7 @@ def down(folder: Path) -> int:
     return 0
 
 
-def status(folder: Path) -> int:
+def print_team_status(folder: Path) -> int:
     """Say what runs. Returns 0 if everything does, else 1."""
     _refuse_other_machine(folder)
     running, known = programs(folder / "supervisor.sock"), _known(folder)

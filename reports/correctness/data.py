@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats, Ints
 from configs.common.execution import Dtype
-from configs.plans.rates import Column, Floats
-
-Ints = NDArray[np.int64]
+from configs.plans.rates import Column
 
 _PARTS = ("nll", "nll_prompts", "logits", "logit_prompts", "logit_positions")
 ANSWER_COLUMNS = (

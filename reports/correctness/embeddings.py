@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats, Ints
 from configs.common.execution import Dtype
-from configs.plans.rates import Column, Floats
+from configs.plans.rates import Column
 
-Ints = NDArray[np.int64]
 VectorRows = NDArray[np.float32]
 
 EMBEDDING_COLUMNS = (

@@ -6,12 +6,12 @@ verdict = judge_embeddings(reference, candidate, noise)
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats, Ints
 from configs.common.differences import VectorDifferences, vector_differences
-from configs.plans.rates import Floats
 from reports.correctness.embeddings import EmbeddingNoise, Embeddings
 from reports.correctness.judge import LEAST_ORDERS, CorrectnessVerdict, compared, freedom_of, not_judged, verdict_of
 from reports.correctness.ladder import EmbeddingLadder
-from reports.correctness.statistics import EMBEDDINGS, STATES, Errors, Ints
+from reports.correctness.statistics import EMBEDDINGS, STATES, Errors
 from reports.text import plural
 
 _MOST_NEIGHBOURS = 4096  # prompts among which the nearest is looked for

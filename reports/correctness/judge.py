@@ -13,13 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from configs.plans.rates import Floats
+from configs.common.arrays import Floats, Ints
 from reports.correctness.data import Answers, ReductionNoise
 from reports.correctness.ladder import EmbeddingLadder, Ladder, ladder_of, noise_ladder
 from reports.correctness.statistics import (
     LOGITS,
     Errors,
-    Ints,
     Names,
     Statistic,
     by_chance,

@@ -13,11 +13,10 @@ from math import exp, inf, log, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from configs.common.arrays import Floats
 from reports.numbers.statistics import CONFIDENCE
 
-Floats = NDArray[np.float64]
 OpenInterval = tuple[float | None, float | None]
 """Lower and upper end; None where the data set no bound on that side."""
 

@@ -56,7 +56,7 @@ class LayoutRanking:
                    for item in self.placed)  # fmt: skip
 
 
-def layouts(study: StudyResult, experiment: PlannedExperiment) -> LayoutRanking:
+def layout_ranking(study: StudyResult, experiment: PlannedExperiment) -> LayoutRanking:
     """The candidates of an experiment beside their records."""
     placed = []
     for place, candidate in enumerate(experiment.candidates, 1):

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
+from configs.common.arrays import Floats
 from configs.common.base import SCHEMA_VERSION
 from configs.plans.plan import Plan
-from configs.plans.rates import Floats, MeasurementSamples, Rates, rates_of, whole_figures
+from configs.plans.rates import MeasurementSamples, Rates, rates_of, whole_figures
 from configs.plans.record import Figure, Record, SchemaError, Status, check_schema, read_json_object, read_record
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of

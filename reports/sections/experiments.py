@@ -26,7 +26,7 @@ from reports.experiments.latency import latency, latency_curves, latency_sentenc
 from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence, targets_table
 from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
-from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
+from reports.planning.layouts import layout_ranking, layouts_lines, layouts_sentence, layouts_table
 from reports.plots.album import Album
 from reports.plots.experiments.compression import compression_height, draw_compression, drawn_rows
 from reports.plots.experiments.latency import draw_latency
@@ -160,7 +160,7 @@ def _forecast(
 
 
 def _layouts(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
-    result, title = layouts(study, experiment), study.title(experiment)
+    result, title = layout_ranking(study, experiment), study.title(experiment)
     drawn = drawn_layouts(result)
     plot = album.add(title, partial(draw_layouts, result=result), layouts_height(result)) if drawn else None
     more, lines = _latency(study, experiment, album), tuple(layouts_lines(result))

@@ -71,7 +71,7 @@ def down(name: str, folder: Path) -> None:
             lab_file(folder).unlink(missing_ok=True)
 
 
-def find(name: str, folder: Path | None = None) -> LabPlan:
+def find_lab(name: str, folder: Path | None = None) -> LabPlan:
     """Return the running lab of this name, or the one in this folder. Raises ValueError if there is none."""
     # Only root can see the environment of these processes.
     plan = read_lab_plan(folder or members.folder_of(name) or BASE_FOLDER / name)

@@ -70,7 +70,7 @@ def start_argv(
     return torchrun_argv(job, job_json, node_rank, meeting, folder)
 
 
-def start(argv: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | Forked":
+def start_process(argv: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | Forked":
     """Start torchrun or DeepSpeed's launcher, in a session of its own, by a command of `start_argv`.
 
     It is forked where this process has its module already (`slurm.forking.fork_parent`). It ends when this process

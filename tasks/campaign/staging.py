@@ -10,7 +10,7 @@ place: the run folder is whole without the cluster's disk, which is often cleare
 """
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +20,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import StudyError
 from configs.spec.target import SlurmTarget, Target
-from slurm.staging.packages import common_folder, run_root, stage_inputs, stage_interpreter, stage_model
-
-Notice = Callable[[str], None]
+from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model
 
 _interpreters: dict[tuple[str, str | None], Path] = {}
 """Of this process, by shared folder and the interpreter that the target names: to pack the code takes a second."""

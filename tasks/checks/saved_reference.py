@@ -106,7 +106,7 @@ def save_reference(path: Path, run: RunPaths, plan: Plan, own_tokenizer: bool) -
     write_atomically(path, archive.getvalue())
 
 
-def load_reference(path: Path) -> SavedReference:
+def read_saved_reference(path: Path) -> SavedReference:
     """Read a reference file. Raises ValueError naming it where it is missing, damaged, newer or something else."""
     try:
         with zipfile.ZipFile(path) as archive:

@@ -136,7 +136,9 @@ def prepare(
     return _placed(asked, run, plan, own_tokenizer, saved, notes)
 
 
-def measure(verification: Verification, cache: Path, notice: Callable[[str], None], reference_first: bool) -> None:
+def run_verification(
+    verification: Verification, cache: Path, notice: Callable[[str], None], reference_first: bool
+) -> None:
     """Run what has no record yet. Where the asked cell fails, the rest is left, unless the reference came first."""
     plan, run = verification.plan, verification.run
     order = [verification.asked_cell, verification.check_cell, verification.reference_cell]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
+from configs.plans.model_manifest import WEIGHT_INDEX
 from configs.plans.record import read_json_object
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _TOKENIZER_ENDINGS = (".model", ".tiktoken", ".jinja")
@@ -100,10 +100,10 @@ def weights_in(names: Iterable[str], index: dict[str, Any] | None, where: str) -
         return sorted(found)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ValueError(f"{where}/{INDEX}: no weight_map of tensor names to file names. Fetch or save it again")
+        raise ValueError(f"{where}/{WEIGHT_INDEX}: no weight_map of tensor names to file names. Fetch or save it again")
     missing = sorted(set(weight_map.values()) - found)
     if missing:
-        raise ValueError(f"{where}: {INDEX} lists missing files: {', '.join(missing)}. Fetch or copy them")
+        raise ValueError(f"{where}: {WEIGHT_INDEX} lists missing files: {', '.join(missing)}. Fetch or copy them")
     return sorted(set(weight_map.values()))
 
 
@@ -136,7 +136,7 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
 
 def read_index(folder: Path) -> dict[str, Any] | None:
     """The shard index, or None where the model is not sharded. Raises ValueError."""
-    return _json_object(folder / INDEX) if (folder / INDEX).is_file() else None
+    return _json_object(folder / WEIGHT_INDEX) if (folder / WEIGHT_INDEX).is_file() else None
 
 
 def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -154,7 +154,9 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
     if index is not None and weights != [SINGLE]:
         for tensor, name in index["weight_map"].items():
             if tensor not in tensors[name]:
-                raise ValueError(f"{where}: {INDEX} says {tensor} is in {name}, which has none; fetch both again")
+                raise ValueError(
+                    f"{where}: {WEIGHT_INDEX} says {tensor} is in {name}, which has none; fetch both again"
+                )
     return config, sorted({*described_by(names), *weights})
 
 

@@ -20,11 +20,10 @@ from pathlib import Path
 
 from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
 from configs.hardware.architectures import ARCHITECTURES
-from configs.plans.model_manifest import ModelFile, ModelManifest
+from configs.plans.model_manifest import WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion
 from tasks.models.folder import (
     CONFIG,
-    INDEX,
     FileHashes,
     check_folder,
     described_by,
@@ -215,7 +214,7 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         hashes = _hashes(cache)
         download(snapshot, described, folder, hashes.sha256)
         read_config(folder, identity)
-        weights = weights_in(snapshot.files, read_index(folder) if INDEX in described else None, identity)
+        weights = weights_in(snapshot.files, read_index(folder) if WEIGHT_INDEX in described else None, identity)
         _check_room(snapshot, weights, folder)
         download(snapshot, weights, folder, hashes.sha256)
         config, names = check_folder(folder, identity)

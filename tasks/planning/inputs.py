@@ -24,7 +24,7 @@ from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
-from tasks.models.dataset import PREFIX, write_dataset
+from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.sources import manifest_path, resolve_model
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
     learnt = field in ("data", "validation_data")
     if learnt and written == "stdlib":
         return write_stdlib_text(folder)
-    if learnt and written.startswith(PREFIX):
+    if learnt and written.startswith(HUB_PREFIX):
         return write_dataset(written, base, folder)
     source = base / written
     if not source.is_file():

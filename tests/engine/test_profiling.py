@@ -38,7 +38,7 @@ from engine.profiling.communicators import Listening
 from engine.profiling.events import ProfilerEvent
 from engine.profiling.gpu import GpuSampler
 from engine.profiling.record import profiled_measurement
-from engine.profiling.split import split
+from engine.profiling.split import split_region
 
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "hidden_size": 32,
@@ -102,7 +102,7 @@ def shares(
     wall: float, events: list[ProfilerEvent], reported: list[RecordedCollective] | None = None
 ) -> tuple[float, ...]:
     """Compute, communication, exposed communication, idle."""
-    found = split(wall, events, collectives(events, reported or []))
+    found = split_region(wall, events, collectives(events, reported or []))
     return tuple(
         round(share, 9)
         for share in (

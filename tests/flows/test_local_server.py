@@ -23,7 +23,7 @@ import pytest
 
 from configs.common.proc import network_namespace
 from flows.server.guard import Guard, is_leased, read_guard
-from flows.server.local import Lease, LocalServerError, begin
+from flows.server.local import Lease, LocalServerError, lease_server
 from flows.server.settings import (
     api_named_by_environment,
     data_folder,
@@ -172,7 +172,7 @@ def data(first_day: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_server_is_shared_quiet_and_local_and_remembers(data: Path, first_day: tuple[Path, str]) -> None:
     printed = first_day[1].splitlines()
     assert [line.startswith("49 http://127.0.0.1:") for line in printed] == [True, True]
-    with begin() as lease:
+    with lease_server() as lease:
         guard = guard_of(lease)
         with holder(data, "from flows.server.local import serve_ui; serve_ui()") as ui:
             assert ui.stdout is not None
@@ -228,13 +228,13 @@ def test_two_that_begin_at_once_get_one_server_and_their_death_ends_it(data: Pat
 
 
 def test_the_guard_leaves_a_server_to_a_run_that_is_about_to_take_it(data: Path) -> None:
-    lease = begin()
+    lease = lease_server()
     guard = guard_of(lease)
     with (data / "prefect" / "server.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lease.close()
         time.sleep(4.5)
-    with begin() as later:
+    with lease_server() as later:
         assert guard_of(later) == guard
         time.sleep(1)
         assert guard.alive
@@ -246,15 +246,15 @@ def test_what_is_left_of_a_dead_or_older_server_is_replaced(data: Path) -> None:
     here = os.uname().nodename
     for stale in (json.dumps({**vars(dead), "host": here}), json.dumps(vars(dead)), "{", '{"pid": 1}'):
         (folder / "server.json").write_text(stale)
-        with begin() as lease:
+        with lease_server() as lease:
             assert lease.url != dead.url
             guard = guard_of(lease)
             assert guard.alive
             # While somebody uses it, a server of another version is shared rather than ended.
             (folder / "server.json").write_text(json.dumps({**vars(guard), "version": "3.0.0"}))
-            with begin() as second:
+            with lease_server() as second:
                 assert guard_of(second).pid == guard.pid
-        with begin() as lease:
+        with lease_server() as lease:
             old, guard = guard, guard_of(lease)
             assert (old.pid == guard.pid, old.alive) == (False, False)
         processes = processes_of(guard)
@@ -270,24 +270,24 @@ def test_a_server_in_use_on_another_machine_is_refused(data: Path) -> None:
     with (folder / "lease.lock").open("a") as lease:
         fcntl.flock(lease, fcntl.LOCK_SH)
         with pytest.raises(LocalServerError, match=r"elsewhere.*RANKWISE_DATA"):
-            begin()
+            lease_server()
     (folder / "server.json").unlink()
 
 
 def test_a_server_of_another_network_namespace_is_not_joined(data: Path) -> None:
     """Its URL may even answer here: then it is another server."""
-    with begin() as lease:
+    with lease_server() as lease:
         guard = guard_of(lease)
         (data / "prefect" / "server.json").write_text(json.dumps({**vars(guard), "network": "net:[1]"}))
         with pytest.raises(LocalServerError, match=r"another network namespace.*RANKWISE_DATA"):
-            begin()
-    with begin() as lease:
+            lease_server()
+    with lease_server() as lease:
         assert guard_of(lease).network == network_namespace() and guard_of(lease).pid != guard.pid
         assert not guard.alive
 
 
 def test_a_dead_guard_takes_the_server_along_and_the_run_is_told(data: Path) -> None:
-    with begin() as lease:
+    with lease_server() as lease:
         guard = guard_of(lease)
         server = processes_of(guard)[1]
         os.kill(guard.pid, signal.SIGKILL)
@@ -298,7 +298,7 @@ def test_a_dead_guard_takes_the_server_along_and_the_run_is_told(data: Path) -> 
 
 
 def begin_again(lease: Lease) -> int:
-    with begin() as second:
+    with lease_server() as second:
         assert second.home == lease.home
         return guard_of(second).pid
 
@@ -307,7 +307,7 @@ def test_a_server_that_cannot_start_says_why(data: Path) -> None:
     (data / "prefect" / "prefect.db").write_bytes(b"not a database" * 100)
     for journal in (data / "prefect").glob("prefect.db-*"):
         journal.unlink()
-    with begin() as lease, pytest.raises(LocalServerError, match=r"server\.log(.|\n)*file is not a database"):
+    with lease_server() as lease, pytest.raises(LocalServerError, match=r"server\.log(.|\n)*file is not a database"):
         lease.wait_until_healthy()
 
 
@@ -315,7 +315,7 @@ def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "file"))
     with pytest.raises(ValueError, match=r"file/prefect: .*RANKWISE_DATA .*PREFECT_API_URL"):
-        begin()
+        lease_server()
 
 
 def test_works_without_any_network(data: Path) -> None:
@@ -383,7 +383,7 @@ def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_named_api_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PREFECT_API_URL", "http://named:1/api")
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         assert (lease.url, lease.ui, lease.home) == ("http://named:1/api", "http://named:1", None)
         assert "PREFECT_HOME" not in lease.environment

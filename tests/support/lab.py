@@ -59,14 +59,14 @@ class Lab:
 def lab_for_tests(folder: Path) -> Iterator[Lab]:
     """A lab of two nodes, or the one that the environment names; skips where there can be none."""
     if named := os.environ.get("LAB"):
-        plan = cluster.find(named)
+        plan = cluster.find_lab(named)
     else:
         if (why := why_no_lab()) is not None:
             pytest.skip(why)
         # Two sessions at a time on one machine do not meet.
         request = LabRequest(name=f"t{os.getpid() % 10**6}x", folder=folder, bandwidths=("100mbit", "1gbit"))
         cluster.up(request)
-        plan = cluster.find(request.name, folder)
+        plan = cluster.find_lab(request.name, folder)
     os.environ["SLURM_CONF"] = str(plan.slurm_conf)
     try:
         yield Lab(plan)

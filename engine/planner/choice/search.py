@@ -19,20 +19,19 @@ memory only, so what is left out is slower than something that is kept.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from configs.common.execution import Layout, Strategy
 from configs.hardware.hardware import Machine
+from configs.workloads.descriptor import Axis
+from configs.workloads.train import Offload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.training import training_memory
 from engine.planner.results import GenerationTime, Memory, StepTime
-from engine.planner.setup import Checkpointing, InferenceSetup, Offload, Precision, TrainingSetup
+from engine.planner.setup import Checkpointing, InferenceSetup, Precision, TrainingSetup
 from engine.planner.timing.constants import Constants
 from engine.planner.timing.inference import generation_time
 from engine.planner.timing.training import step_time
-
-Axis = Literal["dp", "tp", "pp"]
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "ddp", "fsdp", "zero1", "zero2", "zero3")
 CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -202,7 +201,9 @@ def _candidates(
 ) -> Iterator[EvaluatedSetup]:
     """Yield the setups of a layout that fit; if none does, the one with the lowest memory."""
     if isinstance(base, InferenceSetup):
-        yield evaluate(base.replace(layout=layout, batch=global_batch // layout.dp), limits.max_memory_bytes, constants)
+        yield evaluate_setup(
+            base.replace(layout=layout, batch=global_batch // layout.dp), limits.max_memory_bytes, constants
+        )
         return
     leanest: tuple[TrainingSetup, Memory, str] | None = None
     any_fits = False
@@ -250,7 +251,7 @@ def _training_setups(
                 break  # no checkpointing needed: more offload cannot be faster
 
 
-def evaluate(
+def evaluate_setup(
     setup: TrainingSetup | InferenceSetup, max_memory_bytes: int | None = None, constants: Constants | None = None
 ) -> EvaluatedSetup:
     """Predict one setup."""

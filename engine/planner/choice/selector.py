@@ -38,9 +38,9 @@ from engine.planner.choice.explanations import explain, explain_inference, mende
 from engine.planner.choice.instances import Among, Wish, counts, inference_base, searched
 from engine.planner.choice.launchers import sixteen_bit
 from engine.planner.choice.lengths import TaskType, length_note, length_of
-from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced, training_precision
+from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced_machine, training_precision
 from engine.planner.choice.rules import Rule, rule_of_thumb
-from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, within
 from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.constants import Constants
@@ -214,7 +214,7 @@ class HardwareSelector:
         if machine is not None:
             if isinstance(machine, Machine):
                 return machine, []
-            return priced(self.hardware.instance(machine), market, self.hardware), []
+            return priced_machine(self.hardware.instance(machine), market, self.hardware), []
         assumptions = []
         if accelerator is None:
             accelerator = DEFAULT_ACCELERATOR
@@ -268,7 +268,7 @@ class HardwareSelector:
 
         def best(rule: Rule) -> EvaluatedSetup:
             tried = [
-                evaluate(
+                evaluate_setup(
                     rule.setup(setup.replace(micro_batch=micro, accumulation=each // micro), gpus),
                     limit,
                     self.constants,

@@ -109,7 +109,7 @@ def read_checkpoint_progress(checkpoint: Path) -> dict[str, Any]:
     return progress
 
 
-def publish(
+def publish_checkpoint(
     folder: Path,
     step: int,
     files: Mapping[str, StoredFile],

@@ -46,7 +46,7 @@ from engine.training.checkpoints.files import (
     StoredFile,
     forget_older,
     forget_unfinished,
-    publish,
+    publish_checkpoint,
     step_folder,
     stored_file,
     unfinished_folder,
@@ -177,7 +177,9 @@ class Saver:
 
     def publish(self, step: int, files: Mapping[str, StoredFile], format: str = "torch") -> Checkpoint:
         """Publish the checkpoint on rank 0, when all files are written."""
-        self.written = publish(self.folder, step, files, ranks=self.ranks, fingerprint=self.fingerprint, format=format)
+        self.written = publish_checkpoint(
+            self.folder, step, files, ranks=self.ranks, fingerprint=self.fingerprint, format=format
+        )
         return self.written
 
     def whole(self, step: int) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
-from engine.training.live.metrics import METRICS, PREFIX
+from engine.training.live.metrics import METRIC_PREFIX, METRICS
 
 Write = Callable[[dict[str, Any]], None]
 PORTS_TRIED = 16
@@ -125,7 +125,7 @@ def prometheus(about: dict[str, Any]) -> Iterator[Write]:
 
     registry = CollectorRegistry()
     labels = {name: str(about[name]) for name in _LABELS}
-    gauges = {name: Gauge(PREFIX + name, says, _LABELS, registry=registry) for name, says in METRICS.items()}
+    gauges = {name: Gauge(METRIC_PREFIX + name, says, _LABELS, registry=registry) for name, says in METRICS.items()}
     wanted = about["port"]
     for port in range(wanted, wanted + (PORTS_TRIED if wanted else 1)):
         try:

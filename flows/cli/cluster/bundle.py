@@ -63,7 +63,7 @@ def write(path: Path, assignments: list[str], out: Path, target: str | None) -> 
     return 0
 
 
-def collect(folder: Path) -> int:
+def run_collect(folder: Path) -> int:
     """Run `rankwise collect` and return the exit code."""
     from configs.plans.paths import RunPaths
     from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED

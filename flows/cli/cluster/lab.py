@@ -60,7 +60,7 @@ def up(
             hidden=tuple(sorted(hidden)),
         )
         made = cluster.up(request)
-        plan = cluster.find(name, request.folder)
+        plan = cluster.find_lab(name, request.folder)
         typer.echo(f"lab {name} is up: {', '.join(made)}" if made else f"lab {name} is already up; nothing changed")
         if plan.shares_cores:
             cores = len(plan.machine_cores)
@@ -171,7 +171,7 @@ def restart(
         from slurm.lab import daemons
 
         plan = _plan_as_root(name, folder)
-        daemons.restart(plan, daemons.find(plan, daemon, node))
+        daemons.restart(plan, daemons.find_daemon(plan, daemon, node))
         return 0
 
     _exit(context, work)
@@ -186,7 +186,7 @@ def _folder(name: str, named: Path | None) -> Path:
 def _plan(name: str, named: Path | None) -> "LabPlan":
     from slurm.lab import cluster
 
-    return cluster.find(name, _folder(name, named) if named else None)
+    return cluster.find_lab(name, _folder(name, named) if named else None)
 
 
 def _plan_as_root(name: str, named: Path | None) -> "LabPlan":

@@ -67,7 +67,7 @@ def plan(
 ) -> None:
     """Predict which layouts fit, their speed and their cost, before anything is run."""
     from flows.cli.errors import plainly
-    from flows.cli.plan.model import plan as answer
+    from flows.cli.plan.model import run_plan
     from flows.cli.plan.request import PlanRequest
     from flows.cli.run import WRONG_STUDY, guarded
 
@@ -80,5 +80,5 @@ def plan(
         assignments=tuple(assignments or ()),
     )  # fmt: skip
     subject = Path(words[0]) if words else Path(model or "plan")
-    work = lambda: plainly(lambda: answer(request))  # noqa: E731
+    work = lambda: plainly(lambda: run_plan(request))  # noqa: E731
     raise typer.Exit(guarded(work, subject, context.obj["debug"], wrong_value=WRONG_STUDY))

@@ -37,7 +37,7 @@ _HEEDED = {
 _OPTIONS = {"as_json": "--json", "own_catalog": "--catalog", "assignments": "--set"}
 
 
-def plan(request: PlanRequest) -> int:
+def run_plan(request: PlanRequest) -> int:
     """Run the requested form of the command. Returns the exit code; raises ValueError for unsupported requests."""
     kinds, others = split_words(request.words, request.hardware)
     stray = [word for word in others if "." not in word and not Path(word).exists()]

@@ -24,8 +24,8 @@ from flows.cli.verify.text import (
 from flows.folders import cache_folder
 from reports.correctness.section import judge_experiment
 from reports.reading.load import load_run
-from tasks.checks.saved_reference import SavedReference, load_reference, save_reference
-from tasks.checks.verification import Verification, VerificationSpec, measure, prepare
+from tasks.checks.saved_reference import SavedReference, read_saved_reference, save_reference
+from tasks.checks.verification import Verification, VerificationSpec, prepare, run_verification
 from tasks.models.sources import TransientFetchError
 
 OTHER_ERROR = 1
@@ -93,14 +93,16 @@ def verified(
     """Prepare, measure and judge in an empty run folder."""
     cache, asked = cache_folder(), request.asked
     try:
-        saved = load_reference(request.reference) if request.reference is not None else None
+        saved = read_saved_reference(request.reference) if request.reference is not None else None
         verification = prepare(asked, run, cache, Path.cwd(), saved)
     except ValueError as error:
         return VerificationOutcome(NOT_SUPPORTED, str(error)), None, None
     cores = len(os.sched_getaffinity(0))
     if asked.layout.ranks > cores:
         print(f"warning: {asked.layout.ranks} ranks on {cores} cores will be slow", file=sys.stderr)
-    measure(verification, cache, lambda line: print(line, file=sys.stderr, flush=True), request.save is not None)
+    run_verification(
+        verification, cache, lambda line: print(line, file=sys.stderr, flush=True), request.save is not None
+    )
     record = verification.record(verification.reference_cell)
     if request.save is not None and record is not None and record.status is Status.COMPLETED:
         save_reference(request.save, run, verification.plan, verification.own_tokenizer)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reports.laws.fit import Fit, Floats
+from configs.common.arrays import Floats
+from reports.laws.fit import Fit
 from reports.laws.laws import TITLES, ScalingLaws, scaled
 from reports.numbers.statistics import Estimate, Ratio
 from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS, crosses, log2

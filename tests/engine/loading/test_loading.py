@@ -26,7 +26,7 @@ from engine.loading import (
 )
 from engine.loading.access import network_file_system
 from engine.loading.page_cache import state_of
-from engine.loading.pieces import merged
+from engine.loading.pieces import merged_extents
 from engine.loading.read_ahead import WINDOW_BYTES, ReadAhead
 
 FIRST = {
@@ -326,7 +326,7 @@ def test_shares_of_the_read_ahead_cover_the_plan_once(monkeypatch: pytest.Monkey
         with ReadAhead(plan, share, 3) as ahead:
             ahead._thread.join()
         assert len(asked) > before, "every rank has something to do"
-    assert merged(asked) == plan[0][1]
+    assert merged_extents(asked) == plan[0][1]
     assert sum(end - begin for begin, end in asked) == sum(end - begin for begin, end in plan[0][1])
 
 

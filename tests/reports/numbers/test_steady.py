@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from configs.plans.rates import Floats
+from configs.common.arrays import Floats
 from reports.numbers.steady import LARGEST_CUT, LEAST_PASSES, Steady, steady
 from reports.reading.load import load_run
 from reports.render import render_report
