@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_cost, price_of
 from reports.experiments.compression import compression, compression_sentence
-from reports.experiments.engines import engines, engines_sentence
+from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.numbers.statistics import Estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
@@ -158,9 +158,6 @@ def _correctness(judged: list[tuple[str, JudgedCell]]) -> Sentence:
     else:
         lead = "The answers that could be judged are right." if by_word["not judged"] else "The answers are right."
     return Sentence(lead, " ".join(bodies))
-
-
-WORST_FIRST = ("defect", "not judged", "agrees")
 
 
 def _cells(pairs: list[tuple[str, JudgedCell]]) -> str:

@@ -8,6 +8,9 @@ from pydantic import Field, PositiveInt
 from configs.common.execution import Dtype, Layout
 from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency, ShownTime
 
+RANDOM_PROMPT_TOKENS = 32
+"""Length of random prompts where a study gives none."""
+
 prompted_descriptor = partial(
     Descriptor,
     axes=("dp", "tp", "pp"),

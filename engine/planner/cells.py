@@ -22,7 +22,7 @@ from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from configs.workloads.descriptor import RateFigure
-from configs.workloads.prompted import PromptedWorkload
+from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.stored import QUANTISED
@@ -32,8 +32,6 @@ from engine.planner.timing.cpu import can_measure, measured_generation_time
 from engine.planner.timing.inference import generation_time
 from engine.planner.trained_cells import DEEPSPEED_BYTES, EAGER_LAYER_SECONDS, training_figures, unpredicted
 
-RANDOM_PROMPT_TOKENS = 32
-"""Length of random prompts if the study gives none; same as in `engine.prompts.tokens`, which needs torch."""
 DATA_SHEET_FACTOR = 1.6
 """Typical error of predictions from a data sheet, as a factor: the range of efficiencies in published runs."""
 MEASURED_FACTOR, ESTIMATE_FACTOR = 1.4, 3.0

@@ -23,8 +23,9 @@ from configs.common.base import Frozen, content_hash
 from configs.hardware.calibration import Fingerprint
 from configs.hardware.hardware import Machine
 from configs.spec.cell import Cell
+from configs.workloads.prompted import RANDOM_PROMPT_TOKENS
 from engine.planner.architecture import Architecture
-from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, Learner, predict_cell
+from engine.planner.cells import Learned, Learner, predict_cell
 from engine.planner.correction import Correction
 from engine.planner.families import read_architecture
 

@@ -16,14 +16,12 @@ from tokenizers import Tokenizer
 
 from configs.spec.prompts import numbered_prompts
 from configs.workloads.encode import EncodeWorkload
-from configs.workloads.prompted import PromptedWorkload
+from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.context import Context
 from engine.models.config import ModelConfig
 from engine.models.sharding import even_share
 from engine.models.weights import required_manifest
 from engine.rank.agreement import raise_on_all_ranks
-
-RANDOM_PROMPT_TOKENS = 32
 
 
 @dataclass(frozen=True)

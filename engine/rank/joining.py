@@ -68,7 +68,7 @@ def make_context(
     from engine.context import Context
     from engine.parallel import flight_recorder as flight
     from engine.parallel.communicator import open_communicators
-    from engine.rank import host_usage as measure
+    from engine.rank import host_usage
 
     torch.set_num_threads(place.threads)
     device, backend = choose_device(place)
@@ -92,7 +92,7 @@ def make_context(
         )
     if place.rank:
         return context, {}
-    environment = measure.measured_environment(job.cell.env, len(place.allowed))
+    environment = host_usage.measured_environment(job.cell.env, len(place.allowed))
     environment |= {
         "backend": backend,
         "tensor_transport": context.communicators.tensor.transport,

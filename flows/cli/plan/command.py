@@ -9,6 +9,19 @@ from typing import Annotated, Literal
 
 import typer
 
+# Files and figures of the user's that a prediction starts from, or that it is written to.
+BenchmarkStudy = Annotated[Path | None, typer.Option(metavar="FILE", help="write a study file that measures training")]
+EarlierRuns = Annotated[
+    str | None, typer.Option(metavar="GLOB", help="correct a study's predictions with these runs; quote the pattern")
+]
+OwnCatalog = Annotated[
+    Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="user catalog of hardware and prices")
+]
+PlanAssignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override a study field or a figure: h100-80gb.memory_bytes=84e9"),
+]
+
 
 def plan(
     context: typer.Context,
@@ -48,22 +61,10 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
     list_models: Annotated[bool, typer.Option("--list-models", help="list the models known by name")] = False,
     guide: Annotated[bool, typer.Option("--guide", help="print GPUs, memory and speed-up by model size")] = False,
-    benchmark_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a study file that measures training")
-    ] = None,
-    learn_from: Annotated[
-        str | None,
-        typer.Option(metavar="GLOB", help="correct a study's predictions with these runs; quote the pattern"),
-    ] = None,
-    own_catalog: Annotated[
-        Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="user catalog of hardware and prices")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="override a study field or a figure: h100-80gb.memory_bytes=84e9"
-        ),
-    ] = None,
+    benchmark_out: BenchmarkStudy = None,
+    learn_from: EarlierRuns = None,
+    own_catalog: OwnCatalog = None,
+    assignments: PlanAssignments = None,
 ) -> None:
     """Predict which layouts fit, their speed and their cost, before anything is run."""
     from flows.cli.errors import plainly

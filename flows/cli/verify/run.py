@@ -25,7 +25,8 @@ from flows.folders import cache_folder
 from reports.correctness.section import judge_experiment
 from reports.reading.load import load_run
 from tasks.checks.saved_reference import SavedReference, read_saved_reference, save_reference
-from tasks.checks.verification import Verification, VerificationSpec, prepare, run_verification
+from tasks.checks.verification import Verification, prepare, run_verification
+from tasks.checks.verification_inputs import VerificationSpec
 from tasks.models.sources import TransientFetchError
 
 OTHER_ERROR = 1

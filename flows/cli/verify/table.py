@@ -22,7 +22,8 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, sigterm_as_interrupt, verified
 from flows.cli.verify.text import AGREES, DEFECT, FAILED, NOT_SUPPORTED, VerificationOutcome
-from tasks.checks.verification import Verification, VerificationSpec, kind_of
+from tasks.checks.verification import Verification, kind_of
+from tasks.checks.verification_inputs import VerificationSpec
 from tasks.models.sources import TransientFetchError
 
 LAYOUTS = (Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))

@@ -10,7 +10,8 @@ from configs.workloads.prompted import PromptedWorkload
 from reports.correctness.section import JudgedCell, ladder_lines
 from tasks.checks.machine import machine_fingerprint
 from tasks.checks.saved_reference import SavedReference
-from tasks.checks.verification import Verification, VerificationSpec
+from tasks.checks.verification import Verification
+from tasks.checks.verification_inputs import VerificationSpec
 
 VerificationVerdict = Literal["agrees", "defect", "not supported", "failed"]
 AGREES: VerificationVerdict = "agrees"

@@ -20,7 +20,8 @@ from configs.hardware.calibration import (
 )
 from engine.planner.local import local_machine, this_fingerprint
 from engine.tools import calibrate as engine_calibrate
-from engine.tools.calibrate_probes import QUICK, measure_rank
+from engine.tools.calibrate_probes import measure_rank
+from engine.tools.calibration_figures import QUICK
 from flows.cli.doctor.calibrate import CalibrationError, calibrate_now, ensure_calibration, print_calibration
 
 

@@ -22,7 +22,8 @@ from configs.common.execution import Layout
 from configs.plans.paths import RunPaths
 from configs.spec.prompts import read_prompts
 from flows.cli.verify.run import VerificationRequest, run_verify
-from tasks.checks.verification import VerificationSpec, numbers_tokenizer, own_prompts, prepare
+from tasks.checks.verification import prepare
+from tasks.checks.verification_inputs import VerificationSpec, numbers_tokenizer, own_prompts
 from tests.support.launches import assert_nothing_left
 from tests.support.studies import RANKWISE
 

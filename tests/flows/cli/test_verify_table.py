@@ -52,7 +52,7 @@ def test_all_architectures_are_one_of_each_family_in_three_layouts(monkeypatch: 
 def test_what_cannot_be_verified_is_a_row_and_sets_the_exit_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from tasks.checks.verification import VerificationSpec
+    from tasks.checks.verification_inputs import VerificationSpec
 
     models = ["synthetic:bert-1m@0", "synthetic:no-such@0"]
     code = verify_table.run_table(

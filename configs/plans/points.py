@@ -1,0 +1,125 @@
+"""One point of a grid: from a draft of its cell to the cell, with what is wrong or refused noted.
+
+builder = PointBuilder(study, inputs, count_prompts)
+builder.cells, builder.problems      # all so far
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.plans.plan import PlannedModel, Point, RefusedPoint
+from configs.plans.refusals import refusal
+from configs.spec.cell import Cell
+from configs.spec.drafts import Draft, override
+from configs.spec.experiments import Overrides
+from configs.spec.placement import placed
+from configs.spec.study import StudySpec
+from configs.spec.target import Target
+from configs.workloads import STUDIED
+from configs.workloads.prompted import PromptedWorkload
+
+_INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for field in known.input_fields))
+
+CountPrompts = Callable[[PromptedWorkload], int]
+"""How many prompts a workload selects, its inputs already replaced."""
+
+
+class PointBuilder:
+    """Collects cells and problems while the experiments are walked."""
+
+    def __init__(
+        self,
+        study: StudySpec,
+        inputs: dict[str, str],
+        count_prompts: CountPrompts,
+    ) -> None:
+        self.study = study
+        self.inputs = inputs
+        self.count_prompts = count_prompts
+        self.targets = {target.name: target for target in study.targets}
+        self.cells: dict[str, Cell] = {}
+        self.problems: list[str] = []
+        self.refused: list[RefusedPoint] = []
+
+    def refused_points(self, where: str, points: list[Point]) -> tuple[RefusedPoint, ...]:
+        """What the last experiment's grid could not have; a grid of nothing else is a problem of the study."""
+        refused, self.refused = tuple(self.refused), []
+        if refused and not points:
+            for reason in dict.fromkeys(item.reason for item in refused):
+                self._problem(f"{where}: no point can be measured: {reason}")
+        return refused
+
+    def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
+        return {
+            "model": model.identity if model else None,
+            "workload": self.study.workload.model_dump(),
+            "layout": self.study.layout.model_dump(),
+            "dtype": self.study.dtype,
+            "engine": self.study.engine,
+            "target": target.name,
+            "cores_per_rank": target.cores_per_rank,
+            "env": dict(target.env),
+        }
+
+    def _point(
+        self,
+        where: str,
+        draft: Draft,
+        values: dict[str, Any],
+        label: str,
+        baseline: bool = False,
+        refusable: bool = False,
+    ) -> list[Point]:
+        """One point, or none and a problem noted; of a grid that may be refused points, none and the reason kept."""
+        reason = refusal(draft) if refusable else None
+        if reason is not None:
+            self.refused.append(RefusedPoint(label=label, values=values, reason=reason))
+            return []
+        cell = self._cell(where, draft)
+        if cell is None:
+            return []
+        self.cells.setdefault(cell.key, cell)
+        return [Point(cell=cell.key, values=values, label=label, baseline=baseline)]
+
+    def _cell(self, where: str, draft: Draft) -> Cell | None:
+        """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""
+        work = draft["workload"] = {**draft["workload"]}
+        for field in _INPUT_FIELDS:
+            if work.get(field) is not None:
+                work[field] = self.inputs.get(work[field], work[field])
+        try:
+            cell = Cell.model_validate(draft)
+            if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
+                count = self.count_prompts(cell.workload) if cell.workload.prompts else None
+                work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
+                cell = Cell.model_validate(draft)
+            return placed(cell, self.targets[cell.target], draft.get("nodes"))
+        except ValidationError as error:
+            for detail in error.errors():
+                # The union's tag stands second in the location of a workload's field.
+                location = [str(item) for item in detail["loc"] if item not in STUDIED]
+                text = str(detail.get("ctx", {}).get("error", detail["msg"]))
+                self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
+        except ValueError as error:
+            self._problem(f"{where}: {error}")
+        return None
+
+    def _prompts_in_file(self, draft: Draft) -> int | None:
+        work = draft["workload"]
+        if work.get("prompts") is None:
+            return None
+        fields = {name: work.get(name) for name in ("variant", "limit")}
+        return self.count_prompts(PromptedWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
+
+    def _override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
+        """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
+        problems = override(draft, overrides)
+        for problem in problems:
+            self._problem(f"{where}.{problem}")
+        return not problems
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)
