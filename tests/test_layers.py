@@ -96,6 +96,13 @@ def test_imports_point_down(path: Path) -> None:
     assert not stolen, f"{stolen} belong to {[OWNERS[name] for name in stolen]}"
 
 
+def test_tests_share_helpers_through_support_alone() -> None:
+    tree = SourceTree.read(ROOT, ["tests"])
+    shared = {f"{one.importer}:{one.line} imports {one.imported}" for one in import_graph(tree)
+              if not one.imported.startswith("tests.support")}  # fmt: skip
+    assert shared == set()
+
+
 @functools.cache
 def imports() -> list[Import]:
     """All imports of the product: inside functions, for types alone and by name too."""

@@ -29,14 +29,11 @@ from tests.support.launches import (
     noop_measurement,
     part,
     read_end,
+    read_job,
     read_progress,
     wait_until,
     write_job,
 )
-
-
-def read_job(folder: Path) -> Job:
-    return Job.model_validate_json((folder / "job.json").read_bytes())
 
 
 def test_torchrun_argv(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from configs.spec.target import SlurmTarget
 from configs.workloads.generate import GenerateWorkload
 from engine.models.weights import build_model
 from engine.parallel.grid import Grid
-from tests.slurm.test_launch import read_job
 from tests.support.launches import (
     assert_nothing_left,
     in_measurement,
@@ -32,6 +31,7 @@ from tests.support.launches import (
     leftovers,
     noop_measurement,
     part,
+    read_job,
     wait_until,
     write_job,
 )

@@ -206,3 +206,16 @@ def _enter(descriptor: int) -> None:
     """setns(2) for this thread; Python has it from 3.12 on."""
     if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
+
+
+def form(name: str, **changes: Any) -> dict[str, Any]:
+    """A filled-in form: two noop cells, once each."""
+    sweep = {"kind": "sweep", "over": {"label": ["a", "b"]}}
+    filled: dict[str, Any] = {
+        "study": name,
+        "models": [],
+        "workload": {"kind": "noop", "seconds": 0.01},
+        "experiments": [{"name": "grid", "question": sweep}],
+        "measuring": {"repeats": 1, "memory": False, "cell_timeout_seconds": 60},
+    }
+    return filled | changes
