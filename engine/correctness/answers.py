@@ -238,7 +238,6 @@ def collect_answers(
     scorer: Scorer,
     pieces: list[Batch],
     context: Context,
-    through_cache: bool = True,
     start_token: int | None = None,
 ) -> tuple[dict[str, Figure], Samples]:
     """Return figures and columns of one rank.
@@ -249,7 +248,7 @@ def collect_answers(
     grid = context.grid
     sequences = sequences_of(prompts, tokens, start_token)
     prefilled = read_prefill(scorer, sequences, pieces, prompts.total)
-    cached = read_cached(scorer, sequences, pieces, prompts.total) if through_cache else []
+    cached = read_cached(scorer, sequences, pieces, prompts.total)
     samples: Samples = {}
     if grid.is_first_stage or grid.is_last_stage:
         samples["answer_prompts"] = np.array([each.prompt for each in sequences], dtype=np.int32)

@@ -286,28 +286,18 @@ def cut(whole: Tensor, piece: Piece) -> Tensor:
     return part if piece.columns is None else part[:, slice(*piece.columns)]
 
 
-def shard_of(
-    config: ModelConfig,
-    grid: Grid,
-    group: Communicator,
-    tensors: dict[str, Tensor],
-    compressor: Compressor | None = None,
-) -> Shard:
+def shard_of(config: ModelConfig, grid: Grid, group: Communicator, tensors: dict[str, Tensor]) -> Shard:
     """Return the main stack's shard from a whole model's tensors by our names, which keep dtype and device."""
-    return shards_of(config, grid, group, tensors, compressor)[main_stack(config)]
+    return shards_of(config, grid, group, tensors)[main_stack(config)]
 
 
 def shards_of(
-    config: ModelConfig,
-    grid: Grid,
-    group: Communicator,
-    tensors: dict[str, Tensor],
-    compressor: Compressor | None = None,
+    config: ModelConfig, grid: Grid, group: Communicator, tensors: dict[str, Tensor]
 ) -> dict[StackName, Shard]:
     """Return the shard of every stack, as `shard_of`."""
     slots = wanted_slots(config, grid)
     some = next(iter(tensors.values()))
-    assembly = Assembly(config, grid, slots, some.dtype, some.device, compressor=compressor)
+    assembly = Assembly(config, grid, slots, some.dtype, some.device)
     for piece in dict.fromkeys(slot.piece for slot in slots):
         assembly.put(piece, cut(tensors[piece.name], piece))
     return _shards(config, grid, group, assembly)

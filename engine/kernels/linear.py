@@ -109,12 +109,12 @@ Packing = Literal["finalized", "quick", "memory_mapped"]
 
 
 def pack_linear(
-    weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, rows: int = 1, packing: Packing = "finalized"
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, packing: Packing = "finalized"
 ) -> PackedLinear:
     """Return a packed copy of `weight` [out_features, in_features], which may be a view with any row stride.
 
     Several weights of the same in_features are stacked. `bias` [out_features] is added in float32 before the result is
-    rounded. `rows` is the usual number of rows of a call, used by mkldnn only. The weight is not kept, except on the
+    rounded. The weight is not kept, except on the
     path "torch".
 
     Weights in huge pages are read up to 1.5 times faster. `packing`: "quick" packs into common pages first, which are
@@ -133,7 +133,7 @@ def pack_linear(
         if path:
             return _OwnLinear(parts, bias, path, packing)
         if some.dtype is torch.bfloat16 and torch._C._has_mkldnn:
-            return _MkldnnLinear(_whole(parts), bias, rows)
+            return _MkldnnLinear(_whole(parts), bias)
     return _TorchLinear(_whole(parts), bias, packing == "memory_mapped" and len(parts) == 1)
 
 
@@ -209,10 +209,10 @@ class _OwnLinear(NativeLinear):
 
 
 class _MkldnnLinear(PackedLinear):
-    """Linear layer on mkldnn (oneDNN) packed layers, bfloat16; packed for calls of `rows` rows."""
+    """Linear layer on mkldnn (oneDNN) packed layers, bfloat16; packed for calls of one row."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
-        self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
         self._bias = bias
         self._run = torch.ops.mkldnn._linear_pointwise
         super().__init__(weight.shape, weight.dtype, "mkldnn", weight.nbytes + _nbytes(bias), None)

@@ -26,6 +26,8 @@ from engine.prompts.passes import Passes, measured_passes, unmeasured
 from engine.prompts.tokens import Batch, Prompts, Requests, requests_of_rank
 from engine.rank.agreement import raise_on_all_ranks
 
+_WEIGHT_READS = 5
+
 
 def run(measurement: Measurement, context: Context) -> Outcome:
     """Measure one measurement. Raises ValueError if model or prompts cannot be used."""
@@ -78,15 +80,15 @@ def measure_replica(
     return outcome
 
 
-def _read_weights(tensors: list[torch.Tensor], context: Context, times: int = 5) -> Samples:
+def _read_weights(tensors: list[torch.Tensor], context: Context) -> Samples:
     """Measure a plain read of all weights of a decode step in seconds, all ranks at once, several times.
 
     Empty if a library hides its weight storage.
     """
     if not tensors:
         return {}
-    taken = np.empty(times)
-    for place in range(times):
+    taken = np.empty(_WEIGHT_READS)
+    for place in range(_WEIGHT_READS):
         context.barrier()
         taken[place] = sum(read_seconds(tensor) for tensor in tensors)
     return {"weights_read_seconds": taken}

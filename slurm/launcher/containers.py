@@ -45,14 +45,13 @@ def wrapped(command: Sequence[str], target: SlurmTarget, folders: Sequence[str])
     return [*argv, target.container.image, *command]
 
 
-def bind(folder: str, destination: str | None = None) -> list[str]:
-    """The arguments that make a folder visible in the container, by default under its own path."""
-    source, target = folder, destination or folder
-    if not {",", ":", '"', "\\", "\n", "\r"} & {*source, *target}:
-        return ["--bind", source if target == source else f"{source}:{target}"]
+def bind(folder: str) -> list[str]:
+    """The arguments that make a folder visible in the container, under its own path."""
+    if not {",", ":", '"', "\\", "\n", "\r"} & set(folder):
+        return ["--bind", folder]
     # --bind divides at commas and colons; --mount reads one line of CSV, in which a quoted field may hold anything.
     line = io.StringIO()
-    csv.writer(line).writerow(["type=bind", f"source={source}", f"destination={target}"])
+    csv.writer(line).writerow(["type=bind", f"source={folder}", f"destination={folder}"])
     return ["--mount", line.getvalue().removesuffix("\r\n")]
 
 

@@ -175,9 +175,9 @@ def head(vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> Weig
     return linear("head", vocabulary, width, 0 if tied else 1, bias=bias, split="column", role="head", block=False)
 
 
-def classifier(labels: int, width: int, *, bias: bool = True) -> WeightTuple:
+def classifier(labels: int, width: int) -> WeightTuple:
     """Return the classifier of one vector of a sequence."""
-    return linear("classifier", labels, width, 1, bias=bias, block=False, per_sequence=True)
+    return linear("classifier", labels, width, 1, bias=True, block=False, per_sequence=True)
 
 
 def gated_decoder(fields: Fields, *, layers: int, **sizes: Any) -> Architecture:

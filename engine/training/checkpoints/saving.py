@@ -60,11 +60,11 @@ GROUP_SECONDS = 1800.0
 """Time-out for another rank's slow disk; a rank that has ended aborts the wait at once."""
 
 
-def own_group(timeout_seconds: float = GROUP_SECONDS) -> dist.ProcessGroup | None:
+def own_group() -> dist.ProcessGroup | None:
     """Open a group of all ranks for checkpoints only; every rank calls it. None for a single process."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
     return group
 
 
