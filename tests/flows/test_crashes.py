@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.states import Cancelling
 
 from slurm.launcher.machine_lock import launch_lock
-from tests.support.offline_team import OfflineTeam, form
+from tests.support.servers.offline_team import OfflineTeam, form
 from tests.support.studies import processes_of, status, under_measurement, wait_until, write_study
 
 PLAIN = "import sys; from pathlib import Path; from flows.scaling_study import scaling_study as s; s(Path(sys.argv[1]))"

@@ -18,8 +18,8 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling
 
 from slurm.launcher.machine_lock import launch_lock
-from tests.support.hub_server import Fault, HubServer, Repository, make_model
-from tests.support.offline_team import OfflineTeam, form
+from tests.support.servers.hub_server import Fault, HubServer, Repository, make_model
+from tests.support.servers.offline_team import OfflineTeam, form
 from tests.support.studies import processes_of, under_measurement, wait_until, write_study
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

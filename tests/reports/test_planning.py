@@ -33,7 +33,7 @@ from reports.planning.text import NO_PREDICTIONS, prediction_lines, prediction_s
 from reports.plots.planning.prediction import panels
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.priced_runs import (
+from tests.support.run_folders.priced_runs import (
     TINY,
     cell,
     figures_of,

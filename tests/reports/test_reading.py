@@ -24,7 +24,7 @@ from reports.reading.readers import read_cells
 from reports.reading.samples import read_samples
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import Table
-from tests.support.report_runs import generate, generated, plan_of, write_plan, write_record
+from tests.support.run_folders.report_runs import generate, generated, plan_of, write_plan, write_record
 
 COLUMNS = ("a", "b", "c")
 

@@ -19,7 +19,7 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from reports.render import ReportSummary, render_report, report_text
 from reports.templating import template_environment
-from tests.support.report_runs import (
+from tests.support.run_folders.report_runs import (
     MODEL,
     RANDOM,
     REPEATS,

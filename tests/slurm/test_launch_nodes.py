@@ -35,7 +35,7 @@ from tests.support.launches import (
     wait_until,
     write_job,
 )
-from tests.support.memory_models import save_model
+from tests.support.training.memory_models import save_model
 from tests.support.two_hosts import NAMES, TwoHosts, node_ends, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

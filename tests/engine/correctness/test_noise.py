@@ -12,8 +12,8 @@ from configs.common.differences import row_differences
 from engine.correctness.answers import CACHED_STEPS, MAX_LOGIT_BYTES, Rows, kept_positions
 from engine.correctness.noise import converted
 from engine.correctness.reordered import Reordered
-from tests.support.correctness_runs import made_case, random_model
-from tests.support.encoder_runs import bert_case, bert_model, t5_model
+from tests.support.answers.correctness_runs import made_case, random_model
+from tests.support.answers.encoder_runs import bert_case, bert_model, t5_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,7 +15,7 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from engine.models.llama import Llama
 from engine.models.weights import build_model, weights_hash
-from tests.support.memory_models import save_model
+from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {"vocab_size": 256, "num_hidden_layers": 2}

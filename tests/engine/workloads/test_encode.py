@@ -17,7 +17,13 @@ from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.correctness.embeddings import pooled
 from reports.correctness.embeddings import embedding_noise_of, embeddings_of
 from reports.correctness.embeddings_judge import judge_embeddings
-from tests.support.prompted_runs import launched, made_context, made_measurement, measurement_alone, measurement_on_rank
+from tests.support.answers.prompted_runs import (
+    launched,
+    made_context,
+    made_measurement,
+    measurement_alone,
+    measurement_on_rank,
+)
 from tests.support.rank_pool import RankPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,8 +21,8 @@ from configs.workloads.train import TrainWorkload
 from engine.planner.local import this_fingerprint
 from flows.cli.plan.cost import LAUNCH_SECONDS, duration_text, measurement_seconds, study_cost
 from flows.cli.plan.study import plan_study, planned
-from tests.support.predicted_plans import measured_run
-from tests.support.priced_runs import write_run
+from tests.support.run_folders.predicted_plans import measured_run
+from tests.support.run_folders.priced_runs import write_run
 
 
 @pytest.fixture

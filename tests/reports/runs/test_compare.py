@@ -23,7 +23,7 @@ from reports.runs.compare import (
 from reports.runs.compare_export import as_json, junit_xml
 from reports.runs.compare_text import change_table, comparison_headline, markdown, terminal_text
 from reports.text import aligned
-from tests.support.compared_runs import HOME, around, cell_of, run_of
+from tests.support.run_folders.compared_runs import HOME, around, cell_of, run_of
 
 THROUGHPUT, TTFT = FIGURE_KINDS[:2]
 

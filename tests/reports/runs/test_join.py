@@ -8,7 +8,7 @@ from configs.plans.record import Status
 from reports.reading.load import load_run
 from reports.runs.join import common_table, find_runs, joined_report, nodes_environment_table, nodes_of
 from reports.runs.join_best import Contender, best_sentences
-from tests.support.report_runs import (
+from tests.support.run_folders.report_runs import (
     MODEL,
     cell_on,
     node_run,

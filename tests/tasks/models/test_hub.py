@@ -1,4 +1,4 @@
-"""Models from the hub: a real HTTP server that speaks the hub's API (tests/support/hub_server.py)."""
+"""Models from the hub: a real HTTP server that speaks the hub's API (tests/support/servers/hub_server.py)."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tasks.models.sources import (
     resolve_model,
     verify_manifest,
 )
-from tests.support.hub_server import (
+from tests.support.servers.hub_server import (
     CONFIG,
     Fault,
     HubServer,

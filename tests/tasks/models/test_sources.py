@@ -22,7 +22,7 @@ from tasks.models.sources import (
     save_manifest,
     verify_manifest,
 )
-from tests.support.hub_server import (
+from tests.support.servers.hub_server import (
     CONFIG,
     make_model,
     make_sharded_model,

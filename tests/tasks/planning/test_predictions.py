@@ -22,8 +22,8 @@ from engine.planner.learning import experience_path, read_experiences
 from engine.planner.local import this_fingerprint
 from tasks.models.sources import resolve_model
 from tasks.planning.predictions import Predictor, remember_run, with_predictions
-from tests.support.predicted_plans import NAME, measured_run, plan_of
-from tests.support.priced_runs import write_run
+from tests.support.run_folders.predicted_plans import NAME, measured_run, plan_of
+from tests.support.run_folders.priced_runs import write_run
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from engine.planner.families import read_architecture
 from engine.planner.memory.inference import inference_memory, largest_batch
 from engine.planner.memory.stored import stored_stage_layers
 from engine.planner.setup import InferenceSetup, WeightFormat
-from tests.support.memory_cells import Allocations
+from tests.support.training.memory_cells import Allocations
 
 GPU = Accelerator(
     name="gpu",

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.models.table import FAMILIES
-from tests.support.sharded_runs import Run, forward
+from tests.support.answers.sharded_runs import Run, forward
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "architectures.md"
 
 
 def add_family() -> None:

@@ -15,7 +15,7 @@ from engine.inference.weights import read_shard
 from engine.parallel.communicator import PeerLostError
 from engine.parallel.grid import Grid
 from engine.prompts.tokens import Batch
-from tests.support.sharded_runs import communicators
+from tests.support.answers.sharded_runs import communicators
 
 WORDS = 97
 

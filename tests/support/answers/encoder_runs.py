@@ -35,7 +35,7 @@ from reports.correctness.data import Answers, ReductionNoise, answers_of, noise_
 from reports.correctness.embeddings import EmbeddingNoise, Embeddings, embedding_noise_of, embeddings_of
 from reports.correctness.embeddings_judge import judge_embeddings
 from reports.correctness.judge import CorrectnessVerdict, judge_answers
-from tests.support.correctness_runs import CPU, Groups, Setting, on_threads, share_of
+from tests.support.answers.correctness_runs import CPU, Groups, Setting, on_threads, share_of
 
 DTYPE_NAMES: tuple[Any, ...] = ("float32", "bfloat16")
 WORK = EncodeWorkload(noise_dtypes=DTYPE_NAMES)

@@ -2,8 +2,9 @@
 
 Also a script, for torchrun and the set-up script, which leaves what the master saw:
 
-    torchrun --nproc-per-node=2 tests/support/recipe_runs.py OUT_JSON [checkpoints [rank step]]    (kill that rank,
-    once)
+    torchrun --nproc-per-node=2 tests/support/training/recipe_runs.py OUT_JSON [checkpoints [rank step]]
+
+rank, step: that rank is killed there, once.
 """
 
 import json

@@ -12,7 +12,7 @@ from configs.spec.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from engine.planner.local import this_fingerprint
-from tests.support.priced_runs import write_measurements, write_run
+from tests.support.run_folders.priced_runs import write_measurements, write_run
 
 NAME = "synthetic:llama-1m@0"
 

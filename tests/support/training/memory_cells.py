@@ -1,6 +1,6 @@
 """Peak memory of training steps on CPU ranks, exact to the byte: what the planner is held against.
 
-    python tests/support/memory_cells.py cells.json measured.json [--trace FOLDER] [--estimates]
+    python tests/support/training/memory_cells.py cells.json measured.json [--trace FOLDER] [--estimates]
 
 cells.json: a list of cells, each {config, strategy, precision, checkpointing, accumulation, micro_batch,
 sequence_length, tp}; measured.json: for each cell {peaks: bytes of each rank, error}, and with
@@ -40,7 +40,7 @@ from engine.context import Context
 from engine.training.task_types.common import the_task
 from engine.training.trainer import Trainer, TrainerOptions, TrainingBatch
 from engine.training.trainers import STRATEGIES
-from tests.support.memory_models import build
+from tests.support.training.memory_models import build
 
 RANKS = 2
 TIME_LIMIT = timedelta(minutes=3)  # for what one rank waits for the other, which may have failed

@@ -1,6 +1,7 @@
 """Judge many clean and many defective runs of our engine; started by benchmarks/correctness.py.
 
-    python tests/support/correctness_campaign.py ANSWERS.jsonl [--clean 100] [--defects 8] [--seed 0] [--model FOLDER]
+    python tests/support/answers/correctness_campaign.py ANSWERS.jsonl [--clean 100] [--defects 8] [--seed 0]
+        [--model FOLDER]
 
 One line of JSON for each judged run: case, setting, dtype, defect (none: a clean run), word, the worst statistic and
 how many times its limit it is. Cases are tiny random models; a folder adds a real one.
@@ -16,12 +17,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 from engine.models.weights import DTYPES as DTYPES_OF
 from engine.parallel.grid import Grid
 from reports.correctness.data import answers_of
 from reports.correctness.judge import judge_answers
-from tests.support.correctness_runs import FAMILIES, Case, Defect, Setting, candidate_samples, folder_case, made_case
+from tests.support.answers.correctness_runs import (
+    FAMILIES,
+    Case,
+    Defect,
+    Setting,
+    candidate_samples,
+    folder_case,
+    made_case,
+)
 from tests.support.planted_defects import DEFECTS
 
 CLEAN = (

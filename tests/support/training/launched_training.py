@@ -1,6 +1,6 @@
 """What `test_planner_launchers.py` starts on every rank: two steps of a tiny model with the real libraries.
 
-    torchrun --nproc-per-node 2 tests/support/launched_training.py LIBRARY FOLDER...
+    torchrun --nproc-per-node 2 tests/support/training/launched_training.py LIBRARY FOLDER...
 
 Every folder holds the files of one setup. Rank 0 writes `result.json` there: losses, and what the library made of the
 file. Steps are two per folder, on random tokens that are the same in every library.

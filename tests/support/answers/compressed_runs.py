@@ -13,7 +13,7 @@ from engine.inference.weights import LoadedShard, read_shard
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
 
-FOLDER = Path(__file__).parents[2] / "configs" / "models" / "tiny-stdlib"
+FOLDER = Path(__file__).parents[3] / "configs" / "models" / "tiny-stdlib"
 CPU = torch.device("cpu")
 _groups: dict[tuple[int, int], Communicators] = {}
 
