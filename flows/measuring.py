@@ -1,7 +1,7 @@
 """Measurement loop of a study: its launches, and further repeats until the target interval is reached.
 
     finish_leftovers(session)                     # what an earlier run left going
-    already = measure(session, only_failed=False)
+    already = measure_missing(session, only_failed=False)
 
 What is submitted, waited for and collected are Prefect tasks; this is the loop around them. Launches on
 clusters are many at once (`flows.cluster_launches`), those on this machine one after the other (`flows.local_launches`)

@@ -4,9 +4,8 @@
 
 Four model shapes x five strategies x checkpointing x accumulation are trained on two CPU ranks by the engine's own
 strategies (tests/support/training/memory_cells.py, a few minutes), every byte of torch's allocator counted. Printed
-beside the planner:
-what `accelerate estimate-memory` and DeepSpeed's own estimators say of the same cells. The planner's formulas were
-worked out against the `worked` shapes; the `heldout` ones were measured afterwards.
+beside the planner: what `accelerate estimate-memory` and DeepSpeed's own estimators say of the same cells. The
+planner's formulas were worked out against the `worked` shapes; the `heldout` ones were measured afterwards.
 """
 
 import argparse

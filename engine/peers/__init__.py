@@ -3,7 +3,7 @@
 transformers with a static cache, compiled, tensor parallel and in stages; DeepSpeed's automatic tensor parallelism;
 ONNX Runtime. `engine.workloads.other_engines` measures what
 
-    loaded = load(measurement, context)
+    loaded = load_peer_work(measurement, context)
 
 returns (transformers' plain model on one rank is `engine.peers.reference`). A process runs one of them only, in a
 launch of its own. What this machine, or the engine, cannot run is a NotImplementedError that says why.

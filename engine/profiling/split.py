@@ -1,6 +1,6 @@
 """Split the wall time of a profiled region into compute, communication and idle. Pure arithmetic.
 
-    found = split(wall_seconds, events, collectives(events, reported))
+    found = split_region(wall_seconds, events, collectives(events, reported))
     found.compute_share + found.exposed_communication_share + found.idle_share      # 1
 
 All times are lengths of merged intervals, never sums: overlaps count once. Compute: an operator (on a GPU: a kernel)

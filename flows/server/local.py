@@ -8,7 +8,7 @@ happens to it); `flows.server.guard` ends the server when there is none left.
     with prefect_api() as api:                # starts, waits, sets the environment for Prefect
         print(api.ui)
 
-    lease = begin()                           # or in two steps: start now,
+    lease = lease_server()                    # or in two steps: start now,
     apply_environment(lease.environment)      # set the environment before Prefect is imported,
     ...                                       # do something useful meanwhile,
     lease.wait_until_healthy()                # wait for what is left of the start-up

@@ -1,6 +1,6 @@
 """Layouts chosen by prediction: the complete ranking, the measured layouts, and the predicted rank of the winner.
 
-result = layouts(study, experiment)
+result = layout_ranking(study, experiment)
 layouts_sentence(result), layouts_table(result), layouts_lines(result)
 """
 

@@ -1,7 +1,7 @@
 """A reference's answers in one file, so that a model can be verified where, or when, transformers is not run.
 
     save_reference(Path("good.zip"), run, plan)            # after a verification
-    saved = load_reference(Path("good.zip"))
+    saved = read_saved_reference(Path("good.zip"))
     place_reference(saved, run, key, cell)                 # the record of that cell, as if it had been measured
 
 The file is a zip archive: reference.json (model, versions, the record), samples.npz, prompts.jsonl, and where they

@@ -36,9 +36,9 @@ SETTINGS = ("PREFECT_", "RANKWISE_", "XDG_DATA_HOME")
 
 HOLD = """
 import sys
-from flows.server.local import begin
+from flows.server.local import lease_server
 from flows.server.guard import read_guard
-lease = begin()
+lease = lease_server()
 print(lease.url, read_guard(lease.home).pid, flush=True)
 sys.stdin.read()
 """
