@@ -61,7 +61,7 @@ def expand(
     folder. count_prompts: how many prompts a workload (its inputs already replaced) selects.
     layout_choice: needed where an experiment is of kind layouts.
     """
-    builder = _Builder(study, inputs, count_prompts, layout_choice)
+    builder = _Builder(study, inputs, count_prompts, layout_choice=layout_choice)
     planned = []
     for name, experiment in study.experiments.items():
         chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
@@ -111,18 +111,11 @@ def empty_plan(study: StudySpec, models: Sequence[PlannedModel]) -> Plan:
     )
 
 
+@dataclass
 class _Builder(PointBuilder):
     """The points of each kind of experiment."""
 
-    def __init__(
-        self,
-        study: StudySpec,
-        inputs: dict[str, str],
-        count_prompts: CountPrompts,
-        layout_choice: LayoutChoice | None,
-    ) -> None:
-        super().__init__(study, inputs, count_prompts)
-        self.layout_choice = layout_choice
+    layout_choice: LayoutChoice | None = None
 
     def subjects(self, name: str, experiment: Experiment, models: list[PlannedModel]) -> list[PlannedModel | None]:
         workload = experiment.base.get("workload")
@@ -183,7 +176,7 @@ class _Builder(PointBuilder):
         """Grow a draft along an axis; returns what it is called then, None and a problem noted where it cannot."""
         if grow == "nodes":
             try:
-                count = grown_over_nodes(draft, degree, self.targets[draft["target"]])
+                count = grown_over_nodes(draft, degree, self._target(draft["target"]))
             except ValueError as error:
                 self._problem(f"{where}.{error}")
                 return None

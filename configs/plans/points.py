@@ -5,6 +5,7 @@ builder.cells, builder.problems      # all so far
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,22 +27,16 @@ CountPrompts = Callable[[PromptedWorkload], int]
 """How many prompts a workload selects, its inputs already replaced."""
 
 
+@dataclass
 class PointBuilder:
     """Collects cells and problems while the experiments are walked."""
 
-    def __init__(
-        self,
-        study: StudySpec,
-        inputs: dict[str, str],
-        count_prompts: CountPrompts,
-    ) -> None:
-        self.study = study
-        self.inputs = inputs
-        self.count_prompts = count_prompts
-        self.targets = {target.name: target for target in study.targets}
-        self.cells: dict[str, Cell] = {}
-        self.problems: list[str] = []
-        self.refused: list[RefusedPoint] = []
+    study: StudySpec
+    inputs: dict[str, str]
+    count_prompts: CountPrompts
+    cells: dict[str, Cell] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    refused: list[RefusedPoint] = field(default_factory=list)
 
     def refused_points(self, where: str, points: list[Point]) -> tuple[RefusedPoint, ...]:
         """What the last experiment's grid could not have; a grid of nothing else is a problem of the study."""
@@ -86,16 +81,16 @@ class PointBuilder:
     def _cell(self, where: str, draft: Draft) -> Cell | None:
         """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""
         work = draft["workload"] = {**draft["workload"]}
-        for field in _INPUT_FIELDS:
-            if work.get(field) is not None:
-                work[field] = self.inputs.get(work[field], work[field])
+        for name in _INPUT_FIELDS:
+            if work.get(name) is not None:
+                work[name] = self.inputs.get(work[name], work[name])
         try:
             cell = Cell.model_validate(draft)
             if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
                 count = self.count_prompts(cell.workload) if cell.workload.prompts else None
                 work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
                 cell = Cell.model_validate(draft)
-            return placed(cell, self.targets[cell.target], draft.get("nodes"))
+            return placed(cell, self._target(cell.target), draft.get("nodes"))
         except ValidationError as error:
             for detail in error.errors():
                 # The union's tag stands second in the location of a workload's field.
@@ -105,6 +100,9 @@ class PointBuilder:
         except ValueError as error:
             self._problem(f"{where}: {error}")
         return None
+
+    def _target(self, name: str) -> Target:
+        return next(target for target in self.study.targets if target.name == name)
 
     def _prompts_in_file(self, draft: Draft) -> int | None:
         work = draft["workload"]

@@ -26,6 +26,8 @@ IDEAL = "#777777"
 CROSS: Any = {"linestyle": "none", "marker": "x", "color": FAILED_COLOUR, "markersize": 8, "markeredgewidth": 2}
 """How a point without a figure is drawn."""
 MOST_TICKS = 12
+MOST_BARS = 24
+"""More cells than these are in the table only: bars thinner than their labels help nobody."""
 
 STYLE: Any = {
     "svg.hashsalt": "rankwise",

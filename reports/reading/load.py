@@ -87,6 +87,11 @@ class CellResult:
         latency = self.kind.latency
         return latency if latency is not None and latency.awaited else None
 
+    @property
+    def latency_values(self) -> dict[int, float]:
+        """Its latency by repeat; empty where nobody waits for its work."""
+        return {} if self.latency is None else self.values(self.latency.figure)
+
     def percentiles(self, kind: str) -> Percentiles | None:
         """P50, P90 and P99 of its latencies of a kind (keys of `configs.plans.rates.LATENCY_COLUMNS`); None: it has
         none."""

@@ -33,8 +33,9 @@ from reports.decisions.recommendation import recommend, recommendation_sentences
 from reports.decisions.savings import savings, savings_table
 from reports.decisions.spending import study_costs
 from reports.plots.album import Album
-from reports.plots.decisions.cost import MOST_BARS, cheapest_first, cost_height, draw_costs
+from reports.plots.decisions.cost import cheapest_first, cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
+from reports.plots.style import MOST_BARS
 from reports.reading.load import StudyResult
 from reports.sections.experiments import Section
 

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.decisions.cost import CellCost
-from reports.plots.style import COLOURS
+from reports.plots.style import COLOURS, MOST_BARS
 from reports.text import number, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MOST_BARS = 24
-"""More cells than these are in the table only: bars thinner than their labels help nobody."""
 
 
 def cheapest_first(costs: Sequence[CellCost]) -> list[CellCost]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from reports.plots.experiments.time_split import LOOKS
-from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, legend
+from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend
 from reports.reading.load import CellResult
 from reports.training.cells import step_parts
 from reports.training.equality import TOLERANCES, SameLearning, relative
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 24
 _LABEL_CHARACTERS = 48
 _PREDICTED: Any = {"marker": "D", "color": "black", "markerfacecolor": "white", "linestyle": "none", "markersize": 5}
 
