@@ -43,7 +43,6 @@ from engine.planner.choice.rules import Rule, rule_of_thumb
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, within
 from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
-from engine.planner.timing.constants import Constants
 
 _SHOWN = 5
 
@@ -51,9 +50,8 @@ _SHOWN = 5
 class HardwareSelector:
     """Select hardware and configurations from one catalog of hardware and prices; `catalog` adds the user's layers."""
 
-    def __init__(self, hardware: HardwareCatalog | None = None, constants: Constants | None = None) -> None:
+    def __init__(self, hardware: HardwareCatalog | None = None) -> None:
         self.hardware = hardware or catalog()
-        self.constants = constants
 
     def get_distributed_training_config(
         self,
@@ -86,8 +84,8 @@ class HardwareSelector:
         precision = training_precision(there.accelerator)
         base = TrainingSetup(architecture, there, sequence_length=length, precision=precision)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
-        found = ranked(base, gpu_count, gpu_count * batch_size, within(LAUNCHABLE, limit), self.constants)
-        everything = ranked(base, gpu_count, gpu_count * batch_size, within(None, limit), self.constants)
+        found = ranked(base, gpu_count, gpu_count * batch_size, within(LAUNCHABLE, limit))
+        everything = ranked(base, gpu_count, gpu_count * batch_size, within(None, limit))
         chosen = found[0] if found[0].fits or not everything[0].fits else everything[0]
         return self._training_answer(chosen, found, everything, limit) | {
             "model_family": model_family,
@@ -120,7 +118,7 @@ class HardwareSelector:
         there, assumptions = self._machine(accelerator, machine, gpu_count, market)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
         base = inference_base(architecture, there, length_of(architecture, prompt_tokens, "inference"), new_tokens)
-        found = ranked(base, gpu_count, batch_size, within(None, limit), self.constants)
+        found = ranked(base, gpu_count, batch_size, within(None, limit))
         chosen = found[0]
         return inference_dict(chosen) | {
             "model_name": architecture.name,
@@ -197,7 +195,7 @@ class HardwareSelector:
             None if names is None else frozenset(names),
         )  # fmt: skip
         widen = gpu_count is None and not distributed and max_gpus is None
-        options, notes = searched(wish, self.hardware, among, widen, self.constants)
+        options, notes = searched(wish, self.hardware, among, widen)
         answer = options.answer()
         return answer | {
             "model_name": architecture.name,
@@ -271,7 +269,6 @@ class HardwareSelector:
                 evaluate_setup(
                     rule.setup(setup.replace(micro_batch=micro, accumulation=each // micro), gpus),
                     limit,
-                    self.constants,
                 )
                 for micro in divisors(each)
             ]
