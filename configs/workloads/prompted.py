@@ -1,7 +1,7 @@
 """Common base of the workloads with prompts: `generate`, `seq2seq` and `encode`."""
 
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt
 
@@ -138,6 +138,7 @@ class PromptedWorkload(BaseWorkload):
 class DecodingWorkload(PromptedWorkload):
     """Common fields of workloads that answer each prompt with exactly `new_tokens` tokens."""
 
+    kind: Literal["generate", "seq2seq"]
     new_tokens: PositiveInt = 32
 
     @property
