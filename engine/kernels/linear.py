@@ -15,7 +15,7 @@ goes to mkldnn as well, and float32 to `functional.linear`; float16 and GPUs alw
 import ctypes
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -59,9 +59,11 @@ class PackedLinear:
 
 
 class NativeLinear(PackedLinear):
-    """A layer on a compiled kernel: `_run(packed, x, y, rows, threads, address of the parallel loop)`."""
+    """A layer on a compiled kernel, a function (packed, x, y, rows, threads, address of the parallel loop)."""
 
-    _run: Callable[..., None]
+    _library: ctypes.CDLL
+    _kernel: str
+    """Looked up at each call: a recording puts its own functions into the library (engine/kernels/program.py)."""
     _address: int
     """Of the struct that describes the packed weights."""
 
@@ -76,7 +78,8 @@ class NativeLinear(PackedLinear):
             x = x.contiguous()
         threads = torch.get_num_threads()
         parallel = parallel_address() if threads > 1 else None
-        self._run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
+        run = getattr(self._library, self._kernel)
+        run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
         return y
 
     def _aligned(self, x: Tensor) -> Tensor:
@@ -168,10 +171,12 @@ def _library() -> ctypes.CDLL | None:
 class _OwnLinear(NativeLinear):
     """Linear layer on the kernels of linear.c."""
 
+    _kernel = "linear_run"
+
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, path: str, packing: Packing) -> None:
         library = _library()
         assert library is not None
-        self._library, self._run = library, library.linear_run
+        self._library = library
         outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
         size, code = parts[0].element_size(), _DTYPE_CODES[parts[0].dtype]
         self._bias = None if bias is None else bias.float().contiguous()

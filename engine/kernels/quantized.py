@@ -153,12 +153,14 @@ class _Quantized(ctypes.Structure):
 class _OwnQuantized(NativeLinear):
     """Quantised layer on the kernels of quantized.c."""
 
+    _kernel = "quantized_run"
+
     def __init__(
         self, parts: Sequence[Tensor], bias: Tensor | None, scheme: Scheme, path: str, huge_pages: bool
     ) -> None:
         library = _library()
         assert library is not None
-        self._library, self._run = library, library.quantized_run
+        self._library = library
         outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
         groups = -(-outputs // _GROUP)
         self._bias = None if bias is None else functional.pad(bias.float(), (0, groups * _GROUP - outputs))
