@@ -51,8 +51,8 @@ class _Sample:
 class GpuSampler:
     """Sample one GPU within the context. `index` is CUDA's; the device is found in NVML by its UUID."""
 
-    def __init__(self, index: int) -> None:
-        self._device = _Device.open(index, _cuda_uuid(index))
+    def __init__(self, index: int, uuid: str | None = None) -> None:
+        self._device = _Device.open(index, uuid or _cuda_uuid(index))
         self._samples: list[_Sample] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
