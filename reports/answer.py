@@ -157,6 +157,9 @@ def _correctness(judged: list[tuple[str, JudgedCell]]) -> Sentence:
         lead = "Whether the answers are right is not known."
     else:
         lead = "The answers that could be judged are right." if by_word["not judged"] else "The answers are right."
+    missed = dict.fromkeys(part for _, item in right if item.reach is not None for part in item.reach.missed)
+    if missed:
+        bodies.append(f"Not reached by the comparison: {'; '.join(missed)}.")
     return Sentence(lead, " ".join(bodies))
 
 

@@ -11,6 +11,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import StudySpec, study_yaml
 from tasks.campaign.repeats import carried_on
 from tasks.checks.machine import check_clusters, check_resources
+from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan
 from tasks.planning.predictions import with_predictions
 
@@ -43,4 +44,5 @@ def resolve_study(
     plan = with_predictions(plan, run.inputs, cache, before.predictions if before else None)
     write_atomically(run.study, study_yaml(study))
     write_atomically(run.plan, plan.model_dump_json(indent=1))
+    place_references(plan, run)
     return plan

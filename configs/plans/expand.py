@@ -6,16 +6,17 @@ Cells that two experiments share appear once. Raises StudyError with every probl
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from configs.common.execution import Layout
+from configs.plans.answered import answering_drafts, kept_answers, used_workloads
 from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
 from configs.plans.points import CountPrompts, PointBuilder
 from configs.plans.prediction import Prediction
 from configs.plans.refusals import CHOICES, unmeasurable_reason, why_none
 from configs.spec.cell import Cell
-from configs.spec.drafts import Draft, copied, reference_of
+from configs.spec.drafts import Draft, copied
 from configs.spec.experiments import (
     Communication,
     CompressionPasses,
@@ -31,9 +32,7 @@ from configs.spec.placement import grown_over_nodes, unplaced
 from configs.spec.study import StudyError, StudySpec
 from configs.spec.target import Target
 from configs.workloads import STUDIED, kinds_with
-
-_ANSWERED = 20
-"""Default number of random prompts with answers."""
+from configs.workloads.prompted import PromptedWorkload
 
 
 @dataclass(frozen=True)
@@ -54,23 +53,26 @@ def expand(
     inputs: dict[str, str],
     count_prompts: CountPrompts,
     layout_choice: LayoutChoice | None = None,
+    references: Mapping[str, PromptedWorkload] | None = None,
 ) -> Plan:
     """Make the plan.
 
     models: resolved, in the study's order. inputs: path as written in the study -> name in the inputs
     folder. count_prompts: how many prompts a workload (its inputs already replaced) selects.
-    layout_choice: needed where an experiment is of kind layouts.
+    layout_choice: needed where an experiment is of kind layouts. references: path of a saved reference as written ->
+    what it answered.
     """
-    builder = _Builder(study, inputs, count_prompts, layout_choice=layout_choice)
-    planned = []
-    for name, experiment in study.experiments.items():
+    builder = _Builder(study, inputs, count_prompts, layout_choice=layout_choice, references=references or {})
+    planned: dict[str, list[PlannedExperiment]] = {name: [] for name in study.experiments}
+    # Answers are compared at the sizes that the other experiments measure.
+    for name, experiment in sorted(study.experiments.items(), key=lambda item: item[1].kind == "correctness"):
         chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
         for target in study.targets:
             for model in builder.subjects(name, experiment, chosen):
                 points, candidates = builder.points(name, experiment, model, target)
                 refused = builder.refused_points(f"experiments.{name}", points)
                 suffix = f" on {target.name}" if len(study.targets) > 1 else ""
-                planned.append(
+                planned[name].append(
                     PlannedExperiment(
                         name=name + suffix,
                         kind=experiment.kind,
@@ -79,13 +81,14 @@ def expand(
                         points=tuple(points),
                         candidates=tuple(candidates),
                         refused=refused,
+                        reference=inputs.get(getattr(experiment, "reference", None) or ""),
                     )
                 )
     if builder.problems:
         raise StudyError(builder.problems)
     return empty_plan(study, models).model_copy(
         update={
-            "experiments": tuple(planned),
+            "experiments": tuple(itertools.chain.from_iterable(planned.values())),
             "cells": builder.cells,
             "repeats": {
                 key: 1 if cell.workload.keeps_answers else study.measuring.repeats
@@ -116,6 +119,7 @@ class _Builder(PointBuilder):
     """The points of each kind of experiment."""
 
     layout_choice: LayoutChoice | None = None
+    references: Mapping[str, PromptedWorkload] = field(default_factory=dict)
 
     def subjects(self, name: str, experiment: Experiment, models: list[PlannedModel]) -> list[PlannedModel | None]:
         workload = experiment.base.get("workload")
@@ -218,28 +222,21 @@ class _Builder(PointBuilder):
             answering = " or ".join(kinds_with("answers"))
             self._problem(f"{where}: correctness requires a workload of kind {answering}")
             return []
-        self._keep_answers(draft, experiment.prompts)
-        if known.decodes:
-            work["new_tokens"] = experiment.new_tokens
-        dtypes = list(dict.fromkeys([*experiment.dtypes, "float32"]))
-        reference = reference_of(draft)
-        reference["workload"].update(noise_dtypes=tuple(dtypes), noise_orders=experiment.noise_orders)
-        values = {"engine": "transformers", "dtype": "float32", "layout": "1 rank"}
-        points = self._point(f"{where} reference", reference, values, "transformers, 1 rank, float32", baseline=True)
-        for engine, layout, dtype in itertools.product(experiment.engines, experiment.layouts, dtypes):
-            candidate = copied(draft) | {"engine": engine, "dtype": dtype, "layout": layout.model_dump()}
-            values = {"engine": engine, "dtype": dtype, "layout": str(layout)}
-            label = f"{engine}, {layout}, {dtype}"
-            several = len(experiment.engines) > 1 or bool(draft.get("compression"))
-            points.extend(self._point(f"{where} {label}", candidate, values, label, False, several))
+        used = used_workloads(self.cells.values(), draft)
+        saved = self.references.get(experiment.reference or "")
+        try:
+            drafts = answering_drafts(experiment, draft, self._prompts_in_file(draft), used, saved)
+        except ValueError as error:
+            self._problem(f"{where}.reference: {experiment.reference}: {error}")
+            return []
+        several = len(experiment.engines) > 1 or bool(draft.get("compression"))
+        points: list[Point] = []
+        for each in drafts:
+            refusable = several and not each.baseline
+            points += self._point(
+                f"{where} {each.label}", each.draft, each.values, each.label, each.baseline, refusable
+            )
         return points
-
-    def _keep_answers(self, draft: Draft, most: int | None) -> None:
-        """So many of the prompts are answered, and what is answered is kept."""
-        work = draft["workload"]
-        available = self._prompts_in_file(draft) or work.get("num_prompts")
-        count = min(most or available or _ANSWERED, available or most or _ANSWERED)
-        work.update(answers=True, num_prompts=count, batch_size=min(work.get("batch_size") or 1, count))
 
     def _compression(self, where: str, experiment: CompressionPasses, draft: Draft) -> list[Point]:
         """For the uncompressed model and each pass, in each precision: a cell for its speed, one for its answers."""
@@ -257,7 +254,8 @@ class _Builder(PointBuilder):
             for answers in (False, True):
                 cell_draft = copied(draft) | {"dtype": dtype, "compression": one}
                 if answers:
-                    self._keep_answers(cell_draft, experiment.prompts)
+                    work = cell_draft["workload"]
+                    work |= kept_answers(work, experiment.prompts, self._prompts_in_file(cell_draft))
                 values = {"compression": one, "dtype": dtype, "answers": answers}
                 base = dtype == dtypes[0] and one == "none"
                 named = f"{label}, answers" if answers else label

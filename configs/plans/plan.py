@@ -89,6 +89,7 @@ class PlannedExperiment(Frozen):
     points: tuple[Point, ...]
     candidates: tuple[Candidate, ...] = ()
     refused: tuple[RefusedPoint, ...] = ()
+    reference: str | None = Field(None, description="name in the inputs of a saved reference, for correctness")
 
 
 class Plan(Frozen):

@@ -77,16 +77,35 @@ class Correctness(_Experiment):
 
     The reference also measures how much the reduction order changes its answers in each precision; candidates are
     judged by this noise instead of a constant. Layouts checked in 16 bits are also checked in float32, where
-    rounding cannot mask a small defect.
+    rounding cannot mask a small defect. Batches, sequences and decode steps are as large as those of the study's other
+    cells of the model, within bounds; the report names what was not reached.
     """
 
     kind: Literal["correctness"] = "correctness"
-    prompts: PositiveInt = Field(20, description="number of prompts of the workload")
-    new_tokens: PositiveInt = 16
+    prompts: PositiveInt | None = Field(
+        None, description="number of prompts; none: 20, or a batch of the study's cells"
+    )
+    new_tokens: PositiveInt | None = Field(
+        None, description="decoded tokens; none: as many as the study's cells, at most 64"
+    )
+    positions: PositiveInt | None = Field(
+        None, description="tokens of the longest sequence; none: as many as the study's cells, at most 2048"
+    )
+    reference: str | None = Field(
+        None,
+        description="file of `rankwise verify --save-reference`: its prompts are answered, transformers is not run",
+    )
     layouts: list[Layout] = Field([Layout()], min_length=1, description="layouts to check")
     engines: list[Engine] = Field(["rankwise"], min_length=1, description="engines to check")
     noise_orders: PositiveInt = Field(4, description="reduction orders for measuring the noise")
     dtypes: list[Dtype] = Field(["float32"], min_length=1, description="precisions to check")
+
+    @model_validator(mode="after")
+    def _of_the_file(self) -> "Correctness":
+        given = [name for name in ("prompts", "new_tokens", "positions") if getattr(self, name) is not None]
+        if self.reference is not None and given:
+            raise ValueError(f"{given[0]}: determined by the file of `reference`. Leave one of the two out")
+        return self
 
 
 PASSES = ("int8", "int8_dynamic", "int4", "prune_50", "prune_2_4", "prune_2_4+int8", "balanced", "aggressive")

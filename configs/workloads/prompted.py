@@ -24,7 +24,12 @@ prompted_descriptor = partial(
     input_fields=("prompts",),
     own_groups=True,
     marks_work=True,
-    hidden_fields=("answers", "noise_dtypes", "noise_orders"),  # set by experiments that judge answers
+    hidden_fields=(
+        "answers",
+        "longest_tokens",
+        "noise_dtypes",
+        "noise_orders",
+    ),  # set by experiments that judge answers
 )
 """What holds for every kind with prompts."""
 
@@ -53,7 +58,9 @@ class PromptedWorkload(BaseWorkload):
     ranks; with `pp` above 1 several micro-batches of a batch are in flight at once to keep all stages busy.
     """
 
-    prompts: str | None = Field(None, description="JSONL file with one `prompt` per line; none: random token ids")
+    prompts: str | None = Field(
+        None, description="JSONL file with one `prompt`, or `tokens`, per line; none: random token ids"
+    )
     variant: str | None = Field(None, description="only lines with this `variant`")
     limit: PositiveInt | None = Field(None, description="only the first N lines")
     num_prompts: PositiveInt | None = Field(
@@ -65,6 +72,9 @@ class PromptedWorkload(BaseWorkload):
         None, description="sequences per pipeline micro-batch; none: the batch divided by the stages"
     )
     answers: bool = Field(False, description="keep the model's answers, to check correctness")
+    longest_tokens: PositiveInt | None = Field(
+        None, description="with answers: the last prompt is cut or repeated to this many tokens"
+    )
     noise_dtypes: tuple[Dtype, ...] = Field(
         (), description="with answers, engine transformers: precisions whose reduction-order noise is measured"
     )

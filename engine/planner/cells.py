@@ -25,6 +25,7 @@ from configs.workloads.descriptor import RateFigure
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
+from engine.planner.memory.reference import STREAMED, USED_SHARE, reference_memory
 from engine.planner.memory.stored import QUANTISED
 from engine.planner.results import GenerationTime, Memory
 from engine.planner.setup import InferenceSetup, WeightFormat
@@ -227,6 +228,8 @@ def _prompted(
     if known and architecture.max_positions and asked > architecture.max_positions:
         limit = f"{architecture.max_positions} positions"
         return Prediction(reason=f"{max(lengths)} + {new_tokens} tokens are more than the model's {limit}")
+    if work.longest_tokens is not None:
+        lengths.append(work.longest_tokens)
     full, rest = divmod(share, size)
     # A batch is padded to its longest prompt.
     prompt = round(fmean(_longest(lengths, size)))
@@ -235,7 +238,10 @@ def _prompted(
     if rest:
         seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
     widest = inference_setup(cell, architecture, machine, max(lengths), size)
-    memory = inference_memory(widest, all_logits=False)
+    taken = _memory(inference_memory(widest, all_logits=False), cell, machine)
+    if work.noise_dtypes:
+        taken = _reference_memory(work, architecture, machine, work.positions(max(lengths)))
+        notes += [] if taken["fits"] else [STREAMED]
     if cell.engine != "rankwise":
         notes.append(f"{cell.engine} taken for as fast as our engine")
     rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
@@ -249,7 +255,7 @@ def _prompted(
         **rates,
         factor=prior_factor(cell, machine.accelerator),
         basis="; ".join(notes),
-        **_memory(memory, cell, machine),
+        **taken,
     )
 
 
@@ -288,6 +294,20 @@ def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | boo
     ranks = min(cell.layout.ranks, machine.accelerators)
     whole = machine.host_memory_bytes or accelerator.memory_bytes
     return {"peak_memory_bytes": peak, "fits": peak * ranks <= whole}
+
+
+def _reference_memory(
+    work: PromptedWorkload, architecture: Architecture, machine: Machine, positions: int
+) -> dict[str, int | bool]:
+    """Return the need of a reference with its noise, and whether the weights stay in memory."""
+    twin = any(dtype != "float32" for dtype in work.noise_dtypes)
+    need = reference_memory(
+        architecture.parameters, architecture.vocabulary, architecture.hidden, architecture.layers, positions, twin
+    )
+    whole = machine.accelerator.memory_bytes
+    if machine.accelerator.kind == "cpu":
+        whole = machine.host_memory_bytes or whole
+    return {"peak_memory_bytes": need.total, "fits": need.total <= USED_SHARE * whole}
 
 
 def _longest(lengths: Sequence[int], size: int) -> list[int]:

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from configs.spec.prompts import numbered_prompts
+from configs.spec.prompts import Prompt, numbered_prompts
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.context import Context
-from engine.models.config import ModelConfig
 from engine.models.sharding import even_share
+from engine.models.text_model import TextModel
 from engine.models.weights import required_manifest
 from engine.rank.agreement import raise_on_all_ranks
 
@@ -77,6 +77,18 @@ def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[B
     return [filled(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
 
 
+def batches_of_tokens(prompts: list[list[int]], tokens: int, device: torch.device) -> list[Batch]:
+    """Return the prompts in order, as many at a time as have at most so many tokens with their padding."""
+    found: list[list[list[int]]] = []
+    for ids in prompts:
+        longest = max((len(row) for row in found[-1]), default=0) if found else 0
+        if found and max(longest, len(ids)) * (len(found[-1]) + 1) <= tokens:
+            found[-1].append(ids)
+        else:
+            found.append([ids])
+    return [filled(rows, device) for rows in found]
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer without truncation and padding. Raises ValueError for an invalid file."""
     try:
@@ -115,7 +127,7 @@ class Requests:
         return max(batch.tokens.shape[1] for batch in self.batches)
 
 
-def requests_of_rank(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Requests:
+def requests_of_rank(workload: PromptedWorkload, context: Context, config: TextModel) -> Requests:
     """Tokenise and batch the prompts of this rank's replica. All ranks call it together.
 
     Raises ValueError, on all ranks, for a prompt that the model cannot take.
@@ -126,7 +138,7 @@ def requests_of_rank(workload: PromptedWorkload, context: Context, config: Model
     return Requests(prompts, made, time.perf_counter() - began)
 
 
-def prompts_of_rank(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
+def prompts_of_rank(workload: PromptedWorkload, context: Context, config: TextModel) -> Prompts:
     """Tokenise the prompts of this rank's replica; the file is repeated up to `num_prompts`; without a file: random
     tokens.
 
@@ -137,32 +149,62 @@ def prompts_of_rank(workload: PromptedWorkload, context: Context, config: ModelC
         return _random_prompts(workload, context, config)
     where = context.inputs / f"{workload.prompts}.jsonl"
     lines = numbered_prompts(where, workload.variant, workload.limit)
+    count = workload.num_prompts or len(lines)
+    mine = _my_share(count, context)
+    chosen = [lines[index % len(lines)] for index in mine]
+    if workload.answers and mine.stop == count:
+        chosen[-1] = max(lines, key=_extent)  # answers are compared at every length that the file has
+    tokenizer = None if all(prompt.tokens for prompt in chosen) else _tokenizer(workload, context, config)
+    known: dict[int, list[int]] = {}
+    cut: set[int] = set()
+    for prompt in chosen:
+        if prompt.line not in known:
+            ids, known_cut = _ids(prompt, tokenizer)
+            known[prompt.line] = _checked(ids, workload, config, f"workload.prompts: line {prompt.line}")
+            cut |= {prompt.line} if known_cut else set()
+    truncated = sum(prompt.line in cut for prompt in chosen)
+    tokens = [known[prompt.line] for prompt in chosen]
+    if mine.stop == count:
+        tokens[-1] = _last(tokens[-1], workload, config)
+    return Prompts(mine.start, tokens, [prompt.text for prompt in chosen], count, truncated)
+
+
+def _extent(prompt: Prompt) -> int:
+    """Return a length by which prompts of one file compare: characters, or tokens."""
+    return len(prompt.text) if prompt.tokens is None else len(prompt.tokens)
+
+
+def _tokenizer(workload: PromptedWorkload, context: Context, config: TextModel) -> Tokenizer:
     path = tokenizer_path(context)
     if path is None:
         raise ValueError(
             f"workload.prompts: {required_manifest(context).identity} brings no tokenizer.json; "
-            "leave prompts out to run random tokens"
+            "leave prompts out to run random tokens, or give `tokens` instead of `prompt` on each line"
         )
     tokenizer = load_tokenizer(path)
     if isinstance(workload, EncodeWorkload):
         tokenizer.enable_truncation(longest_text(context, config))
-    count = workload.num_prompts or len(lines)
-    mine = _my_share(count, context)
-    known: dict[int, list[int]] = {}
-    cut: set[int] = set()
-    for index in mine:
-        prompt = lines[index % len(lines)]
-        if prompt.line not in known:
-            found = tokenizer.encode(prompt.text)
-            known[prompt.line] = _checked(found.ids, workload, config, f"workload.prompts: line {prompt.line}")
-            cut |= {prompt.line} if found.overflowing else set()
-    chosen = [lines[index % len(lines)] for index in mine]
-    truncated = sum(prompt.line in cut for prompt in chosen)
-    texts: list[str | None] = [prompt.text for prompt in chosen]
-    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], texts, count, truncated)
+    return tokenizer
 
 
-def longest_text(context: Context, config: ModelConfig) -> int:
+def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[list[int], bool]:
+    """Return the token ids of a prompt, and whether it was cut."""
+    if prompt.tokens is not None:
+        return list(prompt.tokens), False
+    assert tokenizer is not None
+    found = tokenizer.encode(prompt.text)
+    return found.ids, bool(found.overflowing)
+
+
+def _last(ids: list[int], workload: PromptedWorkload, config: TextModel) -> list[int]:
+    """Return the ids of the last of all prompts, which may have a length of its own."""
+    if workload.longest_tokens is None:
+        return ids
+    work = workload.model_copy(update={"prompt_tokens": workload.longest_tokens})
+    return _checked(ids, work, config, "workload.prompts: the longest prompt")
+
+
+def longest_text(context: Context, config: TextModel) -> int:
     """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers."""
     path = Path(required_manifest(context).folder) / "sentence_bert_config.json"
     try:
@@ -179,7 +221,7 @@ def _my_share(count: int, context: Context) -> range:
     return even_share(count, grid.dp, grid.dp_rank)
 
 
-def _random_prompts(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
+def _random_prompts(workload: PromptedWorkload, context: Context, config: TextModel) -> Prompts:
     length, seed = workload.prompt_tokens or RANDOM_PROMPT_TOKENS, context.job.measuring.seed
     count = workload.num_prompts or workload.batch_size * context.grid.dp
     mine = _my_share(count, context)
@@ -189,10 +231,12 @@ def _random_prompts(workload: PromptedWorkload, context: Context, config: ModelC
     ]
     for ids in tokens[:1]:
         _checked(ids, workload, config, "workload.prompt_tokens: a random prompt")
+    if mine.stop == count:
+        tokens[-1] = _last(tokens[-1], workload, config)
     return Prompts(mine.start, tokens, [None] * len(tokens), count)
 
 
-def _checked(ids: list[int], workload: PromptedWorkload, config: ModelConfig, where: str) -> list[int]:
+def _checked(ids: list[int], workload: PromptedWorkload, config: TextModel, where: str) -> list[int]:
     """Return ids cut or repeated to `prompt_tokens`, and validated for the model."""
     if not ids:
         raise ValueError(f"{where} becomes no token at all; write a longer prompt")

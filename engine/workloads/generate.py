@@ -20,6 +20,7 @@ from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
 from engine.inference.weights import finalize_weights_after_first_answer, load_shard, shard_figures
 from engine.kernels.linear import read_seconds
+from engine.models.text_model import limit_figures
 from engine.models.weights import DTYPES, check_kind
 from engine.prompts.decoded import Decode, Decoded
 from engine.prompts.passes import Passes, measured_passes, unmeasured
@@ -76,6 +77,7 @@ def measure_replica(
         measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token
     )
     outcome.figures |= {"preprocess_seconds": requests.seconds, "decode_path": replica.decode_path}
+    outcome.figures |= limit_figures(decoder.config) if workload.answers else {}
     outcome.figures |= shard_figures(context) | first
     return outcome
 
@@ -117,6 +119,7 @@ def measure_generation(
             "num_prompts": len(prompts.tokens),
             "new_tokens": workload.new_tokens,
             "prompt_tokens": sum(len(ids) for ids in prompts.tokens),
+            "max_prompt_tokens": max(len(ids) for ids in prompts.tokens),
         }
     )
     if unmeasured(requests, decode, context):
@@ -128,8 +131,10 @@ def measure_generation(
         outcome.samples = _samples(passes)
     if workload.answers:
         tokens = torch.cat([decoded.tokens for decoded in passes.last]).cpu()
+        # The reference, which measures the noise, is compared with by its prefill alone.
+        through_cache = not workload.noise_dtypes
         figures, columns = collect_answers(
-            prompts, tokens, scorer, pieces or requests, context, start_token=start_token
+            prompts, tokens, scorer, pieces or requests, context, through_cache, start_token
         )
         outcome.figures |= figures
         outcome.samples |= columns

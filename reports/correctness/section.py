@@ -28,6 +28,7 @@ from reports.correctness.embeddings import (
 from reports.correctness.embeddings_judge import judge_embeddings
 from reports.correctness.judge import CorrectnessVerdict, judge_answers
 from reports.correctness.ladder import EmbeddingLadder, Ladder
+from reports.correctness.reach import Reach, reach_of
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.reading.samples import read_samples
@@ -58,11 +59,12 @@ EMBEDDING_FIGURES = (
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """One candidate cell and its verdict."""
+    """One candidate cell and its verdict. reach: what was compared; None: the cell has no answers."""
 
     label: str
     result: CellResult
     verdict: CorrectnessVerdict
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True)
@@ -90,18 +92,20 @@ def judge_experiment(study: StudyResult, experiment: PlannedExperiment) -> tuple
     candidates = [(point.label, study.cells[point.cell]) for point in experiment.points if point is not named]
     dtypes = list(dict.fromkeys(result.cell.dtype for _, result in candidates))
     reference = _read_reference(study, base, dtypes)
-    judged = [JudgedCell(label, result, _verdict(study, base, reference, result)) for label, result in candidates]
+    judged = [_judged(study, base, reference, label, result) for label, result in candidates]
     words = {item.result.cell.key: item.verdict for item in judged}
     return base, [replace(item, verdict=_with_twin(item, words.get(_twin(item.result).key))) for item in judged]
 
 
-def _verdict(study: StudyResult, base: CellResult, reference: _Reference | None, of: CellResult) -> CorrectnessVerdict:
+def _judged(
+    study: StudyResult, base: CellResult, reference: _Reference | None, label: str, of: CellResult
+) -> JudgedCell:
     if reference is None:
-        return CorrectnessVerdict("not judged", f"the reference has no answers ({_state(base)})")
+        return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the reference has no answers ({_state(base)})"))
     answers = _answers(study, of)
     if answers is None:
-        return CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})")
-    return reference.verdict(answers, of.cell.dtype)
+        return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})"))
+    return JudgedCell(label, of, reference.verdict(answers, of.cell.dtype), reach_of(study, of, answers))
 
 
 def _twin(result: CellResult) -> Cell:
@@ -167,6 +171,20 @@ def _read_reference(study: StudyResult, base: CellResult, dtypes: list[Dtype]) -
     return _Reference(answers, {dtype: noise_of(samples, answers, dtype) for dtype in dtypes}, {})
 
 
+def reference_sentence(base: CellResult) -> str:
+    """Where the reference's answers come from: this run, a saved file, or a model larger than the memory."""
+    reading = _first_completed(base)
+    figures = {} if reading is None else reading.record.figures
+    if "reference_file" in figures:
+        return (
+            f"The reference was saved before, in {figures['reference_file']}, from {figures['reference_model']}: "
+            "unmodified transformers on one rank in float32."
+        )
+    sentence = f"The reference is {base.name}: unmodified, in a launch of its own."
+    placed = figures.get("reference_placement", "in memory")
+    return sentence if placed == "in memory" else f"{sentence} Its weights exceed the memory: {placed}."
+
+
 def correctness_table(judged: list[JudgedCell]) -> Table:
     """One row for each candidate, the noise in brackets beside each figure."""
     encodes = any(item.result.kind.answers == "vectors" for item in judged)
@@ -185,7 +203,9 @@ def verdict_text(verdict: CorrectnessVerdict) -> str:
 
 def _row(item: JudgedCell, count: int) -> tuple[str, ...]:
     figures = tuple(_named_figures(item.verdict).values()) or (UNKNOWN,) * count
-    return (escaped(item.label), verdict_text(item.verdict), *figures)
+    missed = item.reach.missed_text if item.reach is not None else ""
+    verdict = verdict_text(item.verdict) + (escaped(f" (not reached: {missed})") if missed else "")
+    return (escaped(item.label), verdict, *figures)
 
 
 def _named_figures(verdict: CorrectnessVerdict) -> dict[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from configs.plans.plan import PlannedExperiment
-from reports.correctness.section import JudgedCell, completions_table, correctness_table
+from reports.correctness.section import JudgedCell, completions_table, correctness_table, reference_sentence
 from reports.experiments.communication import communication, communication_sentence, communication_table, links_table
 from reports.experiments.comparison import (
     optimization,
@@ -231,9 +231,12 @@ def perf_section(study: StudyResult) -> Section | None:
 def correctness_section(
     study: StudyResult, experiment: PlannedExperiment, base: CellResult, judged: list[JudgedCell]
 ) -> Section:
-    sentence = f"The reference is {base.name}: unmodified, in a launch of its own."
+    sentence = reference_sentence(base)
     if experiment.refused:
         told = "; ".join(f"{item.label} ({item.reason})" for item in experiment.refused)
         sentence += f" Unsupported, so not judged: {told}."
+    reached = dict.fromkeys(item.reach.text for item in judged if item.reach is not None)
+    if reached:
+        sentence += f" Answers were compared on {'; '.join(reached)}."
     completions = completions_table(study, base, judged)
     return Section(study.title(experiment), sentence, correctness_table(judged), completions=completions)

@@ -25,7 +25,8 @@ from configs.spec.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
 from slurm.sbatch_bundle.scripts import BundleLaunch, LargeModel, SbatchBundle, readme, run_script, sbatch_script
 from tasks.campaign.jobs import write_job
-from tasks.campaign.ledger import Ledger, missing_measurements
+from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tasks.planning.predictions import with_predictions
 
@@ -67,6 +68,7 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
         (run.folder / name).mkdir()
     large = _place_models(run, models)
     plan = plan.model_copy(update={"models": tuple(_relative(model) for model in models)})
+    place_references(plan, run)
     steps = _write_jobs(plan, run)
     ranks = max(cell.layout.ranks for cell in plan.cells.values())
     manifest = SbatchBundle(study.study, chosen, steps, ranks, large, plan.measuring.profiler)
@@ -136,7 +138,7 @@ def _write_jobs(plan: Plan, run: RunPaths) -> list[BundleLaunch]:
     ]
     for measuring_pass, profiler in [*passes, *((name, name) for name in _PROFILERS)]:
         asked = plan.model_copy(update={"measuring": plan.measuring.model_copy(update={"profiler": profiler})})
-        measurements = missing_measurements(asked, Ledger(), measuring_pass, False)
+        measurements = missing_measurements(asked, read_ledger(run), measuring_pass, False)
         for launch in pack_launches(measurements, measuring_pass, plan.measuring.seed, plan.pack):
             job = write_job(launch, plan, run, run.folder / "cache")
             # Seen from the job folder, wherever that will be.

@@ -6,6 +6,7 @@ study = load_study(run)                                       # judged by report
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,20 +25,28 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.planner.choice.search import divisors
 from engine.planner.families import READERS, read_architecture
+from engine.planner.memory.reference import STREAMED
 from tasks.campaign.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.campaign.records import failed_records
 from tasks.checks.machine import check_environment
-from tasks.checks.saved_reference import SavedReference, place_reference
-from tasks.checks.verification_inputs import VerificationSpec, made_inputs, saved_inputs, with_tokenizer
+from tasks.checks.verification_inputs import (
+    VerificationSpec,
+    longest_positions,
+    made_prompts,
+    saved_inputs,
+    with_tokenizer,
+)
+from tasks.models.saved_reference import SavedReference, place_reference
 from tasks.models.sources import load_manifest
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tasks.planning.predictions import with_predictions
 
-BATCH_SIZE = 4
+BATCH_SIZE = 8
 NUM_PROMPTS = 20
-NEW_TOKENS = 16
+NEW_TOKENS = 32
 NAME = "verify"
+_ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
 _CELL_SECONDS, _GROUP_SECONDS = 3600.0, 300.0
 
 
@@ -52,7 +61,6 @@ class Verification:
     asked: VerificationSpec
     run: RunPaths
     plan: Plan
-    own_tokenizer: bool
     notes: tuple[str, ...]
     asked_cell: str
     check_cell: str | None
@@ -87,25 +95,27 @@ def prepare(
         tokenizer, prompts = saved_inputs(asked, saved, manifest, run, notes)
         num_prompts = saved.workload.num_prompts or NUM_PROMPTS
         new_tokens = getattr(saved.workload, "new_tokens", NEW_TOKENS)
-        orders, own_tokenizer = saved.workload.noise_orders, saved.about.own_tokenizer
+        orders, positions = saved.workload.noise_orders, saved.positions
     else:
-        num_prompts, new_tokens = asked.num_prompts or NUM_PROMPTS, asked.new_tokens or NEW_TOKENS
-        tokenizer, prompts = made_inputs(asked, manifest, run, num_prompts, new_tokens)
-        orders, own_tokenizer = Correctness().noise_orders, tokenizer is None
+        num_prompts = asked.num_prompts or max(NUM_PROMPTS, asked.batch_size or 0)
+        new_tokens, orders = asked.new_tokens or NEW_TOKENS, Correctness().noise_orders
+        positions = longest_positions(asked, manifest)
+        tokenizer, prompts = None, asked.prompts or made_prompts(manifest, run, num_prompts, new_tokens, positions)
     if tokenizer is not None:
         model = with_tokenizer(model, manifest, run.folder / "model", tokenizer)
     experiment = Correctness(
         prompts=num_prompts,
         new_tokens=new_tokens,
+        positions=positions,
         layouts=[asked.layout],
         engines=[asked.engine],
         noise_orders=orders,
         dtypes=[asked.dtype],
     )
-    plan = _plan(spec, experiment, model, manifest, prompts, run)
-    plan, left_out = _without_what_does_not_fit(plan, asked, run, cache)
+    plan = _plan(asked, spec, experiment, model, manifest, prompts, run)
+    plan, left_out = _without_what_does_not_fit(plan, asked, run, cache, saved is not None)
     notes += left_out
-    return _placed(asked, run, plan, own_tokenizer, saved, notes)
+    return _placed(asked, run, plan, saved, notes)
 
 
 def run_verification(
@@ -179,12 +189,18 @@ def _check_layout(asked: VerificationSpec, manifest: ModelManifest, name: str) -
 
 
 def _plan(
-    spec: ModelSpec, experiment: Correctness, model: PlannedModel, manifest: ModelManifest, prompts: Path, run: RunPaths
+    asked: VerificationSpec,
+    spec: ModelSpec,
+    experiment: Correctness,
+    model: PlannedModel,
+    manifest: ModelManifest,
+    prompts: Path,
+    run: RunPaths,
 ) -> Plan:
     study = StudySpec(
         study=NAME,
         models=[spec],
-        workload=_workload_of(manifest)(prompts=str(prompts.absolute()), batch_size=BATCH_SIZE),
+        workload=_workload_of(manifest)(prompts=str(prompts.absolute()), batch_size=asked.batch_size or BATCH_SIZE),
         experiments={NAME: experiment},
         measuring=Measuring(
             repeats=1,
@@ -205,9 +221,15 @@ def _plan(
 
 
 def kind_of(manifest: ModelManifest) -> str:
-    """Whether a model is a decoder, an encoder or an encoder-decoder; an unknown one is taken for a decoder."""
-    known = manifest.config.get("model_type") in READERS
-    return read_architecture(manifest.config, manifest.identity).kind if known else "decoder"
+    """Whether a model is a decoder, an encoder or an encoder-decoder; of an unknown family by its class."""
+    config = manifest.config
+    with suppress(ValueError):
+        return read_architecture(config, manifest.identity).kind
+    if config.get("is_encoder_decoder"):
+        return "encoder_decoder"
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return "encoder" if name.endswith(_ENCODERS) and not name.endswith("LMHeadModel") else "decoder"
 
 
 def _workload_of(manifest: ModelManifest) -> type[GenerateWorkload | EncodeWorkload | Seq2SeqWorkload]:
@@ -225,15 +247,16 @@ def _plain(problem: str) -> str:
 
 
 def _without_what_does_not_fit(
-    plan: Plan, asked: VerificationSpec, run: RunPaths, cache: Path
+    plan: Plan, asked: VerificationSpec, run: RunPaths, cache: Path, saved: bool
 ) -> tuple[Plan, list[str]]:
-    """The plan without the check in float32 where the planner says that the memory does not hold it, and the note."""
-    if asked.dtype == "float32":
-        return plan, []
+    """The plan without the check in float32 where the planner says that the memory does not hold it, and the notes."""
+    predictions = with_predictions(plan, run.inputs, cache).predictions
+    reference = predictions[_reference_key(plan)]
+    need = (reference.peak_memory_bytes or 0) / 2**30
+    notes = [f"{STREAMED} ({need:.1f} GiB needed)"] if reference.fits is False and not saved else []
     key = _key(plan, "float32")
-    prediction = with_predictions(plan, run.inputs, cache).predictions[key]
-    if prediction.fits is not False:
-        return plan, []
+    if asked.dtype == "float32" or predictions[key].fits is not False:
+        return plan, notes
     [experiment] = plan.experiments
     points = tuple(point for point in experiment.points if point.cell != key)
     kept = {
@@ -242,7 +265,11 @@ def _without_what_does_not_fit(
         "repeats": {other: count for other, count in plan.repeats.items() if other != key},
     }
     note = f"check in float32, which is more sensitive to small defects, skipped: {asked.layout} does not fit in memory"
-    return plan.model_copy(update=kept), [note]
+    return plan.model_copy(update=kept), [*notes, note]
+
+
+def _reference_key(plan: Plan) -> str:
+    return next(point.cell for point in plan.experiments[0].points if point.baseline)
 
 
 def _key(plan: Plan, dtype: Dtype) -> str:
@@ -255,18 +282,15 @@ def _placed(
     asked: VerificationSpec,
     run: RunPaths,
     plan: Plan,
-    own_tokenizer: bool,
     saved: SavedReference | None,
     notes: list[str],
 ) -> Verification:
     """Write the plan, and the saved reference's record."""
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     check_environment(run, accept=True)
-    reference = next(point.cell for point in plan.experiments[0].points if point.baseline)
+    reference = _reference_key(plan)
     if saved is not None:
         place_reference(saved, run, reference, plan.cells[reference])
     asked_cell = _key(plan, asked.dtype)
     others = [key for key in plan.cells if key not in (asked_cell, reference)]
-    return Verification(
-        asked, run, plan, own_tokenizer, tuple(notes), asked_cell, others[0] if others else None, reference
-    )
+    return Verification(asked, run, plan, tuple(notes), asked_cell, others[0] if others else None, reference)

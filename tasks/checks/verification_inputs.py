@@ -1,14 +1,13 @@
-"""What a model is verified with: prompts and, where it has none, a tokenizer. Does not import Prefect.
+"""What a model is verified with: its prompts, and the tokenizer of a saved reference. Does not import Prefect.
 
-    tokenizer, prompts = made_inputs(asked, manifest, run, count, new_tokens)
+    positions = longest_positions(asked, manifest)
+    prompts = made_prompts(manifest, run, count, new_tokens, positions)
 
-Where nobody gives prompts, they have lengths from a few tokens to a few hundred in mixed order, so that batches are
-padded and the cache is used again. A model without a tokenizer gets one that reads numbers: token 17 is written `17`.
+Where nobody gives prompts, `tasks.checks.own_prompts` makes them: texts, or token ids for a model without a tokenizer.
 """
 
 import json
 import os
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,16 +18,10 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.spec.prompts import read_prompts
-from tasks.checks.saved_reference import SavedReference, answer_vocabulary_of
+from tasks.checks.own_prompts import longest_sequence, own_prompts, position_limit
+from tasks.models.saved_reference import SavedReference, answer_vocabulary_of
 
 _ONE_RANK = Layout()
-_TEXT_CHARACTERS = (8, 60, 800)
-_NUMBER_TOKENS = (2, 12, 192)
-"""The shortest prompt, the next, and the longest: a batch is fed token by token as far as its shortest prompt goes,
-so that one very short prompt is enough."""
-_SPECIAL_TOKENS = 8
-"""Room in the context for what a tokenizer adds to a text."""
-_DEFAULT_POSITIONS = 2048
 
 
 @dataclass(frozen=True)
@@ -42,30 +35,32 @@ class VerificationSpec:
     prompts: Path | None = None
     num_prompts: int | None = None
     new_tokens: int | None = None
+    batch_size: int | None = None
+    positions: int | None = None
 
 
-def made_inputs(
-    asked: VerificationSpec, manifest: ModelManifest, run: RunPaths, count: int, new_tokens: int
-) -> tuple[str | None, Path]:
-    """A tokenizer where the model brings none, and the file of prompts."""
+def longest_positions(asked: VerificationSpec, manifest: ModelManifest) -> int | None:
+    """Tokens of the longest sequence; None: that of the prompts that were given."""
+    limit = position_limit(manifest.config, manifest.identity)
+    if asked.positions is not None and limit is not None and asked.positions > limit:
+        raise ValueError(f"--positions {asked.positions}: {manifest.identity} takes {limit}. Use at most {limit}")
+    if asked.positions is not None or asked.prompts is not None:
+        return asked.positions
+    return longest_sequence(manifest.config, manifest.identity)
+
+
+def made_prompts(manifest: ModelManifest, run: RunPaths, count: int, new_tokens: int, positions: int | None) -> Path:
+    """A file of prompts: texts where the model brings a tokenizer, else token ids."""
+    assert positions is not None
     vocabulary = answer_vocabulary_of(manifest)
-    brings_tokenizer = (Path(manifest.folder) / "tokenizer.json").is_file()
-    if asked.prompts is not None:
-        if not brings_tokenizer:
-            raise ValueError(
-                f"--prompts: {manifest.identity} has no tokenizer.json. "
-                "Leave --prompts out to verify with random tokens"
-            )
-        return None, asked.prompts
     if vocabulary is None:
         raise ValueError(f"{manifest.identity}: config.json has no vocab_size")
-    known = (manifest.config.get(key) for key in ("max_position_embeddings", "n_positions"))
-    positions = next((found for found in known if found), _DEFAULT_POSITIONS)
+    brings_tokenizer = (Path(manifest.folder) / "tokenizer.json").is_file()
     texts = read_prompts(_shipped_prompts()) if brings_tokenizer else None
-    lines = own_prompts(texts, vocabulary, count, int(positions) - new_tokens)
+    lines = own_prompts(texts, vocabulary, count, positions - new_tokens, new_tokens)
     path = run.inputs / "own.jsonl"
-    write_atomically(path, "".join(json.dumps({"prompt": line}) + "\n" for line in lines))
-    return None if brings_tokenizer else numbers_tokenizer(vocabulary), path
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def saved_inputs(
@@ -85,6 +80,7 @@ def saved_inputs(
     for option, given, held in (
         ("--num-prompts", asked.num_prompts, work.num_prompts),
         ("--new-tokens", asked.new_tokens, getattr(work, "new_tokens", asked.new_tokens)),
+        ("--positions", asked.positions, saved.positions),
     ):
         if given not in (None, held):
             raise ValueError(
@@ -96,7 +92,7 @@ def saved_inputs(
             f"Save it again with --dtype {asked.dtype}"
         )
     own = Path(manifest.folder) / "tokenizer.json"
-    if about.own_tokenizer and saved.tokenizer is not None and own.is_file() and own.read_bytes() != saved.tokenizer:
+    if saved.tokenizer is not None and own.is_file() and own.read_bytes() != saved.tokenizer:
         notes.append(f"the model's tokenizer.json differs from that of {file.name}; the latter was used")
     path = run.inputs / "own.jsonl"
     write_atomically(path, saved.prompts)
@@ -117,45 +113,3 @@ def with_tokenizer(model: PlannedModel, manifest: ModelManifest, folder: Path, t
     path = folder.with_name("manifest.json")
     write_atomically(path, manifest.model_copy(update={"folder": str(folder.resolve())}).model_dump_json())
     return model.model_copy(update={"manifest": str(path.resolve())})
-
-
-def own_prompts(texts: list[str] | None, vocabulary: int, count: int, room: int) -> list[str]:
-    """Prompts of mixed lengths, the same for the same arguments.
-
-    texts: repeated to their lengths, in characters; None: numbers of random tokens. room: tokens that fit.
-    """
-    shortest, short, longest = _NUMBER_TOKENS if texts is None else _TEXT_CHARACTERS
-    longest = min(longest, room if texts is None else room - _SPECIAL_TOKENS)
-    if longest < shortest:
-        raise ValueError(f"--new-tokens: leaves {room} tokens for prompts, which is too few. Use fewer --new-tokens")
-    short = min(short, longest)
-    generator = random.Random(0)
-    steps = max(1, count - 2)
-    lengths = [round(short * (longest / short) ** (step / steps)) for step in range(count - 1)]
-    lengths.append(shortest if count > 1 else longest)
-    generator.shuffle(lengths)
-    if texts is None:
-        return [" ".join(str(generator.randrange(vocabulary)) for _ in range(length)) for length in lengths]
-    chosen = (texts[position % len(texts)] for position in range(count))
-    return [(text * -(-length // len(text)))[:length] for text, length in zip(chosen, lengths, strict=True)]
-
-
-def numbers_tokenizer(vocabulary: int) -> str:
-    """A tokenizer.json that reads token ids written as numbers, with spaces between them."""
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": {"type": "WhitespaceSplit"},
-            "post_processor": None,
-            "decoder": None,
-            "model": {
-                "type": "WordLevel",
-                "vocab": {str(token): token for token in range(vocabulary)},
-                "unk_token": "0",
-            },
-        }
-    )

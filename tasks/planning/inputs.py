@@ -12,19 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.common.base import sha256_of_file
+from configs.common.base import sha256_of_file, write_atomically
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import target_prices
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.examples import read_examples
-from configs.spec.experiments import CompressionPasses, Optimization, Sweep
+from configs.spec.experiments import CompressionPasses, Correctness, Optimization, Sweep
 from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
 from tasks.models.dataset import HUB_PREFIX, write_dataset
+from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import manifest_path, resolve_model
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _SUFFIXES = {
     "validation_data": ".txt",
     "tokenizer": ".json",
     "prices": ".yaml",
+    "reference": ".zip",
 }
 _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
@@ -76,7 +78,11 @@ def make_plan(
     from tasks.planning.layouts import layout_choice, with_forecast  # the planner takes time to import
 
     choice = layout_choice(study, models, folder, cache, before, machine_of) if cache is not None else None
-    plan = expand(study, models, inputs, count_prompts, choice)
+    named = [each.reference for each in study.experiments.values() if isinstance(each, Correctness) and each.reference]
+    references = {written: read_saved_reference(reference_in(folder, inputs[written])).workload for written in named}
+    plan = expand(study, models, inputs, count_prompts, choice, references)
+    if problems := misfits(plan, folder):
+        raise StudyError(problems)
     _need_tokenizers(plan)
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
@@ -134,6 +140,8 @@ def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
     for name, experiment in study.experiments.items():
         where = f"experiments.{name}"
         yield from _inputs_of(experiment.base, f"{where}.base")
+        if isinstance(experiment, Correctness) and experiment.reference is not None:
+            yield f"{where}.reference", "reference", experiment.reference
         if isinstance(experiment, Optimization | CompressionPasses):
             yield from _inputs_of(experiment.baseline, f"{where}.baseline")
         if isinstance(experiment, Optimization):
@@ -169,6 +177,10 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
         return write_dataset(written, base, folder)
     if field == "prompts":
         read_prompts(source, None, None)
+    if field == "reference":
+        saved = read_saved_reference(source)
+        if saved.workload.prompts is not None:
+            write_atomically(folder / f"{saved.workload.prompts}.jsonl", saved.prompts)
     if field == "prices":
         read_price_file(source, written)
     suffix = _EXAMPLES.get(source.suffix.lower(), _SUFFIXES[field]) if learnt else _SUFFIXES[field]

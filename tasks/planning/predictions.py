@@ -23,7 +23,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.plans.prediction import Prediction
 from configs.plans.preflight import Preflight
 from configs.spec.cell import Cell
-from configs.spec.prompts import read_prompts
+from configs.spec.prompts import numbered_prompts
 from configs.spec.target import SlurmTarget
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model
@@ -150,8 +150,11 @@ class Predictor:
             return None
         if chosen not in self._lengths:
             prompts, variant, limit = chosen
-            texts = read_prompts(self._inputs / f"{prompts}.jsonl", variant, limit)
-            self._lengths[chosen] = [max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts]
+            read = numbered_prompts(self._inputs / f"{prompts}.jsonl", variant, limit)
+            self._lengths[chosen] = [
+                len(prompt.tokens) if prompt.tokens else max(1, round(len(prompt.text) / CHARACTERS_PER_TOKEN))
+                for prompt in read
+            ]
         return self._lengths[chosen]
 
     def _machine_of_target(self, cell: Cell) -> Machine:
@@ -188,7 +191,7 @@ def _architecture(model: PlannedModel, cache: Path) -> Architecture | str:
             return read_architecture(config, model.name)
         return find_model(model.identity.split("@")[0], cache)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{model.name}: {error}"
+        return f"{model.name}: {str(error).partition('; use one of: ')[0]}"  # other families are no remedy here
 
 
 def remember_run(run: RunPaths, cache: Path) -> int:

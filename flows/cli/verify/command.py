@@ -46,10 +46,16 @@ def verify(
     ] = "float32",
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.jsonl", help="one `prompt` per line; default: built-in prompts of mixed lengths"),
+        typer.Option(
+            metavar="FILE.jsonl", help="one `prompt` or `tokens` per line; default: built-in prompts of mixed lengths"
+        ),
     ] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="number of prompts; default 20")] = None,
-    new_tokens: Annotated[int | None, typer.Option(min=1, help="tokens generated per prompt; default 16")] = None,
+    new_tokens: Annotated[int | None, typer.Option(min=1, help="tokens generated per prompt; default 32")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="sequences per batch; default 8")] = None,
+    positions: Annotated[
+        int | None, typer.Option(min=2, help="tokens of the longest sequence; default: the model's limit, up to 2048")
+    ] = None,
     save_reference: Annotated[Path | None, typer.Option(metavar="FILE", help=_SAVED)] = None,
     reference: Annotated[
         Path | None, typer.Option(metavar="FILE", help="compare with this saved reference, on its prompts")
@@ -70,7 +76,9 @@ def verify(
     if not models:
         raise typer.BadParameter("expected a model or --all-architectures", param_hint="--model")
     layouts = _layouts(layout or (), (dp, tp, pp), all_architectures)
-    asked = VerificationSpec(models[0], layouts[0], engine, dtype, prompts, num_prompts, new_tokens)
+    asked = VerificationSpec(
+        models[0], layouts[0], engine, dtype, prompts, num_prompts, new_tokens, batch_size, positions
+    )
     debug = context.obj["debug"]
     if len(models) == len(layouts) == 1:
         request = VerificationRequest(asked, save_reference, reference, as_json, keep)

@@ -81,10 +81,10 @@ def test_partial_sums_are_rounded_to_the_dtype() -> None:
 def test_a_model_in_16_bits_keeps_its_tables_and_its_tied_head() -> None:
     model = random_model("llama", seed=0)
     model.lm_head.weight = model.get_input_embeddings().weight
-    twin = converted(model, torch.bfloat16)
+    twin = converted(model, "bfloat16")
     assert {parameter.dtype for parameter in twin.parameters()} == {torch.bfloat16}
     assert twin.lm_head.weight is twin.get_input_embeddings().weight
-    assert model.lm_head.weight.dtype == torch.float32 and converted(model, torch.float32) is model
+    assert model.lm_head.weight.dtype == torch.float32 and converted(model, "float32") is model
     tables = dict(twin.named_buffers())
     assert tables and all(table.dtype == torch.float32 for table in tables.values())
 

@@ -65,6 +65,31 @@ def test_what_cannot_be_verified_is_a_row_and_sets_the_exit_code(
     assert "unknown architecture 'no-such'" in rows[2]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("activation", "reason"),
+    [("tanh", "hidden_act 'tanh' is not implemented"), ("nonsense", "transformers cannot load")],
+)
+def test_a_model_that_cannot_run_has_its_reason_in_every_row(
+    activation: str, reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The reference runs first here; where it fails the candidate has no record."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tasks.checks.verification import VerificationSpec
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": activation}))
+    asked = VerificationSpec("", num_prompts=2, new_tokens=2)
+    code = verify_table.run_table([str(tmp_path / "model")], [Layout()], asked, None, as_json=True)
+    [row] = json.loads(capsys.readouterr().out)
+    assert (code, row["verdict"]) == (2, "not supported") and reason in row["reason"], row
+
+
 @pytest.mark.slow
 def test_every_kind_of_model_agrees_on_two_ranks(tmp_path: Path) -> None:
     command = [RANKWISE, "verify", "--model", "synthetic:bert-1m@0", "--model", "synthetic:t5-1m@0", "--layout", "tp=2"]

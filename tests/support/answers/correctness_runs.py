@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.correctness.answers import Scores, Sequence, collect_answers, columns, read_prefill, sequences_of
-from engine.correctness.noise import measure_noise
+from engine.correctness.noise import converted, measure_noise
 from engine.correctness.scoring import ModelScorer
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
@@ -241,8 +241,8 @@ def folder_case(folder: Path, prompts: list[list[int]], new_tokens: int = 12) ->
     return reference_case(folder.name, model, prompts, new_tokens)
 
 
-def random_model(family: str, seed: int) -> Any:
-    """A model of transformers whose weights make attention and norms matter."""
+def random_model(family: str, seed: int, **options: Any) -> Any:
+    """A model of transformers whose weights make attention and norms matter; options: fields of its configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     random = np.random.default_rng([seed, 0])
@@ -265,7 +265,7 @@ def random_model(family: str, seed: int) -> Any:
         common |= {"sliding_window": int(random.choice([8, 20]))}
     if family == "qwen3":
         common |= {"head_dim": 16}
-    config = AutoConfig.for_model(family, **common)
+    config = AutoConfig.for_model(family, **common | options)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     spread = float(random.choice([0.5, 1.0, 2.0]))
@@ -295,7 +295,7 @@ def reference_case(
     baseline: list[Scores] = read_prefill(ModelScorer(model), sequences, singles, len(prompts))
     samples = {"answer_prompts": np.arange(len(prompts)), "answer_tokens": decoded.flatten().numpy()}
     samples |= columns(sequences, baseline, [])
-    samples |= measure_noise(model, ModelScorer, sequences, baseline, dtypes, 4, CPU)
+    samples |= measure_noise(partial(converted, model), ModelScorer, sequences, baseline, dtypes, 4, CPU)
     ranked = {f"0/{key}": column for key, column in samples.items()}
     reference = answers_of(ranked, config.vocabulary)
     noise = {dtype: noise_of(ranked, reference, dtype) for dtype in dtypes}

@@ -10,7 +10,7 @@ A defect is a function that changes what a rank has, before anything is computed
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from configs.workloads.encode import EncodeWorkload
 from engine.correctness.answers import FORCED_TOKENS, collect_answers, columns, read_prefill, sequences_of
 from engine.correctness.embeddings import collect_embeddings, embedding_columns, pooled, read_states
-from engine.correctness.noise import measure_noise, measure_state_noise
+from engine.correctness.noise import converted, measure_noise, measure_state_noise
 from engine.correctness.scoring import ModelEncodeScorer, Seq2SeqScorer
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
@@ -243,7 +243,7 @@ def reference_embeddings(model: Any, prompts: list[list[int]]) -> dict[str, np.n
     kept = read_states(scorer, given, singles)
     vectors = torch.cat([pooled(scorer.states(one), None, WORK.pooling, WORK.normalize) for one in singles]).numpy()
     samples = embedding_columns(0, vectors, kept)
-    samples |= measure_state_noise(model, ModelEncodeScorer, given, (kept, vectors), WORK, CPU)
+    samples |= measure_state_noise(partial(converted, model), ModelEncodeScorer, given, (kept, vectors), WORK, CPU)
     return {f"0/{name}": column for name, column in samples.items()}
 
 
@@ -273,7 +273,7 @@ def reference_samples(model: Any, prompts: list[list[int]], start: int) -> dict[
     baseline = read_prefill(scorer, sequences, singles, len(prompts))
     samples = {"answer_prompts": np.arange(len(prompts)), "answer_tokens": decoded.flatten().numpy()}
     samples |= columns(sequences, baseline, [])
-    samples |= measure_noise(model, Seq2SeqScorer, sequences, baseline, DTYPE_NAMES, 4, CPU)
+    samples |= measure_noise(partial(converted, model), Seq2SeqScorer, sequences, baseline, DTYPE_NAMES, 4, CPU)
     return {f"0/{name}": column for name, column in samples.items()}
 
 

@@ -1,6 +1,6 @@
 """A reference's answers in one file, so that a model can be verified where, or when, transformers is not run.
 
-    save_reference(Path("good.zip"), run, plan)            # after a verification
+    save_reference(Path("good.zip"), run, plan, machine_fingerprint())      # after a verification
     saved = read_saved_reference(Path("good.zip"))
     place_reference(saved, run, key, cell)                 # the record of that cell, as if it had been measured
 
@@ -25,7 +25,6 @@ from configs.plans.plan import Plan
 from configs.plans.record import MAX_RECORD_BYTES, Record, SchemaError, Status, check_schema
 from configs.spec.cell import Cell
 from configs.workloads.prompted import PromptedWorkload
-from tasks.checks.machine import machine_fingerprint
 
 _ABOUT, _SAMPLES, _PROMPTS = "reference.json", "samples.npz", "prompts.jsonl"
 _TOKENIZER, _COMPLETIONS = "tokenizer.json", "completions.jsonl"
@@ -42,7 +41,6 @@ class AboutReference(Frozen):
     model: str = Field(description="identity of the model")
     model_name: str
     vocabulary: int | None
-    own_tokenizer: bool = Field(description="the tokenizer is the model's own; else prompts are numbers of tokens")
     record: Record
     environment: dict[str, Any]
 
@@ -65,8 +63,14 @@ class SavedReference:
         assert isinstance(workload, PromptedWorkload)
         return workload
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest sequence; None: that of the prompts."""
+        longest = self.workload.longest_tokens
+        return None if longest is None else self.workload.positions(longest)
 
-def save_reference(path: Path, run: RunPaths, plan: Plan, own_tokenizer: bool) -> None:
+
+def save_reference(path: Path, run: RunPaths, plan: Plan, saved_on: dict[str, Any]) -> None:
     """Write the reference's record of a verification, with all that its answers depend on.
 
     Raises OSError, and ValueError where there are no answers to save.
@@ -83,11 +87,10 @@ def save_reference(path: Path, run: RunPaths, plan: Plan, own_tokenizer: bool) -
     environment = run.environment(record.environment) if record.environment else None
     about = AboutReference(
         schema_version=record.schema_version,
-        saved_on=machine_fingerprint(),
+        saved_on=saved_on,
         model=model.identity,
         model_name=model.name,
         vocabulary=answer_vocabulary_of(manifest),
-        own_tokenizer=own_tokenizer,
         record=record,
         environment=json.loads(environment.read_bytes()) if environment else {},
     )
@@ -151,9 +154,42 @@ def place_reference(saved: SavedReference, run: RunPaths, key: str, cell: Cell) 
     write_atomically(target, record.model_dump_json())
 
 
+def reference_in(inputs: Path, name: str) -> Path:
+    """Return the place of a saved reference in a folder of inputs."""
+    return inputs / f"{name}.zip"
+
+
+def place_references(plan: Plan, run: RunPaths) -> None:
+    """Put the answers of every saved reference that the study names where the plan expects its reference's record."""
+    for experiment in plan.experiments:
+        key = next((point.cell for point in experiment.points if point.baseline), None)
+        if experiment.reference is not None and key is not None and not run.record(key, "timed", 0, 1).exists():
+            place_reference(
+                read_saved_reference(reference_in(run.inputs, experiment.reference)), run, key, plan.cells[key]
+            )
+
+
+def misfits(plan: Plan, inputs: Path) -> list[str]:
+    """Return a problem for each experiment whose saved reference is of a model with another vocabulary."""
+    problems = []
+    for experiment in plan.experiments:
+        model = next((model for model in plan.models if model.name == experiment.model), None)
+        if experiment.reference is None or model is None or not model.manifest:
+            continue
+        about = read_saved_reference(reference_in(inputs, experiment.reference)).about
+        vocabulary = answer_vocabulary_of(ModelManifest.model_validate_json(Path(model.manifest).read_bytes()))
+        if vocabulary != about.vocabulary:
+            problems.append(
+                f"experiments.{experiment.name}.reference: vocabulary of {about.vocabulary} tokens "
+                f"({about.model}), expected {vocabulary} of {model.name}. Use a reference of this model"
+            )
+    return problems
+
+
 def answer_vocabulary_of(manifest: ModelManifest) -> int | None:
     """Rows of the embedding, by config.json."""
-    size = manifest.config.get("vocab_size")
+    text = manifest.config.get("text_config")
+    size = manifest.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
     return size if isinstance(size, int) else None
 
 
