@@ -20,6 +20,7 @@ from configs.workloads.prompted import PromptedWorkload
 MIN_PROMPTS = 20
 MAX_PROMPTS = 64
 MAX_NEW_TOKENS = 64
+_FAR = 2**40
 MAX_POSITIONS = 2048
 """Without a word of the author: the reference answers one prompt at a time, several times over."""
 
@@ -152,7 +153,10 @@ def _longest(
     experiment: Correctness, work: dict[str, Any], used: Sequence[UsedWorkload], new_tokens: int
 ) -> int | None:
     """Return the length of the last prompt, if it is not that of the base's own prompts."""
-    beside = new_tokens if work["kind"] == "generate" else 0
+    far = (
+        _base(work | {"new_tokens": new_tokens}).positions(_FAR) - _FAR
+    )  # decoded tokens may have positions of their own
+    beside = max(0, far)
     if experiment.positions is not None:
         return max(1, experiment.positions - beside)
     lengths = [each.workload.prompt_tokens for each in used]

@@ -55,8 +55,8 @@ def reach_of(study: StudyResult, result: CellResult, answers: Answers | Embeddin
     """Return the reach of one candidate's answers."""
     rows = _rows(result.cell)
     positions, steps = _compared(answers)
-    if result.cell.workload.kind == "seq2seq":  # its decoder is given a part of the source
-        positions = max(positions, _positions(result) or 0)
+    # A decoder may be given a part of its source only.
+    positions = max(positions, _positions(result) or 0)
     used = _used(study, result)
     missed: list[str] = []
     limit, window = _figure(result, "model_max_positions"), _figure(result, "model_window")

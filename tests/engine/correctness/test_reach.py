@@ -10,7 +10,7 @@ import pytest
 from engine.correctness.answers import Sequence, _of_similar_length
 from tasks.checks.own_prompts import longest_sequence, own_prompts
 from tasks.checks.verification import BATCH_SIZE, NEW_TOKENS, NUM_PROMPTS
-from tests.support.correctness_runs import Case, Setting, random_model, reference_case
+from tests.support.answers.correctness_runs import Case, Setting, random_model, reference_case
 from tests.support.planted_defects.far import FAR
 
 pytestmark = pytest.mark.usefixtures("one_thread")

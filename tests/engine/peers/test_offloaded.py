@@ -16,7 +16,7 @@ from engine.peers import offloaded
 from engine.peers.offloaded import place
 from engine.planner.memory.reference import reference_memory
 from engine.prompts.tokens import batches_of_tokens
-from tests.engine.peers.test_families import made, outcome_of
+from tests.support.answers.peer_runs import made, outcome_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
