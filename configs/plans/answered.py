@@ -153,10 +153,8 @@ def _longest(
     experiment: Correctness, work: dict[str, Any], used: Sequence[UsedWorkload], new_tokens: int
 ) -> int | None:
     """Return the length of the last prompt, if it is not that of the base's own prompts."""
-    far = (
-        _base(work | {"new_tokens": new_tokens}).positions(_FAR) - _FAR
-    )  # decoded tokens may have positions of their own
-    beside = max(0, far)
+    # Decoded tokens follow a prompt, or have a stack of their own.
+    beside = max(0, _base(work | {"new_tokens": new_tokens}).positions(_FAR) - _FAR)
     if experiment.positions is not None:
         return max(1, experiment.positions - beside)
     lengths = [each.workload.prompt_tokens for each in used]

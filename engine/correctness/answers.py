@@ -254,16 +254,18 @@ def collect_answers(
     pieces: list[Batch],
     context: Context,
     start_token: int | None = None,
+    through_cache: bool = True,
 ) -> tuple[dict[str, Figure], Samples]:
     """Return figures and columns of one rank.
 
     tokens [P, new]: tokens of the timed decode; undefined on a middle stage, which does not receive them.
     pieces: the prompts in order, in batches for `scorer`. start_token: as `sequences_of`.
+    through_cache: also score the last positions through the cache.
     """
     grid = context.grid
     sequences = sequences_of(prompts, tokens, start_token)
     prefilled = read_prefill(scorer, sequences, pieces, prompts.total)
-    cached = read_cached(scorer, sequences, pieces, prompts.total)
+    cached = read_cached(scorer, sequences, pieces, prompts.total) if through_cache else []
     samples: Samples = {}
     if grid.is_first_stage or grid.is_last_stage:
         samples["answer_prompts"] = np.array([each.prompt for each in sequences], dtype=np.int32)

@@ -132,9 +132,8 @@ def measure_generation(
     if workload.answers:
         tokens = torch.cat([decoded.tokens for decoded in passes.last]).cpu()
         # The reference, which measures the noise, is compared with by its prefill alone.
-        through_cache = not workload.noise_dtypes
         figures, columns = collect_answers(
-            prompts, tokens, scorer, pieces or requests, context, through_cache, start_token
+            prompts, tokens, scorer, pieces or requests, context, start_token, through_cache=not workload.noise_dtypes
         )
         outcome.figures |= figures
         outcome.samples |= columns
