@@ -87,7 +87,7 @@ def _compared(answers: Answers | Embeddings) -> tuple[int, int | None]:
     if isinstance(answers, Embeddings):
         return max((int(at.max()) + 1 for at in answers.positions.values() if len(at)), default=0), None
     lengths = [len(nll) + 1 + len(answers.tokens.get(prompt, ())) for prompt, nll in answers.prefill.nll.items()]
-    steps = [len(nll) for nll in answers.cached.nll.values()]
+    steps = [len(nll) + 1 for nll in answers.cached.nll.values()]  # what follows the last position is not known
     return max(lengths, default=0), max(steps, default=0)
 
 
