@@ -51,7 +51,6 @@ ALLOWED = {
     "configs/spec/form.py": (1, "what a new form is filled in with"),
     "configs/plans/rates.py": (1, "the arithmetic of decoding, for the kinds whose descriptor says `decodes`"),
     "engine/worker.py": (1, "the one table from a kind to the module that runs it"),
-    "engine/peers/families.py": (3, "transformers has a class for each kind of model"),
     "engine/planner/cells.py": (5, "the arithmetic of batches of prompts"),
     "engine/planner/choice/descriptions.py": (1, "a cell of no work, for its machine"),
     "flows/cli/plan/benchmark.py": (2, "writes a study of training"),
