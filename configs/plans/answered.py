@@ -128,8 +128,9 @@ def saved_fields(
 
     Raises ValueError where it answered another kind of work, or lacks the noise of a precision.
     """
-    if saved.kind != work["kind"]:
-        raise ValueError(f"a saved {saved.kind} workload, expected {work['kind']}")
+    kind = saved.model_dump()["kind"]
+    if kind != work["kind"]:
+        raise ValueError(f"a saved {kind} workload, expected {work['kind']}")
     missing = [name for name in dtypes if name not in saved.noise_dtypes]
     if missing:
         raise ValueError(
