@@ -32,6 +32,7 @@ from tasks.campaign.records import failed_records
 from tasks.checks.machine import check_environment
 from tasks.checks.verification_inputs import (
     VerificationSpec,
+    check_readable,
     longest_positions,
     made_prompts,
     saved_inputs,
@@ -100,6 +101,8 @@ def prepare(
         num_prompts = asked.num_prompts or max(NUM_PROMPTS, asked.batch_size or 0)
         new_tokens, orders = asked.new_tokens or NEW_TOKENS, Correctness().noise_orders
         positions = longest_positions(asked, manifest)
+        if asked.prompts is not None:
+            check_readable(asked.prompts, manifest)
         tokenizer, prompts = None, asked.prompts or made_prompts(manifest, run, num_prompts, new_tokens, positions)
     if tokenizer is not None:
         model = with_tokenizer(model, manifest, run.folder / "model", tokenizer)

@@ -17,7 +17,7 @@ from configs.common.execution import Dtype, Engine, Layout
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
-from configs.spec.prompts import read_prompts
+from configs.spec.prompts import numbered_prompts, read_prompts
 from tasks.checks.own_prompts import longest_sequence, own_prompts, position_limit
 from tasks.models.saved_reference import SavedReference, answer_vocabulary_of
 
@@ -47,6 +47,17 @@ def longest_positions(asked: VerificationSpec, manifest: ModelManifest) -> int |
     if asked.positions is not None or asked.prompts is not None:
         return asked.positions
     return longest_sequence(manifest.config, manifest.identity)
+
+
+def check_readable(prompts: Path, manifest: ModelManifest) -> None:
+    """Raise ValueError for prompts that are texts, if the model has no tokenizer."""
+    if (Path(manifest.folder) / "tokenizer.json").is_file() or not prompts.is_file():
+        return
+    if any(prompt.tokens is None for prompt in numbered_prompts(prompts)):
+        raise ValueError(
+            f"--prompts: {manifest.identity} has no tokenizer.json. "
+            "Leave --prompts out to verify with random tokens, or give `tokens` on each line"
+        )
 
 
 def made_prompts(manifest: ModelManifest, run: RunPaths, count: int, new_tokens: int, positions: int | None) -> Path:
