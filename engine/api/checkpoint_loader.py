@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
+from configs.families.tensors import names_in_file, stored_weights
 from configs.plans.model_manifest import ModelManifest
 from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
-from engine.models.config import ModelConfig
 from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces
-from engine.models.tensors import names_in_file, stored_weights
 from engine.models.weights import check_tensors, weight_files
 from engine.parallel.grid import Grid
 from engine.rank.processes import place_from_environment

@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
+from configs.families.tensors import StackName, names_in_file, stacks_of
 from configs.plans.job import Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.record import Figure
@@ -31,11 +33,9 @@ from engine.inference.model import Shard
 from engine.kernels.linear import pack_linear
 from engine.loading import LoadReport, Piece, network_file_system, read_pieces, stored_tensors
 from engine.loading.prepared import prepare_files
-from engine.models.config import ModelConfig
 from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces, wanted_slots
 from engine.models.stages import main_stack, own_layers
-from engine.models.tensors import StackName, names_in_file, stacks_of
 from engine.models.weights import check_tensors, required_manifest, synthetic_tensor, weight_files
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from configs.common.base import write_atomically
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
+from configs.families.config import ModelConfig
+from configs.families.tensors import is_unused, names_in_file
 from configs.plans.record import Figure
 from engine.context import Context
 from engine.loading import Piece, StoredTensor, read_pieces, stored_tensors
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
-from engine.models.tensors import is_unused, names_in_file
 from engine.rank.host_usage import take_peak
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

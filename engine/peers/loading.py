@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.record import Figure
 from engine.context import Context
 from engine.loading.prepared import prepare_files
-from engine.models.config import ModelConfig
 from engine.models.weights import DTYPES, check_kind, required_manifest, weight_files, write_folder
 from engine.peers.folder_model import WorkKind, from_folder, write_small
 from engine.rank.agreement import raise_on_all_ranks

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.families.config import ModelConfig
 from configs.plans.job import Measurement
 from configs.plans.record import Figure
 from configs.workloads.encode import EncodeWorkload
@@ -22,7 +23,6 @@ from engine.correctness.answers import read_prefill, sequences_of
 from engine.correctness.embeddings import pooled, read_states
 from engine.correctness.noise import measure_noise, measure_state_noise
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
-from engine.models.config import ModelConfig
 from engine.models.weights import DTYPES, check_kind, required_manifest, size_figures, weights_hash
 from engine.peers.folder_model import from_folder
 from engine.peers.loading import Peer, Start, model_folder, work_kind

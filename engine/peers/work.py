@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from configs.plans.record import Figure
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
-from engine.models.config import ModelConfig
 from engine.peers.decoding import generate_decoder
 from engine.peers.loading import Peer
 from engine.prompts.decoded import Decode

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from configs.families.config import ModelConfig
 from configs.spec.prompts import numbered_prompts
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.context import Context
-from engine.models.config import ModelConfig
 from engine.models.sharding import even_share
 from engine.models.weights import required_manifest
 from engine.rank.agreement import raise_on_all_ranks

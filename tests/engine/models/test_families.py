@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
+from configs.families.plans import STYLES, splits_of
+from configs.families.table import FAMILIES, families
+from configs.families.tensors import is_unused, names_in_file, stacks_of
 from configs.hardware.architectures import ARCHITECTURES, one_of_each_family
 from configs.plans.model_manifest import ModelManifest
 from engine.api.checkpoint_loader import DistributedCheckpointLoader
 from engine.inference.weights import cut
 from engine.loading import stored_tensors
-from engine.models.config import ModelConfig
-from engine.models.plans import STYLES, splits_of
 from engine.models.slots import Slot, rotary_order, wanted_slots
 from engine.models.stages import own_layers
-from engine.models.table import FAMILIES, families
-from engine.models.tensors import is_unused, names_in_file, stacks_of
 from engine.models.weights import check_tensors, synthetic_tensor, write_folder
 from engine.parallel.grid import Grid
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 
 TINY: dict[str, Any] = ARCHITECTURES["llama-1m"] | {

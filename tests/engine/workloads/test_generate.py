@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -22,7 +23,6 @@ from configs.workloads.generate import GenerateWorkload
 from engine.context import Context, Outcome
 from engine.correctness import answers
 from engine.inference.pipeline import Replica
-from engine.models.config import ModelConfig
 from engine.models.sharding import even_share
 from engine.models.weights import build_model
 from engine.prompts.decoded import Decoded

@@ -4,18 +4,18 @@
     config.kind, config.order, config.activation, config.gated
 
 Pure data: no torch. The families differ in norms, biases, positions, activations and the order of a layer's parts,
-which are all resolved here from one table (`engine.models.table`); the model code uses these options and never the
+which are all resolved here from one table (`configs.families.table`); the model code uses these options and never the
 family.
 """
 
 from typing import Any
 
-from engine.models.family import PAGE, REQUIRED, Family, Key
-from engine.models.plans import check_parallel_plan
-from engine.models.rope import Rope, parse_rope
-from engine.models.sizes import Activation, ModelSizes
-from engine.models.table import families, family_of
-from engine.models.tensors import tensor_shapes
+from configs.families.family import PAGE, REQUIRED, Family, Key
+from configs.families.plans import check_parallel_plan
+from configs.families.rope import Rope, parse_rope
+from configs.families.sizes import Activation, ModelSizes
+from configs.families.table import families, family_of
+from configs.families.tensors import tensor_shapes
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

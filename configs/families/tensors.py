@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.models.family import Family, Stack
-from engine.models.sizes import ModelSizes
-from engine.models.table import FAMILIES
+from configs.families.family import Family, Stack
+from configs.families.sizes import ModelSizes
+from configs.families.table import FAMILIES
 
 StackName = Literal["encoder", "decoder"]
 WeightSplit = Literal["rows", "columns", "whole", "words", "heads"]

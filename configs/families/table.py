@@ -3,15 +3,15 @@
     family = family_of("gpt2")
     family.options["order"], family.stacks["decoder"].names["attn.c_attn"]
 
-An entry says what `engine.models.config.ModelConfig` is to hold (a constant, or the key of `config.json` that says
+An entry says what `configs.families.config.ModelConfig` is to hold (a constant, or the key of `config.json` that says
 it, with what transformers takes where the key is absent) and where a checkpoint keeps each weight of a layer. How a
-weight is split over ranks follows from its role (`engine.models.tensors.ROLES`). docs/reference/architectures.md says
-how to add a family.
+weight is split over ranks follows from its role (`configs.families.tensors.ROLES`).
+docs/reference/architectures.md says how to add a family.
 """
 
 from typing import Any
 
-from engine.models.family import Family, Key, Stack
+from configs.families.family import Family, Key, Stack
 
 COMMON: dict[str, Any] = {
     "kind": "decoder",
