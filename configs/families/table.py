@@ -113,6 +113,7 @@ FAMILIES: dict[str, Family] = {
             "max_positions": Key("max_position_embeddings", 131072),
         },
         slides="all",
+        layer_types=True,
     ),
     "qwen2": _llama(
         {
@@ -122,6 +123,7 @@ FAMILIES: dict[str, Family] = {
             "qkv_bias": True,
         },
         slides="upper",
+        layer_types=True,
     ),
     "qwen3": _llama(
         {
@@ -133,6 +135,7 @@ FAMILIES: dict[str, Family] = {
             "head_norms": True,
         },
         slides="upper",
+        layer_types=True,
     ),
     "gemma": _llama(
         {
@@ -171,6 +174,7 @@ FAMILIES: dict[str, Family] = {
             )
         },
         share_key="partial_rotary_factor",
+        rope_keys=("original_max_position_embeddings",),
         slides="all",
         window=None,
     ),
