@@ -161,26 +161,29 @@ def _checked_family(data: dict[str, Any]) -> Family:
     for name, field in family.equal.items():
         key = family.options[field]
         assert isinstance(key, Key)
-        if data.get(name) is not None and data[name] != data[key.name]:
-            raise ValueError(
-                f"config.json: {name} {shortened(data[name])} is not implemented; use {key.name}, {data[key.name]}"
-            )
+        used = data.get(key.name, key.default)
+        if data.get(name) is not None and data[name] != used:
+            raise ValueError(f"config.json: {name} {shortened(data[name])} is not implemented; use {key.name}, {used}")
     check_keys(data, family)
     return family
 
 
-def _activation(data: dict[str, Any], family: Family, named: str, gated: bool | None) -> tuple[Activation, bool]:
+def _activation(data: dict[str, Any], family: Family, named: Any, gated: bool | None) -> tuple[Activation, bool]:
     """Return the activation and whether it is a gate. gated None: derived from the name ("gated-gelu")."""
-    name = named
+    name = named if isinstance(named, str) else ""
     if gated is None:
         gated = name.startswith("gated-")
         # "gated-gelu" always means the tanh form, as in transformers; "gelu" means the exact one.
         name = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+        # Newer files state both parts too, and transformers uses those.
+        named, gated = data.get("dense_act_fn", named), bool(data.get("is_gated_act", gated))
+        name = data.get("dense_act_fn", name)
     name = family.activations.get(name, name)
     if name not in ACTIVATIONS:
-        key = family.options["activation"]
-        where = key.name if isinstance(key, Key) else "activation"
-        raise ValueError(f"config.json: {where} {named!r} is not implemented; use one of: {', '.join(ACTIVATIONS)}")
+        where = "dense_act_fn" if family.gate_keys and "dense_act_fn" in data else _name_of(family, "activation")
+        raise ValueError(
+            f"config.json: {where} {shortened(named)} is not implemented; use one of: {', '.join(ACTIVATIONS)}"
+        )
     return ACTIVATIONS[name], gated
 
 

@@ -46,7 +46,7 @@ class Family:
 
     options: fields of ModelConfig. Beyond those: "scaled_embedding" (by the root of the hidden size) and "scaled_head"
     (by its inverse). computed: keys that must have one of these values, the first being that of an absent key. equal:
-    keys that must be absent or equal to an option. rope_keys: further keys of rotary positions. slides: which layers
+    keys that must be absent or equal to an option. gate_keys: of the parts of the activation's name. rope_keys: further keys of rotary positions. slides: which layers
     attend to `window` tokens only, where no layer_types are given; layer_types: whether that key is read. harmless:
     patterns of keys that change no result, beyond `configs.families.keys.HARMLESS`. prefix: prefix of all names except
     the head's; a file may use one of `prefixes` instead. tables: slot of an embedding or its norm -> tensor. head: the
@@ -66,6 +66,7 @@ class Family:
     computed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
+    gate_keys: tuple[str, ...] = ()
     theta_key: str = "rope_theta"
     share_key: str = ""
     rotary_share: float = 1.0

@@ -40,7 +40,7 @@ HARMLESS = (
 )  # fmt: skip
 """Patterns of keys that change no result in any family."""
 
-_ALWAYS_READ = ("model_type", "quantization_config", "is_causal")
+_ALWAYS_READ = ("model_type", "quantization_config")
 _ROTARY = ("rope_parameters", "rope_scaling")
 _WINDOWS = ("sliding_window",)
 _UPPER = ("use_sliding_window", "max_window_layers")
@@ -66,7 +66,7 @@ def read_keys(family: Family) -> frozenset[str]:
     """Return the keys of `config.json` that a family reads."""
     keys = [value for value in family.options.values() if isinstance(value, Key)]
     read = {name for key in keys for name in (key.name, *key.others)} | set(_ALWAYS_READ)
-    read |= {*family.computed, *family.equal}
+    read |= {*family.computed, *family.equal, *family.gate_keys}
     if family.options["positions"] == "rotary":
         read |= {*_ROTARY, family.theta_key, *family.rope_keys, *((family.share_key,) if family.share_key else ())}
     if family.slides != "none":

@@ -65,7 +65,8 @@ _LLAMA_TABLES = {"embedding": "embed_tokens"}
 
 def _llama(options: dict[str, Any], **more: Any) -> Family:
     """Llama's entry with other options."""
-    return Family(**{"options": COMMON | options, "stacks": _LLAMA_STACKS, "tables": _LLAMA_TABLES, **more})
+    given = {"options": COMMON | options, "stacks": _LLAMA_STACKS, "tables": _LLAMA_TABLES, **more}
+    return Family(**given | {"computed": {"is_causal": (True,), **more.get("computed", {})}})
 
 
 _T5_SELF: dict[str, tuple[str, ...]] = {
@@ -196,6 +197,14 @@ FAMILIES: dict[str, Family] = {
             "scale_attn_by_inverse_layer_idx": (False,),
             "scale_attn_weights": (True,),
             "add_cross_attention": (False,),
+            "reorder_and_upcast_attn": (False,),
+            "is_causal": (True,),
+        },
+        equal={
+            "hidden_size": "hidden",
+            "num_attention_heads": "heads",
+            "num_hidden_layers": "layers",
+            "max_position_embeddings": "max_positions",
         },
         prefix="transformer.",
         tables={"embedding": "wte", "positions": "wpe"},
@@ -233,7 +242,7 @@ FAMILIES: dict[str, Family] = {
             "tied": Key("tie_word_embeddings", True),
             "initializer_range": Key("init_std", 0.02),
         },
-        computed={"do_layer_norm_before": (True,), "layer_norm_elementwise_affine": (True,)},
+        computed={"do_layer_norm_before": (True,), "layer_norm_elementwise_affine": (True,), "is_causal": (True,)},
         equal={"word_embed_proj_dim": "hidden"},
         prefix="model.decoder.",
         prefixes=("decoder.", ""),
@@ -265,6 +274,7 @@ FAMILIES: dict[str, Family] = {
             "qkv_bias": Key("attention_bias", True),
             "output_bias": Key("attention_bias", True),
         },
+        computed={"is_causal": (True,)},
         theta_key="rotary_emb_base",
         share_key="rotary_pct",
         rotary_share=0.25,
@@ -308,6 +318,7 @@ FAMILIES: dict[str, Family] = {
         computed={
             "position_embedding_type": ("absolute",),
             "is_decoder": (False,),
+            "is_causal": (False,),
             "add_cross_attention": (False,),
         },
         prefix="",
@@ -336,6 +347,7 @@ FAMILIES: dict[str, Family] = {
         renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
         # Only the body is computed: no pooler and no head, regardless of the task.
         unused=("*pooler.*", "cls.*", "classifier.*", "qa_outputs.*", "*position_ids"),
+        harmless=("tie_word_embeddings",),
     ),
     "t5": Family(
         options=COMMON
@@ -357,12 +369,19 @@ FAMILIES: dict[str, Family] = {
             "attention_scale": 1.0,
             "start_token": Key("decoder_start_token_id", 0, others=("pad_token_id",)),
             # Version 1.1 neither ties the head nor scales its input. Newer files state only the latter, and that all
-            # heads are tied; transformers then uses the head in the file.
-            "tied": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
+            # heads are tied.
+            "tied": Key("tie_word_embeddings", True),
             "scaled_head": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "initializer_range": 0.05,
         },
         computed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
+        gate_keys=("dense_act_fn", "is_gated_act"),
+        equal={
+            "hidden_size": "hidden",
+            "num_attention_heads": "heads",
+            "num_hidden_layers": "encoder_layers",
+            "head_dim": "head_dim",
+        },
         prefix="",
         tables={"embedding": "shared"},
         head_in_embedding=True,

@@ -25,6 +25,7 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
 from tasks.models.dataset import HUB_PREFIX, write_dataset
+from tasks.models.judgement import model_problems
 from tasks.models.sources import manifest_path, resolve_model
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def make_plan(
     choice = layout_choice(study, models, folder, cache, before, machine_of) if cache is not None else None
     plan = expand(study, models, inputs, count_prompts, choice)
     _need_tokenizers(plan)
+    if problems := model_problems(plan):
+        raise StudyError(problems)
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()

@@ -133,6 +133,11 @@ _VALUES: dict[str, tuple[Any, ...]] = {
     "num_decoder_layers": (1, 2, None),
     "distributed_config": ({"tp_plan": {"layers.*.self_attn.q_proj": "rowwise"}},),
     "hidden_activation": ("relu",),
+    "is_causal": (True, False),
+    "max_position_embeddings": (128, 48),
+    "n_positions": (128, 48),
+    "vocab_size": (122, 62),
+    "type_vocab_size": (4, 1),
 }
 """Values of keys whose type or default does not suggest them."""
 _ACTIVATIONS = ("silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "gelu_10",
@@ -205,7 +210,7 @@ def values_of(field: str, present: Any) -> tuple[Any, ...]:
         return ("other",)
     if isinstance(present, dict | list):
         return ({}, None)
-    return (True, 2, 0.5)
+    return (True, False, 2, 0.5)
 
 
 def perturb(config: dict[str, Any], folder: Path, keys: list[str] | None = None) -> Iterator[Perturbed]:
@@ -222,7 +227,7 @@ def perturb(config: dict[str, Any], folder: Path, keys: list[str] | None = None)
 
 
 class _Reference:
-    """transformers' model of a config.json, saved, and its logits."""
+    """transformers' model of a config.json, saved, and its logits. ours: what our engine reads of the config.json."""
 
     def __init__(self, config: dict[str, Any], folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -236,7 +241,16 @@ class _Reference:
         missing = {name for name in told["missing_keys"] if "pooler" not in name}
         if missing or told["mismatched_keys"]:
             raise ValueError(f"does not load what it saved: {missing}")
+        self.weights = loaded.state_dict()
         self.logits = _answers(config, loaded.eval())
+
+    def logits_with(self, changed: dict[str, Any], folder: Path) -> Tensor:
+        """transformers' logits of the same weights under another config.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(changed))
+        model = _class_of(changed).from_config(_read(folder)).float()
+        model.load_state_dict(self.weights)
+        return _answers(changed, model.eval())
 
 
 def _class_of(config: dict[str, Any]) -> Any:
@@ -273,46 +287,49 @@ def _answers(config: dict[str, Any], model: Any) -> Tensor:
 def _try(config: dict[str, Any], field: str, value: Any, plain: _Reference, folder: Path) -> Perturbed:
     changed = json.loads(json.dumps({**config, field: value}))
     try:
-        reference = _Reference(changed, folder)
-        saved, expected = reference.folder, reference.logits
-    except Exception as error:  # transformers refuses it: there is no answer to follow
-        return _alone(changed, field, value, plain.folder, f"{type(error).__name__}: {error}"[:200])
-    return _compared(changed, field, value, saved, expected, plain)
-
-
-def _alone(changed: dict[str, Any], field: str, value: Any, folder: Path, why: str) -> Perturbed:
-    """What transformers cannot load: whether we refuse it too is reported, not judged."""
-    try:
-        _ours(changed, folder)
+        parsed = ModelConfig.parse(changed)
     except ValueError as error:
-        return Perturbed(field, value, "refused", str(error))
-    except Exception as error:
-        return Perturbed(field, value, "unnamed", f"{type(error).__name__}: {error} (transformers: {why})")
-    return Perturbed(field, value, "impossible", why)
-
-
-def _compared(
-    changed: dict[str, Any], field: str, value: Any, folder: Path, expected: Tensor, plain: _Reference
-) -> Perturbed:
-    try:
-        found = _ours(changed, folder)
-    except ValueError as error:
-        named = field in str(error)
-        return Perturbed(field, value, "refused" if named else "unnamed", str(error))
+        return Perturbed(field, value, "refused" if field in str(error) else "unnamed", str(error))
     except Exception as error:
         return Perturbed(field, value, "unnamed", f"{type(error).__name__}: {error}")
-    for answer in found:
-        if answer.shape != expected.shape:
-            return Perturbed(field, value, "differs", f"shape {tuple(answer.shape)} not {tuple(expected.shape)}")
-        error_share = ((answer - expected).abs().max() / expected.abs().max()).item()
-        if not error_share <= TOLERANCE:
-            return Perturbed(field, value, "differs", f"{error_share:.1e} of the largest logit")
-    same = plain.logits.shape == expected.shape and torch.allclose(plain.logits, expected, rtol=1e-4, atol=1e-5)
-    return Perturbed(field, value, "harmless" if same else "followed")
+    ignored = parsed == ModelConfig.parse(config)
+    try:
+        if ignored:
+            expected = plain.logits_with(changed, folder)
+        else:
+            reference = _Reference(changed, folder)
+            expected = reference.logits
+    except Exception as error:  # transformers refuses it: there is no answer to follow
+        return Perturbed(field, value, "impossible", f"{type(error).__name__}: {error}"[:200])
+    if ignored:
+        same = _error(plain.logits, expected) <= TOLERANCE
+        return Perturbed(field, value, "harmless" if same else "differs", "ignored by us")
+    return _compared(changed, field, value, reference.folder, expected)
+
+
+def _compared(changed: dict[str, Any], field: str, value: Any, folder: Path, expected: Tensor) -> Perturbed:
+    try:
+        found = our_logits(changed, folder)
+    except ValueError as error:
+        return Perturbed(field, value, "refused" if field in str(error) else "unnamed", str(error))
+    except Exception as error:
+        return Perturbed(field, value, "unnamed", f"{type(error).__name__}: {error}")
+    worst = max(_error(answer, expected) for answer in found)
+    if worst <= TOLERANCE:
+        return Perturbed(field, value, "followed")
+    return Perturbed(field, value, "differs", f"{worst:.1e} of the largest logit")
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, over the largest logit; NaN or another shape: infinite."""
+    if found.shape != expected.shape:
+        return float("inf")
+    error = ((found - expected).abs().max() / expected.abs().max()).item()
+    return error if error == error else float("inf")
 
 
 @torch.inference_mode()
-def _ours(config: dict[str, Any], folder: Path) -> list[Tensor]:
+def our_logits(config: dict[str, Any], folder: Path) -> list[Tensor]:
     """Answers of our engine: by one prefill, by a prefill and single tokens, and of the model that is trained."""
     manifest = ModelManifest(identity="folder:0", source="folder", folder=str(folder), files={}, config=config)
     parsed = ModelConfig.parse(config)
@@ -331,7 +348,7 @@ def _ours(config: dict[str, Any], folder: Path) -> list[Tensor]:
         if states is not None:
             cache.set_source(states, None)
         hidden = [decoder.forward(tokens[:, :first], cache)]
-        hidden += [decoder.forward(one, cache) for one in tokens[:, first:].split(1, dim=1)]
+        hidden += [decoder.forward(tokens[:, at : at + 1], cache) for at in range(first, tokens.shape[1])]
         found.append(decoder.head(torch.cat(hidden, dim=1)))
     family = family_of(config["model_type"])
     if family is not None and config["model_type"] in TRAINED and parsed.activation == "silu":

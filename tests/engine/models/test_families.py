@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.families.checkpoint import check_tensors
 from configs.families.config import ModelConfig
 from configs.families.plans import STYLES, splits_of
 from configs.families.table import FAMILIES, families
@@ -23,7 +24,7 @@ from engine.inference.weights import cut
 from engine.loading import stored_tensors
 from engine.models.slots import Slot, rotary_order, wanted_slots
 from engine.models.stages import own_layers
-from engine.models.weights import check_tensors, synthetic_tensor, write_folder
+from engine.models.weights import synthetic_tensor, write_folder
 from engine.parallel.grid import Grid
 
 NAMES = one_of_each_family()
