@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
-from configs.plans.model_manifest import WEIGHT_INDEX
 from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
 from configs.families.numbers import check_finite
 from configs.families.tensors import embedding_name, names_in_file
+from configs.plans.model_manifest import WEIGHT_INDEX
 from configs.plans.record import read_json_object
 
 CONFIG = "config.json"
@@ -182,8 +182,6 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
                 raise ValueError(
                     f"{where}: {WEIGHT_INDEX} says {tensor} is in {name}, which has none; fetch both again"
                 )
-    return config, sorted({*described_by(names), *weights})
-                raise ValueError(f"{where}: {INDEX} says {tensor} is in {name}, which has none; fetch both again")
     stored = {name: tensor for held in tensors.values() for name, tensor in held.items()}
     return with_stored_head(config, stored), sorted({*described_by(names), *weights})
 
