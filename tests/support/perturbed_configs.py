@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.families.config import ModelConfig
@@ -253,6 +254,27 @@ class _Reference:
         return _answers(changed, model.eval())
 
 
+def save_with_head(config: dict[str, Any], folder: Path, differing: bool) -> None:
+    """Write a model whose file has a head, other than its embedding or equal to it, whatever config.json says."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    model = random_weights(_class_of(config).from_config(_read(folder)).float(), seed=1)
+    tensors = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    table = model.get_input_embeddings().weight.detach()
+    tensors["lm_head.weight"] = torch.randn(table.shape, generator=_generator()) * 0.3 if differing else table.clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def reference_logits(config: dict[str, Any], folder: Path) -> Tensor:
+    """transformers' logits of a folder."""
+    loaded = _class_of(config).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return _answers(config, loaded.eval())
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
 def _class_of(config: dict[str, Any]) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -266,7 +288,7 @@ def _read(folder: Path) -> Any:
 
 
 def _tokens() -> Tensor:
-    return torch.randint(3, VOCABULARY - 4, (2, LENGTH), generator=torch.Generator().manual_seed(5))
+    return torch.randint(3, VOCABULARY - 4, (2, LENGTH), generator=_generator())
 
 
 @torch.inference_mode()
