@@ -37,6 +37,7 @@ HARMLESS = (
     "remove_invalid_values", "exponential_decay_length_penalty", "max_time", "renormalize_logits", "output_scores",
     "output_logits", "return_dict_in_generate", "cache_implementation", "guidance_scale", "low_memory",
     "penalty_alpha", "stop_strings", "use_mambapy",
+    "num_assistant_tokens*", "assistant_*", "target_lookbehind",
 )  # fmt: skip
 """Patterns of keys that change no result in any family."""
 

@@ -298,7 +298,7 @@ def _answers(config: dict[str, Any], model: Any) -> Tensor:
         states: Tensor = model(input_ids=tokens).last_hidden_state
         return states
     if config["model_type"] == "t5":
-        start = model.config.decoder_start_token_id
+        start = getattr(model.config, "decoder_start_token_id", None) or 0
         forced = torch.cat([torch.full((2, 1), start), tokens[:, :20]], dim=1)
         logits: Tensor = model(input_ids=tokens, decoder_input_ids=forced).logits
         return logits
