@@ -1,7 +1,7 @@
 """Reject results that are not finite numbers, outside of timed work: a measurement of them is worth nothing.
 
-    check_tokens(results)                           # of our engine: its kernels mark such a choice (`NO_WORD`)
-    check_logits(scorer, sequences, piece)          # of any engine: a prefill of the first batch with its answers
+    check_tokens(results)                           # of our engine on a CPU: its kernels mark them (`NO_WORD`)
+    check_logits(scorer, sequences, piece)          # of any engine: scores the first batch once more
     check_vectors(results)                          # of an encoder
 
 Each raises FloatingPointError naming the step: the prefill, or a decode step, counted from 1.
@@ -32,21 +32,25 @@ def check_tokens(results: Rows[Decoded]) -> None:
 def check_logits(scorer: Scorer, sequences: list[Sequence], piece: Batch) -> None:
     """Raise FloatingPointError for the first step of a batch at which a logit is NaN or infinite.
 
-    The prompts and their answers are scored by one prefill. Ranks that receive no logits find nothing.
+    The prompts and their answers are scored by one prefill, then the answers token by token through the cache. Ranks
+    that receive no logits find nothing. All ranks of a replica call it.
     """
     part = [each.parts()[-1] for each in sequences[: len(piece.tokens)]]
     batch = fed_batch(part, piece)
-    first_column = batch.tokens.shape[1] - len(part[0].decoded)
+    steps = len(part[0].decoded) - 1
+    prefilled = batch.tokens.shape[1] - steps - 1
     strange: list[int] = []
 
     def consume(first: int, logits: Tensor) -> None:
         # Rows are padded at the left, so that the answers of all begin in one column.
         found = ~torch.isfinite(logits).all(-1).all(0)
-        strange.extend(first + column for column in found.nonzero()[:, 0].tolist() if first + column >= first_column)
+        strange.extend(first + column for column in found.nonzero()[:, 0].tolist() if first + column >= prefilled)
 
     scorer.prefill(batch, consume)
+    if steps:
+        scorer.cached(batch, steps, consume)
     if strange:
-        _fail(min(strange) - first_column)
+        _fail(min(strange) - prefilled)
 
 
 def check_vectors(results: Rows[Encoded]) -> None:

@@ -6,8 +6,9 @@
     words = argmax_rows(logits)                           # [rows, words] -> [rows]
     words = choose_words(group.all_gather(best_words(logits, first)))       # with a split vocabulary
 
-Where the largest logit is not finite, the chosen word is NO_WORD, which is embedded as word 0: the check costs nothing
-in a step, and `engine.prompts.passes` rejects the pass.
+Where the largest logit is not finite, the word chosen on a CPU is NO_WORD, which is embedded as word 0: the check costs
+nothing in a step, and the pass is rejected after it (`engine.correctness.finite`). On a GPU it would cost launches of
+kernels in each step, so nothing is marked there.
 
 Each gives the same bits as torch's operators, which are used on GPUs, for other dtypes and without a compiler.
 Selection among 50,000 words is 10 times faster than torch's scalar `argmax` of bfloat16.
@@ -54,7 +55,8 @@ def _rounded(scale: float, dtype: torch.dtype) -> float:
 
 
 def _embedded(ids: Tensor, table: Tensor, first: int | None, factor: float) -> Tensor:
-    ids = ids.masked_fill(ids == NO_WORD, 0)
+    if ids.is_cpu:
+        ids = ids.masked_fill(ids == NO_WORD, 0)
     if first is None:
         hidden = functional.embedding(ids, table)
     else:
@@ -94,8 +96,12 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def argmax_rows(logits: Tensor) -> Tensor:
-    """Return the first largest index of each row of [rows, words]: int64 [rows]. NO_WORD where it is not finite."""
+    """Return the first largest index of each row of [rows, words]: int64 [rows]; on a CPU NO_WORD where the value is not
+    finite.
+    """
     library = _library_for(logits)
+    if not logits.is_cpu:
+        return logits.argmax(-1)
     if library is None:
         values, places = _largest(logits)
         return places.masked_fill_(~values.isfinite(), NO_WORD)
@@ -132,12 +138,14 @@ def best_words(logits: Tensor, first: int) -> Tensor:
 def choose_words(found: Tensor) -> Tensor:
     """Select the words [rows] with the largest values from the ranks' results [ranks, 2, rows]; lowest of equals.
 
-    NO_WORD where the largest is not finite.
+    On a CPU NO_WORD where the largest is not finite.
     """
     library = _library() if found.is_cpu else None
     if library is None:
         best = found[:, 0].argmax(0, keepdim=True)
         chosen = found[:, 1].gather(0, best)[0].long()
+        if not found.is_cpu:
+            return chosen
         return chosen.masked_fill_(~found[:, 0].gather(0, best)[0].isfinite(), NO_WORD)
     found = found.contiguous()
     ranks, _, rows = found.shape

@@ -73,8 +73,9 @@ def measure_replica(
         return float(first.stamps[0] - first.began) if context.grid.reports_results else None
 
     first = finalize_weights_after_first_answer(measurement, context, first_answer)
+    marked = context.device.type == "cpu"
     outcome = measure_generation(
-        measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token, marked=True
+        measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token, marked
     )
     outcome.figures |= {"preprocess_seconds": requests.seconds, "decode_path": replica.decode_path}
     outcome.figures |= shard_figures(context) | first
@@ -111,7 +112,7 @@ def measure_generation(
     In a memory pass: one request, the largest, and no samples. `scorer` returns the logits of prompts, in batches
     `pieces` (none: as requested). Only the rank that reports for its replica returns samples. start_token: first token
     of an encoder-decoder's decoder, whose prompts are sources; None for a decoder. marked: `decode` marks tokens that
-    it chose among logits that are not finite; else one prefill after all passes finds them. Raises FloatingPointError.
+    it chose among logits that are not finite; else the first batch is scored once more. Raises FloatingPointError.
     """
     workload = measurement.cell.workload
     assert isinstance(workload, GenerateWorkload | Seq2SeqWorkload)

@@ -25,33 +25,43 @@ def test_a_marked_token_names_its_step() -> None:
 
 
 class Scores:
-    """Logits that are finite but at one column of the last row."""
+    """Logits that are finite but at one column of the last row, in the prefill or through the cache."""
 
-    def __init__(self, column: int, value: float) -> None:
-        self.column, self.value = column, value
+    def __init__(self, column: int, value: float, cached: bool) -> None:
+        self.column, self.value, self.in_cache = column, value, cached
+        self.steps: list[int] = []
 
     def prefill(self, batch: Batch, consume: Consume) -> None:
-        logits = torch.zeros(*batch.tokens.shape, 9)
-        logits[-1, self.column, 3] = self.value
-        for first in range(0, logits.shape[1], 2):
-            consume(first, logits[:, first : first + 2])
+        for first in range(0, batch.tokens.shape[1], 2):
+            consume(first, self._logits(batch, spoiled=not self.in_cache)[:, first : first + 2])
 
     def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
-        raise AssertionError("not asked for")
+        self.steps.append(steps)
+        length = batch.tokens.shape[1]
+        for column in range(length - steps, length):
+            consume(column, self._logits(batch, spoiled=self.in_cache)[:, column : column + 1])
+
+    def _logits(self, batch: Batch, spoiled: bool) -> torch.Tensor:
+        logits = torch.zeros(*batch.tokens.shape, 9)
+        if spoiled:
+            logits[-1, self.column, 3] = self.value
+        return logits
 
 
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(("column", "step"), [(4, "prefill"), (5, "decode step 1"), (6, "decode step 2"), (1, None)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_prefill_of_the_answers_finds_the_step(column: int, step: str | None, value: float) -> None:
-    ids = [[1, 2, 3], [1, 2, 3, 4, 5], [6]]
-    prompts = Prompts(0, ids[:2], [None, None], 3)
-    piece = batches(ids[:2], 2, torch.device("cpu"))[0]
-    sequences = sequences_of(prompts, torch.tensor([[5, 6, 7], [5, 6, 7]]))
-    if step is None:  # in the prompt: later logits are what is measured
-        check_logits(Scores(column, value), sequences, piece)
-        return
-    with pytest.raises(FloatingPointError, match=f"^{step}: the logits are not finite"):
-        check_logits(Scores(column, value), sequences, piece)
+def test_the_answers_scored_once_more_find_the_step(column: int, step: str | None, value: float, cached: bool) -> None:
+    ids = [[1, 2, 3], [1, 2, 3, 4, 5]]
+    piece = batches(ids, 2, torch.device("cpu"))[0]
+    sequences = sequences_of(Prompts(0, ids, [None, None], 3), torch.tensor([[5, 6, 7], [5, 6, 7]]))
+    scores = Scores(column, value, cached)
+    if step is None or (cached and column == 4):  # in the prompt, or never computed: not measured
+        check_logits(scores, sequences, piece)
+    else:
+        with pytest.raises(FloatingPointError, match=f"^{step}: the logits are not finite"):
+            check_logits(scores, sequences, piece)
+    assert scores.steps == [2]
 
 
 def test_embeddings_name_their_request() -> None:
