@@ -221,7 +221,8 @@ def _windows(data: dict[str, Any], family: Family, layers: int) -> tuple[int | N
         unknown = {str(kind) for kind in types} - {"sliding_attention", "full_attention", "attention"}
         if unknown or len(types) != layers:
             raise ValueError(
-                f"config.json: layer_types must name full_attention or sliding_attention for each of {layers} layers"
+                "config.json: layer_types must name full_attention or sliding_attention for each of "
+                f"{layers} layers (num_hidden_layers)"
             )
         if window is None and any(slides):
             raise ValueError("config.json: layer_types names sliding_attention, but no sliding_window is in use")

@@ -343,7 +343,7 @@ FAMILIES: dict[str, Family] = {
             "scaled_head": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "initializer_range": 0.05,
         },
-        computed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
+        computed={"is_encoder_decoder": (True,), "is_decoder": (False,), "is_causal": (True,)},
         gate_keys=("dense_act_fn", "is_gated_act"),
         equal={
             "hidden_size": "hidden",

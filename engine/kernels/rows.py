@@ -96,8 +96,9 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def argmax_rows(logits: Tensor) -> Tensor:
-    """Return the first largest index of each row of [rows, words]: int64 [rows]; on a CPU NO_WORD where the value is not
-    finite.
+    """Return the first largest index of each row of [rows, words]: int64 [rows].
+
+    On a CPU NO_WORD where the largest is not finite.
     """
     library = _library_for(logits)
     if not logits.is_cpu:

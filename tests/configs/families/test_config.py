@@ -31,7 +31,7 @@ def parsed(text: str) -> ModelConfig:
         ('{"hidden_size": 128.5}', "hidden_size 128.5, expected a whole number"),
         ('{"num_attention_heads": 0}', "num_attention_heads 0, expected a whole number from 1"),
         ('{"vocab_size": true}', "vocab_size True, expected a whole number"),
-        ('{"head_dim": null, "num_attention_heads": 3}', "hidden_size 128 is not divisible by num_attention_heads 3"),
+        ('{"head_dim": null, "num_attention_heads": 6}', "hidden_size 128 is not divisible by num_attention_heads 6"),
         ('{"rope_theta": 0}', "rope_theta 0.0 is not implemented; use a positive number"),
         ('{"rope_theta": "10000"}', "rope_theta '10000', expected a number"),
         ('{"rope_scaling": [1]}', r"rope_scaling \[1\], expected an object"),
