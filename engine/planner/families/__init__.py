@@ -55,6 +55,13 @@ def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture
         known = isinstance(inner, Mapping) and inner.get("model_type") in READERS
         hint = "; its text_config is known: give that as a config.json of its own" if known else ""
         raise ValueError(f"config.json: {said}{hint}; use one of: {', '.join(READERS)}")
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        raise ValueError(
+            f"config.json: quantization_config ({shortened(method)}) is not known to the planner; "
+            "give the unquantised checkpoint"
+        )
     architecture = READERS[kind](Fields(config, name or kind))
     _check(config, architecture)
     return architecture
