@@ -16,7 +16,7 @@ from configs.plans.model_manifest import ModelManifest
 from engine.models.weights import build_model
 from engine.planner.families import read_architecture
 from tasks.models.sources import resolve_model
-from tests.support.perturbed_configs import our_logits, perturb, reference_logits, save_with_head, tiny_config
+from tests.support.answers.perturbed_configs import our_logits, perturb, reference_logits, save_with_head, tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

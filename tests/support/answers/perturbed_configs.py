@@ -28,7 +28,7 @@ from engine.inference.weights import read_shard
 from engine.models.weights import TRAINED, build_model
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
-from tests.support.encoder_runs import random_weights
+from tests.support.answers.encoder_runs import random_weights
 
 Fate = Literal["followed", "refused", "harmless", "impossible", "differs", "unnamed"]
 VOCABULARY, LENGTH = 61, 40
