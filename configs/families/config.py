@@ -197,8 +197,8 @@ def _rotary(data: dict[str, Any], family: Family, head_dim: int, max_positions: 
         raise ValueError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
     if turning % 2 or not turning:
         raise ValueError(
-            f"config.json: {family.share_key} {share} turns {turning} elements of each head; "
-            "use a share that turns an even number"
+            f"config.json: {family.share_key} {share} turns {turning} of {head_dim} elements of each head "
+            f"({_name_of(family, 'hidden')} / {_name_of(family, 'heads')}); use a share that turns an even number"
         )
     return rope, turning
 
@@ -225,7 +225,9 @@ def _windows(data: dict[str, Any], family: Family, layers: int) -> tuple[int | N
                 f"{layers} layers (num_hidden_layers)"
             )
         if window is None and any(slides):
-            raise ValueError("config.json: layer_types names sliding_attention, but no sliding_window is in use")
+            raise ValueError(
+                "config.json: layer_types names sliding_attention, but no sliding_window is in use (use_sliding_window)"
+            )
     if window is None:
         return (None,) * layers
     tokens = whole_number(window, "sliding_window", MAX_SIZE)

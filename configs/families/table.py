@@ -343,7 +343,8 @@ FAMILIES: dict[str, Family] = {
             "scaled_head": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "initializer_range": 0.05,
         },
-        computed={"is_encoder_decoder": (True,), "is_decoder": (False,), "is_causal": (True,)},
+        # is_causal would apply to both stacks.
+        computed={"is_encoder_decoder": (True,), "is_decoder": (False,), "is_causal": (None,)},
         gate_keys=("dense_act_fn", "is_gated_act"),
         equal={
             "hidden_size": "hidden",

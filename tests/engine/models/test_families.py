@@ -221,7 +221,7 @@ def test_pairs_that_turn_are_half_a_head_apart() -> None:
         ("opt-1m", {"word_embed_proj_dim": 64}, "word_embed_proj_dim 64 is not implemented; use hidden_size, 128"),
         ("opt-1m", {"do_layer_norm_before": False}, "do_layer_norm_before False is not implemented; use True"),
         ("phi3-1m", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "rope_type 'longrope' is not"),
-        ("gpt-neox-1m", {"rotary_pct": 0.03}, "rotary_pct 0.03 turns 0 elements"),
+        ("gpt-neox-1m", {"rotary_pct": 0.03}, "rotary_pct 0.03 turns 0 of 32 elements"),
         ("gpt-neox-1m", {"rotary_pct": 1.5}, "rotary_pct 1.5 is not a share of a head"),
         ("gemma-1m", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not implemented"),
         ("bert-1m", {"position_embedding_type": "relative_key"}, "'relative_key' is not implemented; use 'absolute'"),

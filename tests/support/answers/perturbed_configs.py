@@ -235,8 +235,8 @@ class _Reference:
         folder.mkdir(parents=True)
         self.folder = folder
         (folder / "config.json").write_text(json.dumps(config))
-        model = _class_of(config).from_config(_read(folder))
-        random_weights(model.float(), seed=1).save_pretrained(folder)
+        model = _class_of(config).from_config(_read(folder), dtype=torch.float32)
+        random_weights(model, seed=1).save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(config))
         loaded, told = _class_of(config).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         missing = {name for name in told["missing_keys"] if "pooler" not in name}
@@ -249,7 +249,7 @@ class _Reference:
         """transformers' logits of the same weights under another config.json."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(changed))
-        model = _class_of(changed).from_config(_read(folder)).float()
+        model = _class_of(changed).from_config(_read(folder), dtype=torch.float32)
         model.load_state_dict(self.weights)
         return _answers(changed, model.eval())
 
@@ -258,7 +258,7 @@ def save_with_head(config: dict[str, Any], folder: Path, differing: bool) -> Non
     """Write a model whose file has a head, other than its embedding or equal to it, whatever config.json says."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    model = random_weights(_class_of(config).from_config(_read(folder)).float(), seed=1)
+    model = random_weights(_class_of(config).from_config(_read(folder), dtype=torch.float32), seed=1)
     tensors = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     table = model.get_input_embeddings().weight.detach()
     tensors["lm_head.weight"] = torch.randn(table.shape, generator=_generator()) * 0.3 if differing else table.clone()
