@@ -87,7 +87,7 @@ def _sizes(family: Family, said: dict[str, Any]) -> tuple[int, int, int, int, in
 
     Further sizes are replaced by checked ones.
     """
-    hidden, heads = _size(family, said, "hidden"), _size(family, said, "heads", MAX_SIZE)
+    hidden, heads = _size(family, said, "hidden"), _size(family, said, "heads")
     if isinstance(family.options["encoder_layers"], Key):
         said["encoder_layers"] = _size(family, said, "encoder_layers", MAX_LAYERS)
     layers = _size(family, said, "layers", MAX_LAYERS, absent=said["encoder_layers"])
@@ -128,6 +128,8 @@ def _said(data: dict[str, Any], key: Key) -> Any:
     given = (data[name] for name in names if name in data and (data[name] is not None or not key.others))
     value = next(given, key.default)
     if isinstance(key.default, bool):
+        if value not in (True, False, None):
+            raise ValueError(f"config.json: {key.name} {shortened(value)}, expected true or false")
         value = bool(value)
     if key.values is None:
         return value

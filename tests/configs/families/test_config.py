@@ -36,6 +36,7 @@ def parsed(text: str) -> ModelConfig:
         ('{"rope_theta": "10000"}', "rope_theta '10000', expected a number"),
         ('{"rope_scaling": [1]}', r"rope_scaling \[1\], expected an object"),
         ('{"rope_scaling": {"rope_type": "default", "beta_fast": 1}}', "rope_scaling.beta_fast is not implemented"),
+        ('{"attention_bias": "false"}', "attention_bias 'false', expected true or false"),
         ('{"logit_scale": 0.5}', "logit_scale 0.5 is not implemented for llama models and may change the result"),
         ('{"sliding_window": 96}', "sliding_window 96 is not implemented for llama models"),
         ('{"per_layer_config": {"0": {}}}', "per_layer_config .* is not implemented"),
