@@ -158,7 +158,8 @@ def _checked_family(data: dict[str, Any]) -> Family:
         value = data.get(name, computed[0])
         if value not in computed:
             raise ValueError(
-                f"config.json: {name} {shortened(value)} is not implemented; use {' or '.join(map(repr, computed))}"
+                f"config.json: {name} {shortened(value)} is not implemented; "
+                + ("leave it out" if computed == (None,) else f"use {' or '.join(map(repr, computed))}")
             )
     for name, field in family.equal.items():
         key = family.options[field]
