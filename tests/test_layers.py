@@ -48,7 +48,7 @@ OWNERS = {
     "rich": {"flows"},
 }
 ORDER = {
-    "configs": ("plans", "hardware", "spec", "workloads", "common"),
+    "configs": ("plans", "hardware", "spec", "workloads", "families", "common"),
     "engine": (
         "agents",
         "worker",

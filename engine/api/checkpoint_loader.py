@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from configs.families.checkpoint import check_tensors, with_stored_head
+from configs.families.config import ModelConfig
+from configs.families.tensors import names_in_file, stored_weights
 from configs.plans.model_manifest import ModelManifest
 from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
-from engine.models.config import ModelConfig
 from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces
-from engine.models.tensors import names_in_file, stored_weights
-from engine.models.weights import check_tensors, weight_files
+from engine.models.weights import weight_files
 from engine.parallel.grid import Grid
 from engine.rank.processes import place_from_environment
 
@@ -62,6 +63,7 @@ class DistributedCheckpointLoader:
         manifest = ModelManifest(identity="folder:unknown", source="folder", folder=str(folder), files={}, config=found)
         self.files = weight_files(manifest)
         stored = stored_tensors(self.files)
+        self.config = with_stored_head(self.config, stored)
         check_tensors(self.config, stored)
         self._names = names_in_file(self.config, stored)
         self.report: LoadReport | None = None

@@ -23,6 +23,7 @@ import torch
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.proc import read_fields
+from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement, Progress
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
@@ -31,7 +32,6 @@ from configs.plans.record import RankPart, Status, read_part
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload
-from engine.models.config import ModelConfig
 from engine.models.sharding import check_degrees
 
 _LOOPBACK = "127.0.0.1"

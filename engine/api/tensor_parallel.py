@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from engine.api.current_group import world_communicator
 from engine.kernels.linear import PackedLinear, pack_linear
-from engine.models.config import ModelConfig
 from engine.models.sharding import Share, check_degrees
 from engine.parallel.communicator import Communicator
 

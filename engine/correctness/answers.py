@@ -175,13 +175,13 @@ def read_prefill(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch],
     for piece in pieces:
         rows = slice(start, start + len(piece.tokens))
         for place, part in enumerate(zip(*(each.parts() for each in sequences[rows]), strict=True)):
-            batch = _fed(list(part), piece)
+            batch = fed_batch(list(part), piece)
             scorer.prefill(batch, _reader(scores[rows], list(part), batch, 0 if place else total, cached=False))
         start = rows.stop
     return scores
 
 
-def _fed(part: list[Sequence], piece: Batch) -> Batch:
+def fed_batch(part: list[Sequence], piece: Batch) -> Batch:
     """Return the input that gives logits after every token of these sequences but the last."""
     if part[0].source is not None:
         found = filled([each.ids + each.decoded[:-1] for each in part], piece.tokens.device)
@@ -202,7 +202,7 @@ def read_cached(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], 
     start = 0
     for piece in pieces:
         part = [replace(each, decoded=[]) for each in sequences[start : start + len(piece.tokens)]]
-        whole = _fed(part, piece)
+        whole = fed_batch(part, piece)
         for chosen in _of_similar_length(part, most):
             mine = [part[row] for row in chosen]
             steps = min([most, *(len(each.ids) - 1 for each in mine)])

@@ -47,6 +47,11 @@ class StoredTensor:
     offset: int
     nbytes: int
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has a floating-point format of 16 bits or more."""
+        return self.dtype.is_floating_point and self.dtype.itemsize >= 2
+
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
     """Return all tensors of the files by name, in file order.

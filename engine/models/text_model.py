@@ -1,13 +1,13 @@
 """What prompts and answers need to know of a text model, whoever implements it: plain data, no torch.
 
-`engine.models.config.ModelConfig` has it for the families of this engine; `engine.peers.families` for the others, which
-only transformers runs.
+`configs.families.config.ModelConfig` has it for the families of this engine; `engine.peers.families` for the others,
+which only transformers runs.
 """
 
 from typing import Protocol
 
+from configs.families.sizes import Kind, Positions
 from configs.plans.record import Figure
-from engine.models.sizes import Kind, Positions
 
 
 class TextModel(Protocol):

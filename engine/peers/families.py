@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.families.config import ModelConfig
+from configs.families.sizes import Kind, Positions
 from engine.context import Context
-from engine.models.config import ModelConfig
-from engine.models.sizes import Kind, Positions
 from engine.models.text_model import TextModel
 from engine.models.weights import check_kind, required_manifest
 from engine.peers.folder_model import WorkKind

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.record import Figure
 from engine.context import Context
 from engine.loading.prepared import prepare_files
-from engine.models.config import ModelConfig
 from engine.models.text_model import TextModel
 from engine.models.weights import DTYPES, required_manifest, weight_files, write_folder
 from engine.peers.families import text_model

@@ -2,7 +2,7 @@
 
 A pass is all requests of this rank's replica, one after the other. The workload defines the processing of a request:
 
-    found = measured_passes(requests, decode, context)      # decode(batch) gives a list of results
+    found = measured_passes(requests, decode, context, check)   # decode(batch) gives a list of results
     found.seconds, found.results, found.last
     unmeasured(requests, decode, context)                   # in the memory pass, and under a profiler
 """
@@ -17,7 +17,7 @@ import numpy as np
 from configs.spec.measuring import Measuring
 from engine.context import Context, Samples
 from engine.prompts.tokens import Batch
-from engine.rank.agreement import max_over_ranks_of
+from engine.rank.agreement import max_over_ranks_of, raise_on_all_ranks
 
 _Result = TypeVar("_Result")
 
@@ -40,8 +40,17 @@ class Passes(Generic[_Result]):
         }
 
 
-def measured_passes(requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context) -> Passes[_Result]:
-    """Warm up, then measure until all ranks have enough."""
+def measured_passes(
+    requests: list[Batch],
+    work: Callable[[Batch], list[_Result]],
+    context: Context,
+    check: Callable[[list[_Result]], None],
+) -> Passes[_Result]:
+    """Warm up, then measure until all ranks have enough.
+
+    check: raises FloatingPointError for results that are not finite numbers; every rank calls it once, after all
+    passes. All ranks raise.
+    """
     rules = context.job.measuring
     found: Passes[_Result] = Passes()
     for _ in range(rules.warmup):
@@ -52,6 +61,7 @@ def measured_passes(requests: list[Batch], work: Callable[[Batch], list[_Result]
         spent, found.last = one_pass(requests, work, context)
         found.seconds.append(spent)
         found.results += found.last
+    raise_on_all_ranks(lambda: check([*found.warmup, *found.results]), context)
     return found
 
 

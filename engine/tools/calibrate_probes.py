@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from configs.families.config import ModelConfig
+from configs.families.rope import Rope
 from configs.hardware.calibration import MEASURED_FORMATS
 from configs.hardware.hardware import NumberFormat
 from engine.inference.model import Shard
 from engine.inference.recorded import STEPS_BEFORE_TRUST, decode_step
 from engine.inference.weights import shard_of
 from engine.kernels.linear import PackedLinear, pack_linear
-from engine.models.config import ModelConfig
 from engine.models.llama import DecoderLayer, Llama
-from engine.models.rope import Rope
 from engine.models.weights import DTYPES
 from engine.parallel.communicator import open_communicators
 from engine.parallel.grid import Grid

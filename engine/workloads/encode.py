@@ -17,6 +17,7 @@ from configs.plans.job import Measurement
 from configs.workloads.encode import EncodeWorkload
 from engine.context import Context, Outcome, Samples
 from engine.correctness.embeddings import EncodeScorer, collect_embeddings, pooled
+from engine.correctness.finite import check_vectors
 from engine.inference.model import Shard
 from engine.inference.pipeline import PipelineStage, micro_batches
 from engine.inference.weights import finalize_weights_after_first_answer, load_shard, shard_figures
@@ -123,7 +124,7 @@ def measure_encode(
     if unmeasured(requests, encode, context):
         outcome.figures["passes"] = 1
         return outcome
-    passes = measured_passes(requests, encode, context)
+    passes = measured_passes(requests, encode, context, check_vectors)
     outcome.figures["passes"] = len(passes.seconds)
     vectors = [each.vectors for each in passes.last if each.vectors is not None]
     if vectors:

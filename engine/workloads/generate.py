@@ -15,7 +15,8 @@ from configs.plans.job import Measurement
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, Outcome, Samples
-from engine.correctness.answers import Scorer, collect_answers, write_completions
+from engine.correctness.answers import Scorer, collect_answers, sequences_of, write_completions
+from engine.correctness.finite import check_logits, check_tokens
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
 from engine.inference.weights import finalize_weights_after_first_answer, load_shard, shard_figures
@@ -73,8 +74,9 @@ def measure_replica(
         return float(first.stamps[0] - first.began) if context.grid.reports_results else None
 
     first = finalize_weights_after_first_answer(measurement, context, first_answer)
+    marked = context.device.type == "cpu"
     outcome = measure_generation(
-        measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token
+        measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token, marked
     )
     outcome.figures |= {"preprocess_seconds": requests.seconds, "decode_path": replica.decode_path}
     outcome.figures |= limit_figures(decoder.config) if workload.answers else {}
@@ -105,15 +107,29 @@ def measure_generation(
     scorer: Scorer,
     pieces: list[Batch] | None = None,
     start_token: int | None = None,
+    marked: bool = False,
 ) -> Outcome:
     """Warm up, measure passes, then collect the answers if requested.
 
     In a memory pass: one request, the largest, and no samples. `scorer` returns the logits of prompts, in batches
     `pieces` (none: as requested). Only the rank that reports for its replica returns samples. start_token: first token
-    of an encoder-decoder's decoder, whose prompts are sources; None for a decoder.
+    of an encoder-decoder's decoder, whose prompts are sources; None for a decoder. marked: `decode` marks tokens that
+    it chose among logits that are not finite; else the first batch is scored once more. Raises FloatingPointError.
     """
     workload = measurement.cell.workload
     assert isinstance(workload, GenerateWorkload | Seq2SeqWorkload)
+
+    def check(results: list[Decoded]) -> None:
+        if marked:
+            # Only the last stage writes every token that it chose.
+            check_tokens(results if context.grid.is_last_stage else [])
+        else:
+            first = (pieces or requests)[0]
+            rows = len(first.tokens)
+            tokens = torch.cat([decoded.tokens for decoded in results[: len(requests)]])[:rows]
+            some = Prompts(prompts.first, prompts.tokens[:rows], prompts.texts[:rows], prompts.total)
+            check_logits(scorer, sequences_of(some, tokens, start_token), first)
+
     outcome = Outcome(
         figures={
             "num_prompts": len(prompts.tokens),
@@ -125,7 +141,7 @@ def measure_generation(
     if unmeasured(requests, decode, context):
         outcome.figures["passes"] = 1
         return outcome
-    passes = measured_passes(requests, decode, context)
+    passes = measured_passes(requests, decode, context, check)
     outcome.figures["passes"] = len(passes.seconds)
     if context.grid.reports_results:
         outcome.samples = _samples(passes)

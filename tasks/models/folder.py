@@ -11,11 +11,16 @@ Layout of a safetensors file: https://huggingface.co/docs/safetensors/index#form
 import difflib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
+from configs.families.checkpoint import head_names
+from configs.families.config import ModelConfig
+from configs.families.numbers import check_finite
+from configs.families.tensors import embedding_name, names_in_file
 from configs.plans.model_manifest import WEIGHT_INDEX
 from configs.plans.record import read_json_object
 
@@ -27,6 +32,8 @@ _TOKENIZER_NAMES = ("vocab.txt", "merges.txt")
 _PICKLED_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # The reference implementation refuses longer headers too (MAX_HEADER_SIZE in safetensors/src/tensor.rs).
 _LONGEST_HEADER_BYTES = 100_000_000
+_COMPARED_BYTES = 1 << 20
+_WIDE = ("F16", "BF16", "F32", "F64")
 _DTYPE_BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -69,6 +76,22 @@ class FileHashes:
         if self._changed:
             write_atomically(self._store, json.dumps(self._known, indent=0, sort_keys=True))
             self._changed = False
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """What a file's header says of one tensor: `nbytes` bytes from `offset` of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has a floating-point format of 16 bits or more."""
+        return self.dtype in _WIDE
 
 
 def file_names(folder: Path) -> list[str]:
@@ -126,6 +149,7 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{where}: no {CONFIG}. A model folder contains {CONFIG} and *.safetensors")
     config = _json_object(folder / CONFIG)
+    check_finite(config, f"{where}/{CONFIG}")
     if "auto_map" in config:
         raise ValueError(
             f"{where}/{CONFIG}: auto_map requires Python code of the model, but trust_remote_code is off "
@@ -142,7 +166,8 @@ def read_index(folder: Path) -> dict[str, Any] | None:
 def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any], list[str]]:
     """Check a model folder whole, hashes aside.
 
-    Returns its configuration and the names of the files that make the model. Raises ValueError.
+    Returns its configuration, with the head that is in the files, and the names of the files that
+    make the model. Raises ValueError.
     """
     where = where or str(folder)
     config = read_config(folder, where)
@@ -150,18 +175,52 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
     require_safetensors(names, where, str(folder))
     index = read_index(folder)
     weights = weights_in(names, index, where)
-    tensors = {name: check_safetensors(folder / name) for name in weights}
+    tensors = {name: stored_tensors(folder / name) for name in weights}
     if index is not None and weights != [SINGLE]:
         for tensor, name in index["weight_map"].items():
             if tensor not in tensors[name]:
                 raise ValueError(
                     f"{where}: {WEIGHT_INDEX} says {tensor} is in {name}, which has none; fetch both again"
                 )
-    return config, sorted({*described_by(names), *weights})
+    stored = {name: tensor for held in tensors.values() for name, tensor in held.items()}
+    return with_stored_head(config, stored), sorted({*described_by(names), *weights})
 
 
-def check_safetensors(path: Path) -> set[str]:
-    """Check a file's header against its size; returns the names of its tensors. Raises ValueError, OSError."""
+def with_stored_head(config: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Return the configuration that says what transformers computes: a head in the files that differs from the
+    embedding is not tied to it, whatever config.json says.
+
+    So the planner counts it, and every engine computes it. An equal copy is tied, as stated.
+    """
+    try:
+        parsed = ModelConfig.parse(config)
+    except ValueError:  # judged where a cell needs our engine (`tasks.models.judgement`)
+        return config
+    heads = [stored[name] for name in sorted(head_names(parsed) & stored.keys())]
+    table = names_in_file(parsed, stored).get(embedding_name(parsed))
+    if not parsed.tied or not heads or table is None or _same_values(heads[0], stored[table]):
+        return config
+    scaled = {"scale_decoder_outputs": parsed.head_scale != 1.0} if parsed.kind == "encoder_decoder" else {}
+    return config | {"tie_word_embeddings": False} | scaled
+
+
+def _same_values(one: StoredTensor, other: StoredTensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.offset)
+        second.seek(other.offset)
+        left = one.nbytes
+        while left:
+            size = min(left, _COMPARED_BYTES)
+            if first.read(size) != second.read(size):
+                return False
+            left -= size
+    return True
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file by its header, checked against the file's size. Raises ValueError, OSError."""
     actual = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
@@ -173,18 +232,20 @@ def check_safetensors(path: Path) -> set[str]:
         raw = file.read(length)
     try:
         header = json.loads(raw)
-        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
-        position = 0
-        for tensor in sorted(tensors.values(), key=lambda tensor: tuple(tensor["data_offsets"])):
+        found, position = {}, 0
+        tensors = [(name, tensor) for name, tensor in header.items() if name != "__metadata__"]
+        for name, tensor in sorted(tensors, key=lambda item: tuple(item[1]["data_offsets"])):
             begin, end = map(int, tensor["data_offsets"])
             if begin != position or end < begin or _tensor_bytes(tensor) not in (None, end - begin):
                 raise ValueError(f"the data at byte {position} are not accounted for")
+            shape = tuple(map(int, tensor["shape"]))
+            found[name] = StoredTensor(path, str(tensor["dtype"]), shape, 8 + length + begin, end - begin)
             position = end
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(path, f"its header is not one of safetensors ({error})") from error
     if 8 + length + position != actual:
         raise _damaged(path, f"expected {8 + length + position} bytes by its header, found {actual}")
-    return set(tensors)
+    return found
 
 
 def similar_folder(identifier: str, base: Path) -> str:

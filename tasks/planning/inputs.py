@@ -25,6 +25,7 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
 from tasks.models.dataset import HUB_PREFIX, write_dataset
+from tasks.models.judgement import model_problems
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import manifest_path, resolve_model
 
@@ -84,6 +85,8 @@ def make_plan(
     if problems := misfits(plan, folder):
         raise StudyError(problems)
     _need_tokenizers(plan)
+    if problems := model_problems(plan):
+        raise StudyError(problems)
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()

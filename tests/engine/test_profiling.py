@@ -20,6 +20,7 @@ from hypothesis import strategies as some
 
 from configs.common.execution import Layout
 from configs.common.intervals import Intervals, difference, intersection, intervals, length, union
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -30,7 +31,6 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.context import Context, Outcome
 from engine.kernels import linear
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 from engine.parallel.communicator import CommunicationEvent, Communicator, Communicators
 from engine.profiling.collectives import NO_GROUP, RecordedCollective, collectives, columns, group_of

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_prompts import VARIANTS, long_prompts
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job
 from configs.plans.plan import Plan
 from configs.spec.study import StudySpec, load_study
-from engine.models.config import ModelConfig
 from engine.models.stages import stage_layers
 from engine.planner.catalog import find_model
 from flows.cli.plan.study import planned

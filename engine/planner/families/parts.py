@@ -11,6 +11,7 @@ tensor parallelism (arXiv 1909.08053).
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from configs.families.numbers import MAX_LAYERS, MAX_SIZE, shortened
 from engine.planner.architecture import Architecture, Role, TokenStream, Weight
 
 WeightTuple = tuple[Weight, ...]
@@ -33,9 +34,12 @@ class Fields:
         value = self.get(*keys)
         if value is None:
             value = default
+        largest = MAX_LAYERS if "layer" in keys[0] else MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            said = "is missing" if value is None else f"is {value!r}"
+            said = "is missing" if value is None else f"is {shortened(value)}"
             raise ValueError(f"{self.name}: config.json: {keys[0]} {said}; a positive whole number is needed")
+        if value > largest:
+            raise ValueError(f"{self.name}: config.json: {keys[0]} is {shortened(value)}; the largest is {largest:,}")
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from configs.families.config import ModelConfig
+from configs.families.table import FAMILIES
 from engine.inference.weights import read_shard
-from engine.models.config import ModelConfig
-from engine.models.table import FAMILIES
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 from tests.support.answers.added_family import add_family, forward_of_added

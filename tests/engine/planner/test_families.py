@@ -114,6 +114,9 @@ def test_the_class_in_the_configuration_says_what_is_on_top() -> None:
         ({"model_type": "llama"}, "mine: config.json: hidden_size is missing; a positive whole number is needed"),
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": "2"}, "mine: config.json: n_layer is '2'"),
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": 0}, "mine: config.json: n_layer is 0"),
+        ({"model_type": "gpt2", "n_embd": 64, "n_layer": 10**12}, "n_layer is 1000000000000; the largest is 10,000"),
+        ({"model_type": "gpt2", "n_embd": float("nan")}, "mine: config.json: n_embd is NaN, expected a finite number"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config .* is not known to the"),
         (
             {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 3, "vocab_size": 9},
             "a hidden size of 64 cannot be shared equally by 3 heads",

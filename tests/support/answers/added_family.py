@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from engine.models.table import FAMILIES
+from configs.families.table import FAMILIES
 from tests.support.answers.sharded_runs import Run, forward
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "architectures.md"

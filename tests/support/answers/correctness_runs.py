@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from engine.correctness.answers import Scores, Sequence, collect_answers, columns, read_prefill, sequences_of
 from engine.correctness.noise import converted, measure_noise
 from engine.correctness.scoring import ModelScorer
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
 from engine.inference.weights import shard_of
-from engine.models.config import ModelConfig
 from engine.models.weights import DTYPES
 from engine.parallel.grid import Grid
 from engine.prompts.tokens import Prompts, batches

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from configs.workloads.encode import EncodeWorkload
 from engine.correctness.answers import FORCED_TOKENS, collect_answers, columns, read_prefill, sequences_of
 from engine.correctness.embeddings import collect_embeddings, embedding_columns, pooled, read_states
@@ -26,7 +27,6 @@ from engine.correctness.scoring import ModelEncodeScorer, Seq2SeqScorer
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
 from engine.inference.weights import shards_of
-from engine.models.config import ModelConfig
 from engine.models.weights import DTYPES
 from engine.parallel.grid import Grid
 from engine.prompts.tokens import Prompts, batches

@@ -94,6 +94,6 @@ def measurement_on_rank(
     context = made_context(Path(folder), ModelManifest.model_validate_json(manifest), job, rank)
     try:
         outcome = load_workload(measurement.cell)(measurement, context)
-    except ValueError as error:
-        return {"error": str(error)}
+    except (ValueError, FloatingPointError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
     return {"figures": outcome.figures, "samples": outcome.samples}

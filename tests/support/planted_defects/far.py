@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.models.config import ModelConfig
+from configs.families.config import ModelConfig
 from tests.support.answers.correctness_runs import Defect, Rank
 from tests.support.planted_defects.planting import change_steps
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.models.config import ModelConfig
+from configs.families.config import ModelConfig
 from engine.parallel.grid import Grid
 from tests.support.answers.correctness_runs import Defect, Rank, Setting
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.models.config import ModelConfig
+from configs.families.config import ModelConfig
 from engine.models.llama import Llama
 from engine.models.weights import write_weights
 

@@ -21,13 +21,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 from engine.training.trainer import Task, Trainer, TrainerOptions, TrainingBatch
 from engine.training.trainers import STRATEGIES

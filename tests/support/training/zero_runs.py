@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from configs.common.execution import Layout, StageBalance
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.hardware.hardware import Accelerator, Machine
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 from engine.models.stages import stage_layers as engine_stage_layers
 from engine.models.weights import DTYPES

@@ -3,48 +3,17 @@
     family = family_of("gpt2")
     family.options["order"], family.stacks["decoder"].names["attn.c_attn"]
 
-An entry says what `engine.models.config.ModelConfig` is to hold (a constant, or the key of `config.json` that says
+An entry says what `configs.families.config.ModelConfig` is to hold (a constant, or the key of `config.json` that says
 it, with what transformers takes where the key is absent) and where a checkpoint keeps each weight of a layer. How a
-weight is split over ranks follows from its role (`engine.models.tensors.ROLES`). docs/reference/architectures.md says
-how to add a family.
+weight is split over ranks follows from its role (`configs.families.tensors.ROLES`).
+docs/reference/architectures.md says how to add a family.
 """
 
 from typing import Any
 
-from engine.models.family import Family, Key, Stack
+from configs.families.family import Family, Key, Stack
+from configs.families.options import BIASED, COMMON
 
-COMMON: dict[str, Any] = {
-    "kind": "decoder",
-    "vocabulary": Key("vocab_size"),
-    "hidden": Key("hidden_size"),
-    "feed_forward": Key("intermediate_size"),
-    "layers": Key("num_hidden_layers"),
-    "heads": Key("num_attention_heads"),
-    "max_positions": Key("max_position_embeddings", 2048),
-    "norm_epsilon": Key("rms_norm_eps", 1e-6),
-    "activation": Key("hidden_act", "silu"),
-    "gated": True,
-    "positions": "rotary",
-    "qkv_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
-    "head_norms": False,
-    "tied": Key("tie_word_embeddings", False),
-    "initializer_range": Key("initializer_range", 0.02),
-    "encoder_layers": 0,
-    "scaled_embedding": False,
-    "scaled_head": False,
-}
-"""Llama's options without those that differ among its relatives."""
-BIASED: dict[str, Any] = {
-    "norm": "layer",
-    "norm_bias": True,
-    "qkv_bias": True,
-    "output_bias": True,
-    "mlp_bias": True,
-    "gated": False,
-}
-"""A layer with LayerNorm, a bias everywhere and no gate."""
 _BIAS = Key("attention_bias", False)
 _PROJECTIONS: dict[str, tuple[str, ...]] = {
     "self_attn.q_proj": ("query",),
@@ -65,7 +34,8 @@ _LLAMA_TABLES = {"embedding": "embed_tokens"}
 
 def _llama(options: dict[str, Any], **more: Any) -> Family:
     """Llama's entry with other options."""
-    return Family(**{"options": COMMON | options, "stacks": _LLAMA_STACKS, "tables": _LLAMA_TABLES, **more})
+    given = {"options": COMMON | options, "stacks": _LLAMA_STACKS, "tables": _LLAMA_TABLES, **more}
+    return Family(**given | {"computed": {"is_causal": (True,), **more.get("computed", {})}})
 
 
 _T5_SELF: dict[str, tuple[str, ...]] = {
@@ -113,6 +83,7 @@ FAMILIES: dict[str, Family] = {
             "max_positions": Key("max_position_embeddings", 131072),
         },
         slides="all",
+        layer_types=True,
     ),
     "qwen2": _llama(
         {
@@ -122,6 +93,7 @@ FAMILIES: dict[str, Family] = {
             "qkv_bias": True,
         },
         slides="upper",
+        layer_types=True,
     ),
     "qwen3": _llama(
         {
@@ -133,6 +105,7 @@ FAMILIES: dict[str, Family] = {
             "head_norms": True,
         },
         slides="upper",
+        layer_types=True,
     ),
     "gemma": _llama(
         {
@@ -171,6 +144,7 @@ FAMILIES: dict[str, Family] = {
             )
         },
         share_key="partial_rotary_factor",
+        rope_keys=("original_max_position_embeddings",),
         slides="all",
         window=None,
     ),
@@ -192,6 +166,14 @@ FAMILIES: dict[str, Family] = {
             "scale_attn_by_inverse_layer_idx": (False,),
             "scale_attn_weights": (True,),
             "add_cross_attention": (False,),
+            "reorder_and_upcast_attn": (False,),
+            "is_causal": (True,),
+        },
+        equal={
+            "hidden_size": "hidden",
+            "num_attention_heads": "heads",
+            "num_hidden_layers": "layers",
+            "max_position_embeddings": "max_positions",
         },
         prefix="transformer.",
         tables={"embedding": "wte", "positions": "wpe"},
@@ -229,7 +211,7 @@ FAMILIES: dict[str, Family] = {
             "tied": Key("tie_word_embeddings", True),
             "initializer_range": Key("init_std", 0.02),
         },
-        computed={"do_layer_norm_before": (True,), "layer_norm_elementwise_affine": (True,)},
+        computed={"do_layer_norm_before": (True,), "layer_norm_elementwise_affine": (True,), "is_causal": (True,)},
         equal={"word_embed_proj_dim": "hidden"},
         prefix="model.decoder.",
         prefixes=("decoder.", ""),
@@ -261,6 +243,7 @@ FAMILIES: dict[str, Family] = {
             "qkv_bias": Key("attention_bias", True),
             "output_bias": Key("attention_bias", True),
         },
+        computed={"is_causal": (True,)},
         theta_key="rotary_emb_base",
         share_key="rotary_pct",
         rotary_share=0.25,
@@ -304,6 +287,7 @@ FAMILIES: dict[str, Family] = {
         computed={
             "position_embedding_type": ("absolute",),
             "is_decoder": (False,),
+            "is_causal": (False,),
             "add_cross_attention": (False,),
         },
         prefix="",
@@ -332,6 +316,7 @@ FAMILIES: dict[str, Family] = {
         renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
         # Only the body is computed: no pooler and no head, regardless of the task.
         unused=("*pooler.*", "cls.*", "classifier.*", "qa_outputs.*", "*position_ids"),
+        harmless=("tie_word_embeddings",),
     ),
     "t5": Family(
         options=COMMON
@@ -353,12 +338,20 @@ FAMILIES: dict[str, Family] = {
             "attention_scale": 1.0,
             "start_token": Key("decoder_start_token_id", 0, others=("pad_token_id",)),
             # Version 1.1 neither ties the head nor scales its input. Newer files state only the latter, and that all
-            # heads are tied; transformers then uses the head in the file.
-            "tied": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
+            # heads are tied.
+            "tied": Key("tie_word_embeddings", True),
             "scaled_head": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "initializer_range": 0.05,
         },
-        computed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
+        # is_causal would apply to both stacks.
+        computed={"is_encoder_decoder": (True,), "is_decoder": (False,), "is_causal": (None,)},
+        gate_keys=("dense_act_fn", "is_gated_act"),
+        equal={
+            "hidden_size": "hidden",
+            "num_attention_heads": "heads",
+            "num_hidden_layers": "encoder_layers",
+            "head_dim": "head_dim",
+        },
         prefix="",
         tables={"embedding": "shared"},
         head_in_embedding=True,

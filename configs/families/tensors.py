@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.models.family import Family, Stack
-from engine.models.sizes import ModelSizes
-from engine.models.table import FAMILIES
+from configs.families.family import Family, Stack
+from configs.families.sizes import ModelSizes
+from configs.families.table import FAMILIES
 
 StackName = Literal["encoder", "decoder"]
 WeightSplit = Literal["rows", "columns", "whole", "words", "heads"]
@@ -159,17 +159,21 @@ def names_in_file(config: ModelSizes, stored: Iterable[str]) -> dict[str, str]:
         ours = next((one for one in _our_names(family, name) if one in expected), None)
         if ours is not None:
             found[ours] = name
-    head, table = f"{family.head}.weight", f"{family.prefix}{family.tables['embedding']}.weight"
+    head, table = f"{family.head}.weight", embedding_name(config)
     if family.head_in_embedding and head in expected and head not in found and table in found:
         found[head] = found[table]
     return found
 
 
+def embedding_name(config: ModelSizes) -> str:
+    """Return our name of the embedding's tensor."""
+    family = FAMILIES[config.family]
+    return f"{family.prefix}{family.tables['embedding']}.weight"
+
+
 def is_unused(config: ModelSizes, name: str) -> bool:
     """Whether a checkpoint may hold a tensor that is not computed: a head for another task, a mask, a table."""
     family = FAMILIES[config.family]
-    if config.kind != "encoder" and config.tied and name in {f"{one}.weight" for one in (family.head, *family.heads)}:
-        return True
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in family.unused)
 
 

@@ -1,12 +1,12 @@
 """The sizes of a model and which of the options it has, whatever the family: plain data, no torch.
 
-`engine.models.config` reads them from a `config.json`.
+`configs.families.config` reads them from a `config.json`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.models.rope import Rope
+from configs.families.rope import Rope
 
 Kind = Literal["decoder", "encoder", "encoder_decoder"]
 NormKind = Literal["rms", "layer"]

@@ -8,8 +8,20 @@ Some families rotate only the first `share` of each head (GPT-NeoX, Phi).
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from configs.families.numbers import real_number, shortened
+
 RopeKind = Literal["default", "linear", "llama3"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3")
+_KEYS = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+)
 
 
 @dataclass(frozen=True)
@@ -39,21 +51,29 @@ def parse_rope(
     """
     name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
     rope: dict[str, Any] = data.get(name) or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"config.json: {name} {shortened(rope)}, expected an object")
     if any(isinstance(value, dict) for value in rope.values()):
         raise ValueError(f"config.json: {name} differs by kind of layer, which is not implemented; use one for all")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPE_KINDS:
         raise ValueError(
-            f"config.json: {name}.rope_type {kind!r} is not implemented; use one of: {', '.join(ROPE_KINDS)}"
+            f"config.json: {name}.rope_type {shortened(kind)} is not implemented; use one of: {', '.join(ROPE_KINDS)}"
         )
+    unknown = [key for key, value in rope.items() if key not in _KEYS and value is not None]
+    if unknown:
+        raise ValueError(f"config.json: {name}.{unknown[0][:80]} is not implemented; use one of: {', '.join(_KEYS)}")
     found = rope.get("partial_rotary_factor", data.get(share_key, data.get("partial_rotary_factor")))
-    share = share if found is None else float(found)
+    share = share if found is None else real_number(found, share_key or "partial_rotary_factor")
     if not share_key and share != 1.0:
         raise ValueError(f"config.json: {name}.partial_rotary_factor is not implemented; use 1.0")
     if not 0.0 < share <= 1.0:
         raise ValueError(f"config.json: {share_key} {share} is not a share of a head; use more than 0 and at most 1")
     theta = rope.get("rope_theta", data.get(theta_key, data.get("rope_theta")))
-    return _scaled(data, rope, name, kind, float(10000.0 if theta is None else theta), max_positions), share
+    base = 10000.0 if theta is None else real_number(theta, "rope_theta" if "rope_theta" in rope else theta_key)
+    if base <= 0:
+        raise ValueError(f"config.json: {theta_key} {base} is not implemented; use a positive number")
+    return _scaled(data, rope, name, kind, base, max_positions), share
 
 
 def _scaled(
@@ -65,14 +85,17 @@ def _scaled(
     missing = [key for key in needed if rope.get(key) is None]
     if missing:
         raise ValueError(f"config.json: {name}.{missing[0]} is missing; {kind} needs {', '.join(needed)}")
+    numbers = {key: real_number(rope[key], f"{name}.{key}") for key in needed}
+    if numbers["factor"] <= 0:
+        raise ValueError(f"config.json: {name}.factor {numbers['factor']} is not implemented; use a positive number")
     if kind == "linear":
-        return Rope(theta, kind, float(rope["factor"]))
+        return Rope(theta, kind, numbers["factor"])
     before = data.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     return Rope(
         theta,
         kind,
-        factor=float(rope["factor"]),
-        low_frequency_factor=float(rope["low_freq_factor"]),
-        high_frequency_factor=float(rope["high_freq_factor"]),
+        factor=numbers["factor"],
+        low_frequency_factor=numbers["low_freq_factor"],
+        high_frequency_factor=numbers["high_freq_factor"],
         original_positions=int(before or max_positions),
     )

@@ -46,12 +46,14 @@ class Family:
 
     options: fields of ModelConfig. Beyond those: "scaled_embedding" (by the root of the hidden size) and "scaled_head"
     (by its inverse). computed: keys that must have one of these values, the first being that of an absent key. equal:
-    keys that must be absent or equal to an option. slides: which layers attend to `window` tokens only.
-    prefix: prefix of all names except the head's; a file may use one of `prefixes` instead. tables: slot of an
-    embedding or its norm -> tensor. head: the head's name, which has no prefix; heads: alternative names. transposed:
-    layer weights are stored [in, out]. by_head: fused tensors whose rows are ordered by head. head_in_embedding:
-    without a head tensor the embedding is used, regardless of the configuration. renamed: suffixes of names in old
-    files -> current names. unused: patterns of tensors that are ignored.
+    keys that must be absent or equal to an option. gate_keys: of the parts of the activation's name. rope_keys: further
+    keys of rotary positions. slides: which layers attend to `window` tokens only, where no layer_types are given;
+    layer_types: whether that key is read. harmless: patterns of keys that change no result, beyond
+    `configs.families.keys.HARMLESS`. prefix: prefix of all names except the head's; a file may use one of `prefixes`
+    instead. tables: slot of an embedding or its norm -> tensor. head: the head's name, which has no prefix; heads:
+    alternative names. transposed: layer weights are stored [in, out]. by_head: fused tensors whose rows are ordered by
+    head. head_in_embedding: without a head tensor the embedding is used, regardless of the configuration. renamed:
+    suffixes of names in old files -> current names. unused: patterns of tensors that are ignored.
     """
 
     options: Mapping[str, Any]
@@ -64,10 +66,13 @@ class Family:
     computed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
+    gate_keys: tuple[str, ...] = ()
     theta_key: str = "rope_theta"
     share_key: str = ""
     rotary_share: float = 1.0
+    rope_keys: tuple[str, ...] = ("partial_rotary_factor",)
     slides: Literal["none", "all", "upper"] = "none"
+    layer_types: bool = False
     window: int | None = 4096
     max_window_layers: int = 28
     transposed: bool = False
@@ -75,3 +80,4 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     head_in_embedding: bool = False
     unused: tuple[str, ...] = field(default=("*rotary_emb.inv_freq",))
+    harmless: tuple[str, ...] = ()

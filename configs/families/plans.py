@@ -10,10 +10,10 @@ distribution of work. The engine's splits are used, and a plan that differs is r
 
 from typing import Any
 
-from engine.models.family import PAGE
-from engine.models.sizes import ModelSizes
-from engine.models.table import FAMILIES
-from engine.models.tensors import ROLES, WeightSplit, stacks_of
+from configs.families.family import PAGE
+from configs.families.sizes import ModelSizes
+from configs.families.table import FAMILIES
+from configs.families.tensors import ROLES, WeightSplit, stacks_of
 
 STYLES: dict[str, tuple[WeightSplit, ...]] = {
     "colwise": ("rows",),
