@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from configs.plans.job import Job
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import JobState
+from slurm.schedulers.waiting import read_waiting
 from tasks.campaign.active_jobs import ActiveJobs, Flown
 from tasks.campaign.jobs import follow_job, measured_so_far, waits_for
 from tasks.campaign.progress import ProgressRow
@@ -71,5 +72,7 @@ def _look(session: Session, name: str, flown: Flown) -> str:
         if time.monotonic() - flown.running_since > flown.job.timeout_seconds + _SCHEDULER_GRACE_SECONDS:
             adapter.cancel(folder)
     if state != "ended":
+        waits = read_waiting(session.run.job(name)) if state == "waiting" else None
+        row.reason = waits.reason if waits else ""
         row.state, row.note = ("running" if state == "running" else "queued"), adapter.note(folder)
     return state

@@ -111,6 +111,14 @@ class Submission(Frozen):
     submitted_at: str
 
 
+class QueueState(Frozen):
+    """Written whenever a scheduler gives another reason why a job waits, or is not taken."""
+
+    state: str = Field(description="as the scheduler writes it: PENDING; none: it has not taken the job")
+    reason: str
+    since: str
+
+
 class Launcher(Frozen):
     """Written by each node's launcher before it starts anything: whom to ask, and whom to end."""
 
@@ -120,6 +128,7 @@ class Launcher(Frozen):
     host: str
     started_at: str
     lock_acquired_at: str | None = Field(None, description="since when it has the machine for itself; none: it waits")
+    restarts: int = Field(0, ge=0, description="how often the scheduler had started the job before")
 
 
 class JobEnd(Frozen):
@@ -135,6 +144,7 @@ class JobEnd(Frozen):
     return_code: int | None
     measurement: str | None = Field(None, description="the measurement that was going on")
     nodes: tuple[str, ...] = Field((), description="of a cluster, those to blame: a retry leaves them out")
+    suspects: tuple[str, ...] = Field((), description="where none is to blame by name: where it was lost; left out too")
     rank: int | None = Field(None, description="the rank that failed first, where known")
     kind: str | None = None
     message: str | None = None

@@ -51,6 +51,16 @@ class JobPaths:
         return self.folder / "submission.json"
 
     @property
+    def queue(self) -> Path:
+        """Of a job under a scheduler: why it waits, or is not taken."""
+        return self.folder / "queue.json"
+
+    @property
+    def requeued(self) -> Path:
+        """Of a job under a scheduler: there where it was put back into the queue after it had begun."""
+        return self.folder / "requeued"
+
+    @property
     def accounting(self) -> Path:
         return self.folder / "accounting.json"
 

@@ -98,6 +98,7 @@ def _accounting_settings(plan: LabPlan) -> list[str]:
         f"AccountingStorageHost={plan.head_address}",  # nodes ask for accounts too
         f"AccountingStoragePort={plan.slurmdbd_port}",
         f"AccountingStoragePass={plan.munge_socket}",
+        *(["AccountingStorageEnforce=qos,limits"] if plan.enforce_limits else []),
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=1",
         # Where the kernel cannot limit memory, slurmd looks every second.

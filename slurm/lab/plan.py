@@ -38,6 +38,7 @@ class LabRequest(Frozen):
     cores_per_node: PositiveInt = 1
     bandwidths: tuple[str, ...] = ()
     hidden: Annotated[tuple[Path, ...], Field(description="folders that the nodes do not see")] = ()
+    enforce_limits: Annotated[bool, Field(description="limits of accounts and QOS hold, for root too")] = False
 
     @field_validator("name")
     @classmethod

@@ -48,6 +48,12 @@ def under_slurm(environment: Mapping[str, str]) -> bool:
     )
 
 
+def restarts(environment: Mapping[str, str]) -> int:
+    """How often Slurm has started the job before (a requeue); 0 where it does not say."""
+    text = environment.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdigit() else 0
+
+
 def node_of(environment: Mapping[str, str]) -> JobNode:
     """This node, from Slurm's variables: those of the step, which may have fewer nodes than its job.
 

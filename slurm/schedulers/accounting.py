@@ -36,7 +36,7 @@ SACCT_ARGUMENTS = ("--parsable2", "--noconvert", f"--format={SACCT_FORMAT}")
 _MULTIPLES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)$")
-_EMPTY = ("", "Unknown", "None", "None assigned", "N/A")
+_EMPTY = ("", "Unknown", "None", "None assigned", "N/A", "(null)")
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
     job = next((row for row in rows if row["JobID"] == name), None)
     if job is None:
         return None
-    submitted, started = (_seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
+    submitted, started = (seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
     queued = None if submitted is None or started is None else max(0.0, started - submitted)
-    failed, nodes = (_hosts(job.get(field, "")) for field in ("FailedNode", "NodeList"))
+    failed, nodes = (hosts_of(job.get(field, "")) for field in ("FailedNode", "NodeList"))
     energy = max((joules for row in rows if (joules := _number(row.get("ConsumedEnergyRaw", "")))), default=None)
     accounting = Accounting(
         job_id=name,
@@ -127,7 +127,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _seconds_since_epoch(text: str) -> float | None:
+def seconds_since_epoch(text: str) -> float | None:
     """Of a time as SLURM_TIME_FORMAT=%s writes it, or as sacct does by itself (local time, no zone)."""
     if text.isdigit():
         return float(text)
@@ -137,5 +137,6 @@ def _seconds_since_epoch(text: str) -> float | None:
         return None
 
 
-def _hosts(text: str) -> tuple[str, ...]:
+def hosts_of(text: str) -> tuple[str, ...]:
+    """Of a host list; none where there is none."""
     return () if text in _EMPTY else host_names(text)

@@ -67,19 +67,20 @@ def run_job(
 ) -> Collected:
     """Submit a job, wait for its end, make records of what its ranks left.
 
-    notice: is told once what the job waits for, be it another launch on this machine or a scheduler's queue.
+    notice: is told what the job waits for, be it another launch on this machine or a scheduler's queue: once each.
     check: is called again and again, and raises where the waiting shall end.
     Whatever ends the waiting ends the job. Raises Refused for a job that the scheduler will never take.
     """
     adapter, here = adapter_for(job.target.kind), job.target.kind == "local"
-    told = False
+    told: set[str] = set()
 
     def look(state: JobState, waited_seconds: float) -> None:
-        nonlocal told
         check()
-        if state == "waiting" and waited_seconds > _NOTICE_SECONDS and not told:
-            notice(f"waiting {waits_for()}" if here else adapter.note(run.job(job.name).folder))
-            told = True
+        if state == "waiting" and waited_seconds > _NOTICE_SECONDS and not (here and told):
+            said = f"waiting {waits_for()}" if here else adapter.note(run.job(job.name).folder)
+            if said not in told:
+                notice(said)
+            told.add(said)
 
     try:
         adapter.submit(run.job(job.name).folder)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
+from configs.plans.record import Status
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.ledger import places
-from tasks.campaign.records import collect_job
+from tasks.campaign.records import Collected, collect_job, failed_records
 from tasks.campaign.session import Session
 from tasks.campaign.staging import bring_home
 
@@ -30,7 +31,9 @@ def resolve_leftovers(session: Session) -> Leftovers:
             (measurement.cell.key, job.measuring_pass, measurement.repeat) for measurement in job.measurements
         } <= wanted
         if adapter_for(job.target.kind).poll(run.job(name).folder) == "ended":
-            found.notes += collect_job(run, name).set_aside
+            collected = collect_job(run, name)
+            found.notes += collected.set_aside
+            _record_failed_start(run, name, collected)
             mark_collected(run, name)
         elif mine:
             found.running.append(name)
@@ -44,6 +47,17 @@ def resolve_leftovers(session: Session) -> Leftovers:
             found.notes += collect_job(run, name).set_aside
             mark_collected(run, name)
     return found
+
+
+def _record_failed_start(run: RunPaths, name: str, collected: Collected) -> None:
+    """Records of a scheduler's job that was lost before its first measurement while nobody looked."""
+    end = collected.end
+    if end is None or not collected.start_failure or not run.job(name).submission.exists():
+        return
+    if end.status is not Status.CANCELLED:
+        status = Status.FAILED if end.status is Status.COMPLETED else end.status
+        message = f"the launch failed to start: {collected.start_failure}"
+        failed_records(run, name, collected.unreached, status, message)
 
 
 def _uncollected(run: RunPaths) -> list[tuple[str, Job]]:

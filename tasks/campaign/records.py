@@ -43,6 +43,7 @@ class Collected:
     set_aside: list[str] = field(default_factory=list)
     start_failure: str | None = None
     end: JobEnd | None = None
+    job: str = ""
 
 
 def collect_job(run: RunPaths, name: str) -> Collected:
@@ -52,7 +53,7 @@ def collect_job(run: RunPaths, name: str) -> Collected:
     end = JobEnd.model_validate_json(paths.end.read_bytes())
     ranks = _ranks(job)
     begun = {progress.measurement for progress in _progresses(paths, ranks) if progress.measurement} | {end.measurement}
-    result = Collected(end=end)
+    result = Collected(end=end, job=name)
     for position, measurement in enumerate(job.measurements):
         recorded = run.record(measurement.cell.key, job.measuring_pass, measurement.repeat, measurement.attempt)
         if recorded.exists():

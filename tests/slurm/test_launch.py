@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from configs.common.proc import start_ticks
-from configs.plans.job import Job, Launcher
+from configs.plans.job import Job, Launcher, Submitting
 from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
+from slurm.launch import is_second_time
 from slurm.launcher.end_cause import NotStartedError
 from slurm.launcher.node_registration import Rendezvous, free_port
 from slurm.launcher.processes import oom_kills
@@ -34,6 +35,36 @@ from tests.support.launches import (
     wait_until,
     write_job,
 )
+
+
+@pytest.mark.parametrize(
+    ("restarts", "written", "driven", "second"),
+    [
+        ("1", 0, True, True),
+        ("2", 1, True, True),
+        ("1", 1, True, False),  # by a launcher of this time, on another node
+        ("", 0, True, False),
+        ("0", 0, True, False),
+        ("1", None, True, False),  # requeued before any launcher began: this is the first time
+        ("1", 0, False, False),  # a bundle's job goes on where it stopped
+    ],
+)
+def test_a_requeued_job_is_not_begun_twice(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restarts: str,
+    written: int | None,
+    driven: bool,
+    second: bool,
+) -> None:
+    paths = write_job(tmp_path, [noop_measurement("a", ranks=2)])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    if driven:
+        paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    if written is not None:
+        launcher = Launcher(pid=1, pid_started=1, host="n1", started_at="", restarts=written)
+        paths.node_launcher(0).write_text(launcher.model_dump_json())
+    assert is_second_time(paths) is second
 
 
 def test_torchrun_argv(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def print_status(folder: Path, as_json: bool) -> int:
         cell = plan.cells[row["key"]]
         label = f"{names.get(cell.model or '', '')}  {cell.label}".strip()
         started = (row["started_at"] or "")[:19].replace("T", " ")
-        why = row["failure"] or ""
+        why = row["failure"] or row["waits_for"] or ""
         jobs = (row["job"] or "",) if with_jobs else ()
         table.add_row(row["key"], label, str(row["repeat"]), row["status"], *jobs, str(row["attempts"]), started, why)
     console.print(table)
@@ -58,7 +58,7 @@ def print_status(folder: Path, as_json: bool) -> int:
 
 
 def status_rows(run: RunPaths, plan: Plan) -> list[dict[str, Any]]:
-    """Return key, repeat, status, attempts, started_at, finished_at, record and scheduler job of each repeat.
+    """Return key, repeat, status, attempts, started_at, finished_at, record and scheduler's job of each repeat.
 
     A repeat without a record is `running` if a launch measures it now, `queued` if its job is pending,
     else `waiting`. The job is the one that measures or measured it.
@@ -71,7 +71,7 @@ def status_rows(run: RunPaths, plan: Plan) -> list[dict[str, Any]]:
         for repeat in range(plan.repeats[key]):
             entry = ledger.decisive((key, "timed", repeat))
             memory = ledger.decisive((key, "memory", 0))
-            state, job_id = under_way.get((key, repeat), ("waiting", None))
+            state, job_id, waits_for = under_way.get((key, repeat), ("waiting", None, None))
             if entry and entry.record.accounting and job_id is None:
                 job_id = entry.record.accounting.job_id
             rows.append(
@@ -85,15 +85,18 @@ def status_rows(run: RunPaths, plan: Plan) -> list[dict[str, Any]]:
                     "finished_at": entry.record.finished_at if entry else None,
                     "record": str(entry.path) if entry else None,
                     "memory_record": str(memory.path) if memory else None,
+                    "waits_for": waits_for,
                     "failure": entry.record.failure.message if entry and entry.record.failure else None,
                 }
             )
     return rows
 
 
-def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None]]:
-    """Return state and scheduler job by (key, repeat) for the timed measurements of active jobs."""
-    found: dict[tuple[str, int], tuple[str, str | None]] = {}
+def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None, str | None]]:
+    """Return state, scheduler's job and why it waits by (key, repeat) for the timed measurements of active jobs."""
+    from slurm.schedulers.waiting import read_waiting
+
+    found: dict[tuple[str, int], tuple[str, str | None, str | None]] = {}
     for path in run.jobs.glob("*-timed-*/job.json"):
         paths = JobPaths(path.parent)
         if paths.end.exists():
@@ -102,9 +105,12 @@ def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None]]:
         progress = _read(paths.progress(0), Progress)
         begun = progress.measurement if progress and progress.phase == "measurement" else None
         waits = submission is not None and not paths.node_launcher(0).exists()
+        waiting = read_waiting(paths) if not paths.node_launcher(0).exists() else None
         for measurement in job.measurements if job else ():
             state = "running" if measurement.name == begun else "queued" if waits else "waiting"
-            found[measurement.cell.key, measurement.repeat] = (state, submission.job_id if submission else None)
+            job_id = submission.job_id if submission else None
+            reason = waiting.reason or None if waiting else None
+            found[measurement.cell.key, measurement.repeat] = (state, job_id, reason)
     return found
 
 
