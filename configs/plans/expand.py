@@ -67,7 +67,7 @@ def expand(
         chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
         for target in study.targets:
             for model in builder.subjects(name, experiment, chosen):
-                points, candidates = builder.points(name, experiment, model, target)
+                points, candidates = builder.checked_points(name, experiment, model, target)
                 refused = builder.refused_points(f"experiments.{name}", points)
                 suffix = f" on {target.name}" if len(study.targets) > 1 else ""
                 planned.append(
@@ -82,7 +82,7 @@ def expand(
                     )
                 )
     if builder.problems:
-        raise StudyError(builder.problems)
+        raise StudyError(list(builder.problems))
     return empty_plan(study, models).model_copy(
         update={
             "experiments": tuple(planned),
@@ -127,6 +127,20 @@ class _Builder(PointBuilder):
             self._problem(f"models: experiments.{name} of kind {kind} requires a model. Add at least one")
         return list(models)
 
+    def checked_points(
+        self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
+    ) -> tuple[list[Point], list[Candidate]]:
+        """The points of an experiment; none, and the problems noted, where its fields are wrong."""
+        try:
+            return self.points(name, experiment, model, target)
+        except StudyError as error:
+            self.problems |= dict.fromkeys(error.problems)
+        except ValidationError as error:
+            self._invalid(f"experiments.{name}", error)
+        except ValueError as error:
+            self._problem(f"experiments.{name}: {error}")
+        return [], []
+
     def points(
         self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
     ) -> tuple[list[Point], list[Candidate]]:
@@ -163,10 +177,11 @@ class _Builder(PointBuilder):
                 available = self._prompts_in_file(cell_draft)
                 replicas = Layout.model_validate(draft["layout"]).dp if experiment.grow == "nodes" else 1
                 replicas *= 1 if experiment.kind == "weak" else max(degrees)
-                work["num_prompts"] = available or (work.get("batch_size") or 1) * replicas
+                work["num_prompts"] = available or _whole(work.get("batch_size")) * replicas
             if experiment.kind == "weak" and known.grows is not None:
                 default = known.model.model_fields[known.grows].default
-                work[known.grows] = (work.get(known.grows) or default) * degree
+                value = work.get(known.grows) or default
+                work[known.grows] = value * degree if isinstance(value, int) else value
             ranks = Layout.model_validate(cell_draft["layout"]).ranks
             point = self._point(f"{where} at {label}", cell_draft, {"ranks": ranks}, label, baseline=position == 0)
             points.extend(point)
@@ -237,9 +252,10 @@ class _Builder(PointBuilder):
     def _keep_answers(self, draft: Draft, most: int | None) -> None:
         """So many of the prompts are answered, and what is answered is kept."""
         work = draft["workload"]
-        available = self._prompts_in_file(draft) or work.get("num_prompts")
+        available = self._prompts_in_file(draft) or _whole(work.get("num_prompts"), 0)
         count = min(most or available or _ANSWERED, available or most or _ANSWERED)
-        work.update(answers=True, num_prompts=count, batch_size=min(work.get("batch_size") or 1, count))
+        size = work.get("batch_size") or 1
+        work.update(answers=True, num_prompts=count, batch_size=min(size, count) if isinstance(size, int) else size)
 
     def _compression(self, where: str, experiment: CompressionPasses, draft: Draft) -> list[Point]:
         """For the uncompressed model and each pass, in each precision: a cell for its speed, one for its answers."""
@@ -296,7 +312,7 @@ class _Builder(PointBuilder):
         assert self.layout_choice is not None, "a study of layouts needs the planner"
         ranks = experiment.ranks or self.layout_choice.ranks(target)
         if known.takes_prompts and work.get("num_prompts") is None:
-            work["num_prompts"] = self._prompts_in_file(draft) or (work.get("batch_size") or 1) * ranks
+            work["num_prompts"] = self._prompts_in_file(draft) or _whole(work.get("batch_size")) * ranks
         if draft.pop("nodes", None) is not None:
             self._problem(f"{where}.base.nodes: determined by the ranks of a layout. Leave nodes out")
             return [], []
@@ -320,3 +336,8 @@ class _Builder(PointBuilder):
         if not points:
             self._problem(f"{where}: {why_none(candidates, ranks)}")
         return points, candidates
+
+
+def _whole(value: object, default: int = 1) -> int:
+    """A number of an override that is not validated yet; the default for what the cell's validation will refuse."""
+    return value if isinstance(value, int) and value > 0 else default

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.common.jsonl import parse_object
+from configs.common.printable import printable
+from configs.common.reading import TEXT_BYTES, brief, read_bytes
 
 
 class Prompt(NamedTuple):
@@ -30,7 +32,7 @@ def numbered_prompts(path: Path, variant: str | None = None, limit: int | None =
     is not a JSON object with a `prompt`, or an unknown variant. Every line is checked.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, TEXT_BYTES)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     selected: list[Prompt] = []
@@ -45,8 +47,8 @@ def numbered_prompts(path: Path, variant: str | None = None, limit: int | None =
         if variant is None or name == variant:
             selected.append(Prompt(number, text))
     if not selected and variant is not None and data.strip():
-        known = f"use one of: {', '.join(sorted(variants))}" if variants else "no line has a variant"
-        raise ValueError(f"{path}: unknown variant {variant!r}; {known}")
+        known = f"use one of: {printable(', '.join(sorted(variants)), 300)}" if variants else "no line has a variant"
+        raise ValueError(f"{path}: unknown variant {brief(variant)}; {known}")
     if not selected:
         raise ValueError(f'{path}: empty file, expected one object per line, such as {{"prompt": "Once upon a time"}}')
     return selected[:limit]
@@ -56,7 +58,7 @@ def _parse(line: bytes, where: str) -> tuple[str, str | None]:
     data = parse_object(line, where, '{"prompt": "..."}')
     prompt, variant = data.get("prompt"), data.get("variant")
     if not isinstance(prompt, str) or not prompt:
-        raise ValueError(f"{where}: `prompt`: expected a non-empty string, got {prompt!r}")
+        raise ValueError(f"{where}: `prompt`: expected a non-empty string, got {brief(prompt)}")
     if variant is not None and not isinstance(variant, str):
-        raise ValueError(f"{where}: `variant`: expected a string, got {variant!r}")
+        raise ValueError(f"{where}: `variant`: expected a string, got {brief(variant)}")
     return prompt, variant

@@ -37,7 +37,9 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         caught: BaseException = error
         for problem in error.problems:
             console.print(problem if problem.startswith(str(subject)) else f"{subject}: {problem}")
-        count = len(error.problems)
+        for line in error.more:
+            console.print(line)
+        count = error.num_problems
         console.print(f"{count} problem{'s' if count != 1 else ''}, nothing started")
         code = WRONG_STUDY
     except KeyboardInterrupt as error:

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
+from configs.common.printable import printable
+from configs.common.reading import brief
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion
@@ -48,6 +50,7 @@ __all__ = [
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMS = "expected `synthetic:<architecture>@<seed>`, a folder, or `owner/name` with a revision"
+_MAX_SEED_DIGITS = 18
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +71,10 @@ def resolve_model(identifier: str, revision: str | None, cache: Path, base: Path
             return _folder(identifier, cache, base)
         return _repository(identifier, revision, cache, base)
     except OSError as error:
-        raise ValueError(f"{error.filename or cache}: {error.strerror or error}; needed for {identifier}") from error
+        raise ValueError(
+            f"{printable(str(error.filename or cache), 200)}: {error.strerror or error}; "
+            f"needed for {printable(identifier, 200)}"
+        ) from error
 
 
 def is_hub_repository(identifier: str, base: Path) -> bool:
@@ -132,10 +138,11 @@ def _refuse_revision(identifier: str, revision: str | None) -> None:
 def _synthetic(name: str, cache: Path) -> ModelManifest:
     architecture, at, seed = name.partition("@")
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"unknown architecture {architecture!r}{suggestion(architecture, list(ARCHITECTURES))}")
-    if at and not (seed.isascii() and seed.isdigit()):
+        raise ValueError(f"unknown architecture {brief(architecture)}{suggestion(architecture, list(ARCHITECTURES))}")
+    if at and not (seed.isascii() and seed.isdigit() and len(seed) <= _MAX_SEED_DIGITS):
         raise ValueError(
-            f"synthetic:{name}: got seed {seed!r}, expected a whole number. Use synthetic:{architecture}@0"
+            f"synthetic:{brief(name)[1:-1]}: got seed {brief(seed)}, expected a whole number of at most "
+            f"{_MAX_SEED_DIGITS} digits. Use synthetic:{architecture}@0"
         )
     identity = f"synthetic:{architecture}@{int(seed or 0)}"
     folder = manifest_path(identity, cache).parent / "files"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.common.base import sha256_of_file
+from configs.common.printable import printable
+from configs.common.reading import check_regular
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import target_prices
 from configs.plans.expand import expand
@@ -161,10 +163,17 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
     if learnt and written.startswith(HUB_PREFIX):
         return write_dataset(written, base, folder)
     source = base / written
-    if not source.is_file():
-        raise ValueError(f"no such file: {written} (looked for {source})")
+    shown = printable(written, 200)
+    try:
+        check_regular(source)
+    except FileNotFoundError as error:
+        raise ValueError(f"no such file: {shown} (looked for {printable(str(source), 400)})") from error
+    except OSError as error:
+        raise ValueError(f"{shown}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{shown}: {str(error).removeprefix(f'{source}: ')}") from error
     if source.stat().st_size == 0:
-        raise ValueError(f"{written}: empty file")
+        raise ValueError(f"{shown}: empty file")
     if learnt and source.suffix == ".parquet":
         return write_dataset(written, base, folder)
     if field == "prompts":
