@@ -1,7 +1,6 @@
 """Parse and validate the header of a safetensors file, in plain Python.
 
-    header = read_header(Path("model.safetensors"))
-    header.tensors["model.norm.weight"].shape          # (64,)
+    stored_tensors(Path("model.safetensors"))["model.norm.weight"].shape          # (64,)
 
 A file is 8 bytes with the length of a JSON header, the header, then the tensors without a gap
 (https://huggingface.co/docs/safetensors/index#format). The header is read from the first bytes, so a truncated download
@@ -29,19 +28,26 @@ _DTYPE_BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
+_WIDE = ("F16", "BF16", "F32", "F64")
 
 
 @dataclass(frozen=True)
-class HeaderEntry:
-    """One tensor: `num_bytes` bytes from byte `offset` of the file, row after row."""
+class StoredTensor:
+    """What a file's header says of one tensor: `nbytes` bytes from byte `offset` of the file, row after row."""
 
+    file: Path
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    num_bytes: int
+    nbytes: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has a floating-point format of 16 bits or more."""
+        return self.dtype in _WIDE
 
 
-def read_header(path: Path) -> dict[str, HeaderEntry]:
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file by name, in file order.
 
     Raises OSError, and ValueError naming the file for one that is damaged or truncated.
@@ -53,7 +59,7 @@ def read_header(path: Path) -> dict[str, HeaderEntry]:
         raise ValueError(f"{path}: truncated or damaged: {reason}; fetch or copy it again") from error
 
 
-def _read(path: Path) -> dict[str, HeaderEntry]:
+def _read(path: Path) -> dict[str, StoredTensor]:
     with open_regular(path) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         first = file.read(_LENGTH_BYTES)
@@ -67,19 +73,19 @@ def _read(path: Path) -> dict[str, HeaderEntry]:
     if not isinstance(header, dict):
         raise ValueError(f"header: got {type(header).__name__}, expected a JSON object")
     header.pop("__metadata__", None)
-    tensors = {name: _entry(name, entry, begin) for name, entry in header.items()}
-    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].num_bytes)))
+    tensors = {name: _stored(path, name, entry, begin) for name, entry in header.items()}
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
     end = begin
     for name, tensor in ordered.items():
         if tensor.offset != end:
             raise ValueError(f"tensor {brief(name)} begins at byte {tensor.offset} instead of {end}")
-        end += tensor.num_bytes
+        end += tensor.nbytes
     if end != file_bytes:
         raise ValueError(f"expected {end} bytes by its header, found {file_bytes}")
     return ordered
 
 
-def _entry(name: str, entry: Any, first: int) -> HeaderEntry:
+def _stored(path: Path, name: str, entry: Any, first: int) -> StoredTensor:
     where = f"tensor {brief(name)}"
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: got {type(entry).__name__}, expected dtype, shape and data_offsets")
@@ -96,7 +102,7 @@ def _entry(name: str, entry: Any, first: int) -> HeaderEntry:
         raise ValueError(
             f"{where} of shape {brief(tuple(shape))} does not fill the {end - begin} bytes it is said to have"
         )
-    return HeaderEntry(dtype, tuple(shape), first + begin, end - begin)
+    return StoredTensor(path, dtype, tuple(shape), first + begin, end - begin)
 
 
 def _are_sizes(value: Any) -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from configs.common import safetensors_header
 from configs.common.reading import brief
-from configs.common.safetensors_header import read_header
 
 DTYPES = {
     "F64": torch.float64,
@@ -57,7 +57,7 @@ def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
 
 def _tensors_of(path: Path) -> dict[str, StoredTensor]:
     try:
-        header = read_header(path)
+        header = safetensors_header.stored_tensors(path)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; fetch the model again") from error
     found = {}
@@ -67,5 +67,5 @@ def _tensors_of(path: Path) -> dict[str, StoredTensor]:
             raise ValueError(
                 f"{path}: tensor {brief(name)}: unknown dtype {brief(entry.dtype)}; use one of: {', '.join(DTYPES)}"
             )
-        found[name] = StoredTensor(path, dtype, entry.shape, entry.offset, entry.num_bytes)
+        found[name] = StoredTensor(path, dtype, entry.shape, entry.offset, entry.nbytes)
     return found

@@ -14,7 +14,7 @@ from typing import Any
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.printable import printable
 from configs.common.reading import MIB, brief, read_json_object
-from configs.common.safetensors_header import read_header
+from configs.common.safetensors_header import stored_tensors
 from configs.plans.model_manifest import WEIGHT_INDEX
 
 CONFIG = "config.json"
@@ -141,7 +141,7 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
     require_safetensors(names, where, str(folder))
     index = read_index(folder)
     weights = weights_in(names, index, where)
-    tensors = {name: read_header(folder / name) for name in weights}
+    tensors = {name: stored_tensors(folder / name) for name in weights}
     if index is not None and weights != [SINGLE]:
         for tensor, name in index["weight_map"].items():
             if tensor not in tensors[name]:
