@@ -9,7 +9,7 @@ from configs.common.safetensors_header import stored_tensors
 from configs.hardware.architectures import ARCHITECTURES
 from engine.models.config import ModelConfig
 from engine.planner.families import read_architecture
-from engine.prompts.tokens import load_tokenizer
+from engine.prompts.tokens import encoded, load_tokenizer
 from tasks.models.folder import CONFIG, INDEX, check_folder, read_config
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="rankwise-fuzz-models-"))
@@ -88,7 +88,7 @@ def _read_index(data: bytes) -> None:
 
 
 def _read_tokenizer(data: bytes) -> None:
-    load_tokenizer(_written(data, "tokenizer.json")).encode("Once upon a time")
+    encoded(load_tokenizer(_written(data, "tokenizer.json")), "Once upon a time", "line 1")
 
 
 def _tokenizer() -> bytes:

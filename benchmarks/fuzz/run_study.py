@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from configs.common.reading import parse_json
 from configs.hardware.catalog_file import read_catalog_file
 from configs.hardware.price_file import read_price_file
 from configs.plans.expand import LayoutChoice, expand
@@ -61,7 +62,7 @@ def targets() -> dict[str, Callable[[bytes], object]]:
     return {
         "study.file": _read_file,
         "study.set": _read_assignments,
-        "study.form": lambda data: _expanded(study_of_form(json.loads(data))),
+        "study.form": lambda data: _expanded(study_of_form(parse_json(data, "form"))),
         "study.prices": lambda data: read_price_file(_written(data, "prices.yaml"), "prices.yaml"),
         "study.catalog": lambda data: read_catalog_file(_written(data, "hardware.yaml")),
     }

@@ -191,7 +191,10 @@ class _Builder(PointBuilder):
         """Grow a draft along an axis; returns what it is called then, None and a problem noted where it cannot."""
         if grow == "nodes":
             try:
-                count = grown_over_nodes(draft, degree, self._target(draft["target"]))
+                count = grown_over_nodes(draft, degree, self.targets[draft["target"]])
+            except ValidationError as error:
+                self._invalid(f"{where}: layout", error)
+                return None
             except ValueError as error:
                 self._problem(f"{where}.{error}")
                 return None

@@ -110,7 +110,9 @@ def _num_suffixes(written: str) -> int:
     low, dash, high = written.partition("-")
     if not dash:
         return 1
-    return int(high) - int(low) + 1 if low.isdigit() and high.isdigit() and len(high) <= 9 >= len(low) else _MAX_NAMES
+    if not (low.isdigit() and high.isdigit() and len(high) <= 9 >= len(low)):
+        return _MAX_NAMES + 1
+    return max(1, int(high) - int(low) + 1)
 
 
 def address_of(host: str) -> str:

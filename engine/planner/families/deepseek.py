@@ -28,8 +28,8 @@ def read_deepseek(fields: Fields) -> Architecture:
         fields.number(key)
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     )
-    said = fields.get("first_k_dense_replace")
-    dense = min(layers, dense_by_default if said is None else int(said))
+    said = fields.optional("first_k_dense_replace", smallest=0)
+    dense = min(layers, dense_by_default if said is None else said)
     experts, used = fields.number("n_routed_experts"), fields.number("num_experts_per_tok")
     expert_inner = fields.number("moe_intermediate_size")
     shared = fields.number("n_shared_experts", default=shared_by_default)
@@ -63,6 +63,7 @@ def read_deepseek(fields: Fields) -> Architecture:
         activation=fields.word("hidden_act", "silu"),
         tied=tied,
         weights=weights,
+        max_positions=fields.optional("max_position_embeddings"),
         experts=experts,
         experts_per_token=used,
         kv_elements_per_token=fields.number("kv_lora_rank", default=512) + rope,
