@@ -57,14 +57,17 @@ def expand(
 ) -> Plan:
     """Make the plan.
 
-    models: resolved, in the study's order. inputs: path as written in the study -> name in the inputs
-    folder. count_prompts: how many prompts a workload (its inputs already replaced) selects.
-    layout_choice: needed where an experiment is of kind layouts.
+    models: resolved, in the study's order; an experiment of other models alone is left out.
+    inputs: path as written in the study -> name in the inputs folder. count_prompts: how many prompts a
+    workload (its inputs already replaced) selects. layout_choice: needed where an experiment is of kind layouts.
     """
     builder = _Builder(study, inputs, count_prompts, layout_choice=layout_choice)
     planned = []
     for name, experiment in study.experiments.items():
-        chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
+        wanted = {model.name for model in study.models if experiment.models is None or model.name in experiment.models}
+        chosen = [model for model in models if model.name in wanted]
+        if wanted and not chosen:
+            continue
         for target in study.targets:
             for model in builder.subjects(name, experiment, chosen):
                 points, candidates = builder.checked_points(name, experiment, model, target)

@@ -16,6 +16,7 @@ from configs.common.printable import printable
 from configs.common.reading import MIB, brief, read_json_object
 from configs.common.safetensors_header import stored_tensors
 from configs.plans.model_manifest import WEIGHT_INDEX
+from engine.planner.families.parts import MAX_LAYERS
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -26,6 +27,10 @@ _PICKLED_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONFIG_BYTES = 32 * MIB
 """Of configurations and shard indexes; that of a model with 140,000 tensors has 17 MB."""
 _MAX_NAMES = 5
+
+
+class ModelContentError(ValueError):
+    """A model's files cannot be measured, whatever the study says of it."""
 
 
 class FileHashes:
@@ -122,6 +127,11 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
             f"{where}/{CONFIG}: auto_map requires Python code of the model, but trust_remote_code is off "
             "and cannot be enabled. Use a model with an architecture built into transformers"
         )
+    for key, value in config.items():
+        if key.endswith(("layer", "layers")) and isinstance(value, int | float) and value > MAX_LAYERS:
+            raise ValueError(
+                f"{where}/{CONFIG}: {brief(key)[1:-1]}: got {brief(value)}, expected at most {MAX_LAYERS:,}"
+            )
     return config
 
 

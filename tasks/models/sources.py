@@ -27,6 +27,7 @@ from configs.spec.study import suggestion
 from tasks.models.folder import (
     CONFIG,
     FileHashes,
+    ModelContentError,
     check_folder,
     described_by,
     read_config,
@@ -38,6 +39,7 @@ from tasks.models.folder import (
 from tasks.models.hub import HubOfflineError, Snapshot, TransientFetchError, download, look_up
 
 __all__ = [
+    "ModelContentError",
     "TransientFetchError",
     "is_hub_repository",
     "load_manifest",
@@ -162,7 +164,8 @@ def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
     if not path.is_dir():
         raise ValueError(f"{identifier}: got a file, expected the folder with {CONFIG}")
     folder = path.resolve()
-    config, names = check_folder(folder)
+    with _content():
+        config, names = check_folder(folder)
     hashes = _hashes(cache)
     files = _files(folder, names, hashes)
     hashes.save()
@@ -215,21 +218,33 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         for part in folder.glob(".cache/huggingface/download/*.incomplete"):
             part.unlink()
         described = described_by(snapshot.files)
-        if CONFIG not in described:
-            raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
-        require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
+        with _content():
+            if CONFIG not in described:
+                raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
+            require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
         hashes = _hashes(cache)
         download(snapshot, described, folder, hashes.sha256)
-        read_config(folder, identity)
-        weights = weights_in(snapshot.files, read_index(folder) if WEIGHT_INDEX in described else None, identity)
+        with _content():
+            read_config(folder, identity)
+            weights = weights_in(snapshot.files, read_index(folder) if INDEX in described else None, identity)
         _check_room(snapshot, weights, folder)
         download(snapshot, weights, folder, hashes.sha256)
-        config, names = check_folder(folder, identity)
+        with _content():
+            config, names = check_folder(folder, identity)
         files = _files(folder, names, hashes)
         hashes.save()
         manifest = ModelManifest(identity=identity, source="hub", folder=str(folder), files=files, config=config)
         save_manifest(manifest, cache)
         return manifest
+
+
+@contextmanager
+def _content() -> Iterator[None]:
+    """Mark errors as faults of the model's files."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelContentError(str(error)) from error
 
 
 def _cached(identity: str, cache: Path) -> ModelManifest | None:

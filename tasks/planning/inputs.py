@@ -8,7 +8,7 @@ import shutil
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,15 @@ from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import target_prices
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.examples import read_examples
 from configs.spec.experiments import CompressionPasses, Optimization, Sweep
 from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
-from tasks.models.dataset import HUB_PREFIX, write_dataset
-from tasks.models.sources import manifest_path, resolve_model
+from tasks.models.dataset import PREFIX, write_dataset
+from tasks.models.sources import ModelContentError, manifest_path, resolve_model
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -43,18 +43,45 @@ _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
 
 
+class UnusableModelError(StudyError):
+    """A model's files cannot be measured; a study with others is measured without it."""
+
+
 def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
     """Resolve one model and bring its files.
 
-    Raises StudyError for what no retry can mend, `TransientFetchError` for what one may.
+    Raises StudyError for what no retry can mend (UnusableModelError where the model's files are at fault),
+    `TransientFetchError` for what one may.
     """
     try:
         manifest = resolve_model(spec.id, spec.revision, cache, base)
+    except ModelContentError as error:
+        raise UnusableModelError([f"models[{position}].id: {error}"]) from error
     except ValueError as error:
         raise StudyError([f"models[{position}].id: {error}"]) from error
     return PlannedModel(
         name=spec.name, identity=manifest.identity, manifest=str(manifest_path(manifest.identity, cache))
     )
+
+
+def usable_models(
+    study: StudySpec, resolve: Callable[[ModelSpec, int], PlannedModel]
+) -> tuple[list[PlannedModel], tuple[UnusableModel, ...]]:
+    """Resolve the models of a study; those whose files are at fault are returned with the reason.
+
+    Raises StudyError naming every problem for names that are wrong, and where no model is usable.
+    """
+    models, unusable, problems = [], [], []
+    for position, spec in enumerate(study.models):
+        try:
+            models.append(resolve(spec, position))
+        except UnusableModelError as error:
+            unusable.append(UnusableModel(name=spec.name, reason=str(error)))
+        except StudyError as error:
+            problems += error.problems
+    if problems or (unusable and not models):
+        raise StudyError([*problems, *(model.reason for model in unusable)])
+    return models, tuple(unusable)
 
 
 def make_plan(
