@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from configs.common.execution import Layout
 from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
 from configs.plans.points import CountPrompts, PointBuilder
@@ -194,7 +196,7 @@ class _Builder(PointBuilder):
         """Grow a draft along an axis; returns what it is called then, None and a problem noted where it cannot."""
         if grow == "nodes":
             try:
-                count = grown_over_nodes(draft, degree, self.targets[draft["target"]])
+                count = grown_over_nodes(draft, degree, self._target(draft["target"]))
             except ValidationError as error:
                 self._invalid(f"{where}: layout", error)
                 return None

@@ -226,7 +226,7 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         download(snapshot, described, folder, hashes.sha256)
         with _content():
             read_config(folder, identity)
-            weights = weights_in(snapshot.files, read_index(folder) if INDEX in described else None, identity)
+            weights = weights_in(snapshot.files, read_index(folder) if WEIGHT_INDEX in described else None, identity)
         _check_room(snapshot, weights, folder)
         download(snapshot, weights, folder, hashes.sha256)
         with _content():

@@ -26,7 +26,7 @@ from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
-from tasks.models.dataset import PREFIX, write_dataset
+from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.sources import ModelContentError, manifest_path, resolve_model
 
 if TYPE_CHECKING:

@@ -63,7 +63,6 @@ def read_deepseek(fields: Fields) -> Architecture:
         activation=fields.word("hidden_act", "silu"),
         tied=tied,
         weights=weights,
-        max_positions=fields.optional("max_position_embeddings"),
         experts=experts,
         experts_per_token=used,
         kv_elements_per_token=fields.number("kv_lora_rank", default=512) + rope,

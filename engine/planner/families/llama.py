@@ -130,7 +130,6 @@ def read_llama_like(fields: Fields) -> Architecture:
         tied=tied,
         weights=weights,
         windows=_windows(fields, variant, layers),
-        max_positions=fields.optional("max_position_embeddings"),
         experts=experts,
         experts_per_token=used,
         counted=counted,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from configs.common.printable import printable
 from configs.common.reading import brief
-from engine.planner.architecture import Role, TokenStream, Weight
+from engine.planner.architecture import Architecture, Role, TokenStream, Weight
 
 WeightTuple = tuple[Weight, ...]
 
@@ -229,7 +229,7 @@ def gated_decoder(fields: Fields, *, layers: int, **sizes: Any) -> Architecture:
         positions=0,
         gated=True,
         norm="rmsnorm",
-        max_positions=fields.get("max_position_embeddings"),
+        max_positions=fields.optional("max_position_embeddings"),
         **sizes,
     )
 
