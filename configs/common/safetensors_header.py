@@ -99,9 +99,7 @@ def _stored(path: Path, name: str, entry: Any, first: int) -> StoredTensor:
     begin, end = offsets
     bits = _DTYPE_BITS.get(dtype)  # None: a dtype newer than this table
     if end < begin or (bits is not None and math.prod(shape) * bits != (end - begin) * 8):
-        raise ValueError(
-            f"{where} of shape {brief(tuple(shape))} does not fill the {end - begin} bytes it is said to have"
-        )
+        raise ValueError(f"{where} of shape {brief(tuple(shape))} does not fill its {end - begin} bytes")
     return StoredTensor(path, dtype, tuple(shape), first + begin, end - begin)
 
 

@@ -29,7 +29,7 @@ def nested(levels: int) -> Any:
         ({"a": nested(10_000)}, "more than 50 levels"),
         ({"a": [0] * 60_000}, "more than 50,000 values"),
     ],
-    ids=str,
+    ids=range(11),
 )
 def test_what_is_beyond_bounds_is_named(data: dict[str, Any], told: str) -> None:
     [problem] = plain_problems(data)

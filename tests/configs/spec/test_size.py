@@ -5,8 +5,21 @@ from typing import Any
 
 import pytest
 
+from configs.plans.expand import expand
+from configs.plans.plan import PlannedModel
 from configs.spec.study import StudyError, StudySpec, parse_study
-from tests.configs.spec.test_study import MODEL, study
+
+MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")
+
+
+def study(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "study": "s",
+        "models": [{"id": "synthetic:llama-1m@0", "name": "m"}],
+        "workload": {"kind": "generate", "new_tokens": 4},
+        "experiments": sweep(batch_size=[1, 2]),
+    }
+    return data | changes
 
 
 def told(**changes: Any) -> str:
@@ -57,12 +70,10 @@ def test_experiments_and_repeats_add_up() -> None:
         ({"kind": "sweep", "over": {"batch_size": [1, 2], "dtype": ["float32", "bfloat16"]}}, 4),
         ({"kind": "optimization", "variants": {"a": {"batch_size": 2}, "b": {"batch_size": 4}}}, 3),
         ({"kind": "compression", "passes": ["int8"], "dtypes": ["float32"]}, 4),
-        ({"kind": "communication", "ranks": [1, 2]}, 2),
+        ({"kind": "communication", "ranks": [2, 4]}, 2),
     ],
 )
 def test_the_number_is_that_of_the_plan(experiment: dict[str, Any], points: int) -> None:
-    from configs.plans.expand import expand
-
     read: StudySpec = parse_study(study(experiments={"a": experiment}))
     [planned] = expand(read, [MODEL], {}, lambda workload: 5).experiments
     product = 1

@@ -130,7 +130,7 @@ def test_an_unknown_dtype_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_tensor_in_two_files_are_refused(files: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gone\.safetensors: not a whole .*No such file"):
+    with pytest.raises(ValueError, match=r"gone\.safetensors: No such file"):
         stored_tensors([tmp_path / "gone.safetensors"])
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(files[1].read_bytes())
