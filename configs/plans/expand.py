@@ -198,7 +198,7 @@ class _Builder(PointBuilder):
             try:
                 count = grown_over_nodes(draft, degree, self._target(draft["target"]))
             except ValidationError as error:
-                self._invalid(f"{where}: layout", error)
+                self._invalid(where, error)
                 return None
             except ValueError as error:
                 self._problem(f"{where}.{error}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from configs.common.execution import Layout
 from configs.plans.plan import PlannedModel, Point, RefusedPoint
 from configs.plans.refusals import refusal
 from configs.spec.cell import Cell
@@ -102,7 +103,10 @@ class PointBuilder:
         for detail in error.errors(include_url=False):
             # The union's tag stands second in the location of a workload's field.
             location = [str(item) for item in detail["loc"] if item not in STUDIED]
-            text = str(detail.get("ctx", {}).get("error", detail["msg"]))
+            if error.title == Layout.__name__:
+                location.insert(0, "layout")
+            unknown = detail["type"] == "extra_forbidden"
+            text = "unknown key" if unknown else str(detail.get("ctx", {}).get("error", detail["msg"]))
             self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
 
     def _target(self, name: str) -> Target:

@@ -156,7 +156,8 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
         for tensor, name in index["weight_map"].items():
             if tensor not in tensors[name]:
                 raise ValueError(
-                    f"{where}: {WEIGHT_INDEX} says {printable(tensor, 100)} is in {name}, which has none; fetch both again"
+                    f"{where}: {WEIGHT_INDEX} says {printable(tensor, 100)} is in {name}, "
+                    "which has none; fetch both again"
                 )
     return config, sorted({*described_by(names), *weights})
 

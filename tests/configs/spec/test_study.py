@@ -100,7 +100,7 @@ BAD = {
     ),
     "a layout with another field": (
         study(experiments={"b": {"kind": "weak", "grow": "dp", "to": 2, "base": {"layout": {"cp": 2}}}}),
-        "experiments.b: cp: Extra inputs are not permitted",
+        "experiments.b: layout.cp: unknown key",
     ),
     "a word that YAML reads as false": (
         "study: no\nworkload: {kind: generate}\nexperiments: {a: {kind: strong, grow: tp, to: 2}}",
