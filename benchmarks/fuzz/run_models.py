@@ -8,10 +8,11 @@ from typing import Any
 
 from configs.common.safetensors_header import stored_tensors
 from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.model_manifest import WEIGHT_INDEX
 from engine.models.config import ModelConfig
 from engine.planner.families import read_architecture
 from engine.prompts.tokens import encoded, load_tokenizer
-from tasks.models.folder import CONFIG, INDEX, check_folder, read_config
+from tasks.models.folder import CONFIG, check_folder, read_config
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="rankwise-fuzz-models-"))
 _ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
@@ -74,7 +75,7 @@ def _read_header(data: bytes) -> None:
 
 
 def _read_index(data: bytes) -> None:
-    path = _written(data, f"sharded/{INDEX}")
+    path = _written(data, f"sharded/{WEIGHT_INDEX}")
     header = json.dumps({"a": _ENTRY}).encode()
     for name in ("a", "b"):
         tensors = header if name == "a" else header.replace(b'"a"', b'"b"')
