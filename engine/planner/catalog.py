@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import configs
+from configs.common.printable import printable
+from configs.common.reading import brief, read_json_object
 from configs.hardware.architectures import ARCHITECTURES
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
@@ -112,7 +114,7 @@ def family_note(architecture: Architecture, word: str) -> list[str]:
     plain = word.lower().replace("-", "_")
     plain = _SYNONYMS.get(plain, plain)
     if plain not in _FAMILIES:
-        raise ValueError(f"model_family: {word!r} is not known; use one of: {', '.join(_FAMILIES)}")
+        raise ValueError(f"model_family: {brief(word)} is not known; use one of: {', '.join(_FAMILIES)}")
     family = planned_family_of(architecture)
     kind = "audio" if family == "audio" else architecture.kind
     if kind in _FAMILIES[plain]:
@@ -146,17 +148,16 @@ def _synthetic(text: str) -> Architecture:
     known = ARCHITECTURES
     name = text.removeprefix("synthetic:").partition("@")[0]
     if name not in known:
-        raise ValueError(f"{text}: no architecture is called {name!r}; use one of: {', '.join(known)}")
+        where = printable(text, 100)
+        raise ValueError(f"{where}: no architecture is called {brief(name)}; use one of: {', '.join(known)}")
     return read_architecture(known[name], name)
 
 
 def _from_file(path: Path) -> Architecture:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: not a config.json; it holds no object")
+        config = read_json_object(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
     try:
         return read_architecture(config, path.resolve().parent.name if path.name == "config.json" else path.stem)
     except ValueError as error:
@@ -187,4 +188,4 @@ def _unknown(text: str, path: Path) -> str:
     longer = [name for name in model_names() if name.startswith(f"{word}-")]
     close = longer[:3] or difflib.get_close_matches(word, list(_words()), n=3)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    return f"model {text!r} is not in the catalog{hint}; {_ASK}"
+    return f"model {brief(text)} is not in the catalog{hint}; {_ASK}"

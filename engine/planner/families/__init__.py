@@ -9,6 +9,7 @@ configuration's `architectures`, or to the family's first class if none is known
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from configs.common.reading import brief
 from engine.planner.architecture import Architecture
 from engine.planner.families import encoders, gpt, seq2seq
 from engine.planner.families.deepseek import read_deepseek
@@ -48,7 +49,7 @@ def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture
     """Return the architecture of a config.json. Raises ValueError naming the unknown family or key."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
-        said = "has no model_type" if kind is None else f"model_type {kind!r} is not known to the planner"
+        said = "has no model_type" if kind is None else f"model_type {brief(kind)} is not known to the planner"
         inner = config.get("text_config")
         known = isinstance(inner, Mapping) and inner.get("model_type") in READERS
         hint = "; its text_config is known: give that as a config.json of its own" if known else ""
