@@ -113,7 +113,7 @@ def test_unknown_models_ask_for_a_configuration(word: str, message: str) -> None
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    for text, message in [("{", "cannot be read as JSON"), ("[]", "it holds no object"), ("{}", "has no model_type")]:
+    for text, message in [("{", "not JSON"), ("[]", "got list, expected a JSON object"), ("{}", "has no model_type")]:
         path.write_text(text)
         with pytest.raises(ValueError, match=f"{path}.*{message}"):
             find_model(path)
