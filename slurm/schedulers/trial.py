@@ -9,7 +9,7 @@ import subprocess
 from configs.common.printable import printable
 from configs.spec.target import SlurmTarget
 from slurm.schedulers.refusals import Refused
-from slurm.schedulers.submission import sbatch_refusal
+from slurm.schedulers.submission import check_extra, sbatch_refusal
 
 _LIMIT_SECONDS = 30.0
 _MAX_CHARACTERS = 400
@@ -20,6 +20,10 @@ def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
 
     cores: on each node.
     """
+    try:
+        check_extra(target)
+    except Refused as error:
+        return str(error)
     if shutil.which("sbatch") is None:
         return None
     command = ["sbatch", "--test-only", "--wrap=true", f"--nodes={nodes}", "--ntasks-per-node=1"]

@@ -45,6 +45,12 @@ def test_what_is_no_refusal_says_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert trial(SlurmTarget(), nodes=1, cores=1) is None
 
 
+def test_an_option_that_rankwise_sets_is_named_without_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = trial(SlurmTarget(extra={"requeue": True}), nodes=1, cores=1)
+    assert told == "target.extra: requeue is set by Rankwise. Leave it out"
+
+
 def test_without_sbatch_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert trial(SlurmTarget(), nodes=1, cores=1) is None
