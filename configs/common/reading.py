@@ -62,9 +62,11 @@ def check_regular(path: Path, max_bytes: int | None = None) -> None:
 def read_bytes(path: Path, max_bytes: int = RECORD_BYTES) -> bytes:
     """All bytes of a regular file. Raises OSError, and ValueError for anything else or a larger one."""
     with open_regular(path, max_bytes) as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:  # it has grown meanwhile
-        raise _too_large(path, len(data), max_bytes)
+        data = file.read(os.fstat(file.fileno()).st_size + 1)  # a buffer of the limit's size would be gigabytes
+        while piece := file.read(MIB):  # it has grown meanwhile, or is one of /proc
+            data += piece
+            if len(data) > max_bytes:
+                raise _too_large(path, len(data), max_bytes)
     return data
 
 
