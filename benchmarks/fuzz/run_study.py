@@ -1,4 +1,4 @@
-"""Targets: study files, `--set`, forms, price files and catalog files."""
+"""Targets: study files, `--set`, forms, price files, catalog files, tables for `rankwise fit`."""
 
 import json
 import tempfile
@@ -12,6 +12,7 @@ from configs.plans.expand import LayoutChoice, expand
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.form import study_of_form
 from configs.spec.study import StudySpec, load_study, study_yaml
+from reports.laws.file import read_points
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="rankwise-fuzz-study-"))
 _STUDY = """study: small
@@ -64,6 +65,7 @@ def targets() -> dict[str, Callable[[bytes], object]]:
         "study.set": _read_assignments,
         "study.form": lambda data: _expanded(study_of_form(parse_json(data, "form"))),
         "study.prices": lambda data: read_price_file(_written(data, "prices.yaml"), "prices.yaml"),
+        "study.points": lambda data: read_points(_written(data, "points.csv")),
         "study.catalog": lambda data: read_catalog_file(_written(data, "hardware.yaml")),
     }
 
@@ -85,6 +87,7 @@ def seeds() -> dict[str, tuple[bytes, ...]]:
         "study.form": (form.encode(),),
         "study.prices": (_PRICES.encode(),),
         "study.catalog": (_CATALOG.encode(),),
+        "study.points": (b"ranks,throughput,repeat,gpu\n1,10,0,a\n2,19,0,a\n4,35,0,b\n", b"ranks,throughput\n1,10\n"),
     }
 
 
