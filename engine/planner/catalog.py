@@ -23,6 +23,7 @@ from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
 
 CATALOG = Path(configs.__file__).parent / "catalog" / "models.json"
+_MAX_NAME = 1000
 _ASK = "give a folder with its config.json, or the file (`rankwise plan --list-models` shows the names)"
 
 # The words of a plan's `model_family`, and which kinds of model each may mean. The first that fits is the usual one.
@@ -85,6 +86,8 @@ def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architect
     text = str(name_or_path).strip()
     if not text:
         raise ValueError(f"no model is named; {_ASK}")
+    if len(text) > _MAX_NAME or "\0" in text:
+        raise ValueError(f"model {brief(text)}: {len(text):,} characters are no name or path; {_ASK}")
     path = Path(text).expanduser()
     if path.is_dir() and (path / "config.json").is_file():
         return _from_file(path / "config.json")
