@@ -9,9 +9,11 @@ The printed seed repeats a run of hypothesis.
 import argparse
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +61,13 @@ def _run(engine: str, name: str, seconds: float, seed: int, out: Path) -> dict[s
     command = [sys.executable, "-m", "benchmarks.fuzz.worker", "--engine", engine, "--target", name]
     command += ["--seconds", str(seconds), "--seed", str(seed), "--out", str(out)]
     ended: dict[str, Any] = {"cases": 0, "seconds": seconds}
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds + _GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return ended | {"finds": [f"hangs for more than {_GRACE_SECONDS} s"]}
+    # libFuzzer ends a worker without a chance to remove its files.
+    with tempfile.TemporaryDirectory(prefix="rankwise-fuzz-") as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=seconds + _GRACE_SECONDS, env=environment)
+        except subprocess.TimeoutExpired:
+            return ended | {"finds": [f"hangs for more than {_GRACE_SECONDS} s"]}
     lines = done.stdout.decode(errors="replace").splitlines()
     for line in reversed(lines):
         if line.startswith('{"target"'):
