@@ -8,7 +8,6 @@ matrix and its bias, `split="row"` the inputs of a matrix (the bias is added onc
 tensor parallelism (arXiv 1909.08053).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal
@@ -50,12 +49,12 @@ class Fields:
         value = self.get(key)
         return None if value is None else self.checked(value, key, smallest)
 
-    def checked(self, value: object, key: str, smallest: int = 1) -> int:
+    def checked(self, value: Any, key: str, smallest: int = 1) -> int:
         """Return a value of the configuration as a whole number within bounds. Raises ValueError naming the key."""
         largest = MAX_LAYERS if "layer" in key else MAX_SIZE
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._wrong(key, f"is {brief(value)}; a whole number from {smallest} to {largest:,} is needed")
-        if value != int(value) or not smallest <= value <= largest:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Compared before it is converted: NaN, infinities and thousands of digits are no int or no float.
+        if not number or not smallest <= value <= largest or value != int(value):
             raise self._wrong(key, f"is {brief(value)}; a whole number from {smallest} to {largest:,} is needed")
         return int(value)
 
