@@ -30,13 +30,13 @@ def slow(data: bytes) -> int:
     ("error", "fault"),
     [
         (ValueError("study: is missing"), None),
-        (TypeError("unhashable"), "TypeError at unknown place"),
-        (RecursionError(), "RecursionError at unknown place"),
-        (MemoryError(), "MemoryError at unknown place"),
-        (ValueError("x" * 2001), "message of more than 2000 characters at unknown place"),
-        (ValueError("a\x1b[31m"), "control character in a message at unknown place"),
-        (ValueError(""), "empty message at unknown place"),
-        (ValueError("see https://errors.pydantic.dev/2"), "message of another library at unknown place"),
+        (TypeError("unhashable"), "TypeError"),
+        (RecursionError(), "RecursionError"),
+        (MemoryError(), "MemoryError"),
+        (ValueError("x" * 2001), "message of more than 2000 characters"),
+        (ValueError("a\x1b[31m"), "control character in a message"),
+        (ValueError(""), "empty message"),
+        (ValueError("see https://errors.pydantic.dev/2"), "message of another library"),
     ],
 )
 def test_the_oracle(error: BaseException, fault: str | None) -> None:
