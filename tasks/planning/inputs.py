@@ -71,7 +71,9 @@ def usable_models(
 
     Raises StudyError naming every problem for names that are wrong, and where no model is usable.
     """
-    models, unusable, problems = [], [], []
+    models: list[PlannedModel] = []
+    unusable: list[UnusableModel] = []
+    problems: list[str] = []
     for position, spec in enumerate(study.models):
         try:
             models.append(resolve(spec, position))
