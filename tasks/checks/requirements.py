@@ -20,11 +20,9 @@ from configs.workloads.prompted import PromptedWorkload
 from engine.planner.families import read_architecture
 from slurm.schedulers.trial import trial
 
-_LIBRARIES = {
-    "transformers": ("transformers",),
-    "deepspeed": ("deepspeed",),
-    "onnxruntime": ("onnx", "onnxruntime", "onnxscript"),
-}
+_DEEPSPEED = ("deepspeed",)
+_MORE_LIBRARIES = {"onnxruntime": ("onnx", "onnxscript")}
+"""Of an engine, beside the library of its own name."""
 
 
 def check_requirements(plan: Plan, cache: Path) -> None:
@@ -73,9 +71,12 @@ def _missing_libraries(plan: Plan) -> Iterator[str]:
         if cell.target not in local:
             continue
         strategy = cell.layout.strategy
-        wanted, where = _LIBRARIES.get(cell.engine, ()), f"engine: {cell.engine}"
+        wanted: tuple[str, ...] = ()
+        where = f"engine: {cell.engine}"
+        if cell.engine != "rankwise":
+            wanted = (cell.engine, *_MORE_LIBRARIES.get(cell.engine, ()))
         if strategy.startswith("zero"):
-            wanted, where = _LIBRARIES["deepspeed"], f"layout.strategy: {strategy}"
+            wanted, where = _DEEPSPEED, f"layout.strategy: {strategy}"
         missing = [name for name in wanted if find_spec(name) is None]
         if missing:
             yield f"{where} requires {', '.join(missing)}, not installed here: pip install {' '.join(missing)}"
