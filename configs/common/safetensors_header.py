@@ -89,7 +89,9 @@ def _stored(path: Path, name: str, entry: Any, first: int) -> StoredTensor:
     where = f"tensor {brief(name)}"
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: got {type(entry).__name__}, expected dtype, shape and data_offsets")
-    dtype, shape, offsets = (entry.get(field) for field in ("dtype", "shape", "data_offsets"))
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str):
         raise ValueError(f"{where}: dtype: got {brief(dtype)}, expected a name such as F32")
     if not _are_sizes(shape) or len(shape) > _MAX_AXES:
