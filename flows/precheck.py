@@ -8,35 +8,39 @@ import tempfile
 from pathlib import Path
 
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from tasks.checks.machine import check_clusters, check_resources
+from tasks.checks.requirements import check_requirements
 from tasks.models.sources import is_hub_repository
-from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan, planned_model
+from tasks.planning.inputs import copy_inputs, earlier_plan, make_sound_plan, planned_model, usable_models
 
 
 def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clusters: bool = False) -> Plan:
     """The plan of a study as far as it can be made without a network.
 
+    A model whose files are at fault is left out and named in the plan, unless there is no other.
     A model on a hub is not asked for: its cells carry the name instead of the commit. clusters: ask their schedulers,
     too. A run takes the plan as it is where nothing else is learnt of its models. Raises StudyError naming every
     problem.
     """
     problems: list[str] = []
-    models = []
-    for position, spec in enumerate(study.models):
-        try:
-            models.append(_known_model(spec, position, cache, base))
-        except StudyError as error:
-            problems += error.problems
+    models: list[PlannedModel] = []
+    unusable: tuple[UnusableModel, ...] = ()
+    try:
+        models, unusable = usable_models(study, lambda spec, position: _known_model(spec, position, cache, base))
+    except StudyError as error:
+        problems += error.problems
     with tempfile.TemporaryDirectory() as folder:
         scratch = RunPaths(Path(folder))
         try:
             inputs = copy_inputs(study, scratch, base)
             if problems:
                 raise StudyError([])
-            plan = make_plan(study, models, inputs, scratch.inputs, cache, earlier_plan(RunPaths(run_folder)))
+            before = earlier_plan(RunPaths(run_folder))
+            plan = make_sound_plan(study, models, unusable, inputs, scratch.inputs, cache, before)
             check_resources(plan, run_folder)
+            check_requirements(plan, cache)
         except StudyError as error:
             problems += error.problems
     if problems:

@@ -31,6 +31,7 @@ from tasks.campaign.progress import RunProgress, new_progress
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
 from tasks.fetch import fetch_model
+from tasks.planning.inputs import usable_models
 from tasks.planning.predictions import remember_run
 from tasks.prefect_api.api import await_api, end_lost_run, tag_run
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
@@ -137,8 +138,8 @@ def _run(
     """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
     run_progress.stage = "resolving"
-    models = [fetch_model(spec, position, cache, base) for position, spec in enumerate(study.models)]
-    plan = resolve_study(study, models, run, base, cache, CheckedPlan(_CHECKED.get()))
+    models, unusable = usable_models(study, lambda spec, position: fetch_model(spec, position, cache, base))
+    plan = resolve_study(study, models, run, base, cache, CheckedPlan(_CHECKED.get()), unusable)
     tag_run(flow_run.id, plan)
     session = Session(run, plan, cache, run_progress, watcher)
     provision(session, accept_environment)

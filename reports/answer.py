@@ -193,12 +193,15 @@ def _lost(study: StudyResult) -> Sentence:
     verb = "is" if refused == 1 else "are"
     told = f"; {plural(refused, 'point')} of the grids {verb} unsupported, listed under failures"
     unsupported = told if refused else ""
+    unusable = [f"model {model.name}" for model in study.plan.unusable]
+    if unusable:
+        unsupported += f"; {joined(unusable)} could not be measured at all, listed under failures"
     if not lost:
         failed = sum(len(result.measurements) - len(result.completed) for result in study.cells.values())
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
             done = f"Each of {plural(total, 'cell')} was measured as often as planned"
-            return Sentence("Nothing is missing.", f"{done}{unsupported}.")
+            return Sentence("Models are missing:" if unusable else "Nothing is missing.", f"{done}{unsupported}.")
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
         return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.")

@@ -149,6 +149,8 @@ def failures_table(study: StudyResult) -> Table | None:
         for item in experiment.refused:
             name = (escaped(experiment.model or UNKNOWN), escaped(f"{experiment.name}: {item.label}"))
             rows.append((*name, "all", "unsupported", "0", escaped(item.reason), UNKNOWN, UNKNOWN))
+    for model in study.plan.unusable:
+        rows.append((escaped(model.name), "all", "all", "unsupported", "0", escaped(model.reason), UNKNOWN, UNKNOWN))
     columns = ("model", "cell", "repeat", "state", "attempts", "why", "log", "record")
     return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where="records.parquet") if rows else None
 

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_UNBOUNDED = ("time_step_limit",)
+"""Of Mamba 2, whose published files have Infinity there."""
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
 """Far more than any model has; so that a damaged file cannot determine how much memory and time are used."""
@@ -16,7 +18,7 @@ MAX_LAYERS = 10_000
 def check_finite(data: Mapping[str, Any], where: str = "config.json") -> None:
     """Raise ValueError for a number that is NaN or infinite, wherever it stands; JSON has neither."""
     for dotted, value in _numbers(data, ""):
-        if not math.isfinite(value):
+        if not math.isfinite(value) and not (math.isinf(value) and dotted.startswith(_UNBOUNDED)):
             said = "NaN" if math.isnan(value) else "infinite"
             raise ValueError(f"{where}: {dotted[:80]} is {said}, expected a finite number")
 

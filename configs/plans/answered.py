@@ -145,9 +145,11 @@ def saved_fields(
 
 def kept_answers(work: dict[str, Any], most: int | None, available: int | None) -> dict[str, Any]:
     """Return the fields of a workload that answers at most `most` of its prompts and keeps what it answers."""
-    available = available or work.get("num_prompts")
+    given, size = work.get("num_prompts"), work.get("batch_size") or 1
+    available = available or (given if isinstance(given, int) else None)
     count = min(most or available or MIN_PROMPTS, available or most or MIN_PROMPTS)
-    return {"answers": True, "num_prompts": count, "batch_size": min(work.get("batch_size") or 1, count)}
+    # What is not a whole number stays as it is, for the check of the cell's fields.
+    return {"answers": True, "num_prompts": count, "batch_size": min(size, count) if isinstance(size, int) else size}
 
 
 def _longest(

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from configs.common.execution import Layout
 from configs.plans.answered import answering_drafts, kept_answers, used_workloads
 from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
@@ -57,19 +59,22 @@ def expand(
 ) -> Plan:
     """Make the plan.
 
-    models: resolved, in the study's order. inputs: path as written in the study -> name in the inputs
-    folder. count_prompts: how many prompts a workload (its inputs already replaced) selects.
-    layout_choice: needed where an experiment is of kind layouts. references: path of a saved reference as written ->
-    what it answered.
+    models: resolved, in the study's order; an experiment of other models alone is left out. inputs: path as written in
+    the study -> name in the inputs folder. count_prompts: how many prompts a workload (its inputs already replaced)
+    selects. layout_choice: needed where an experiment is of kind layouts. references: path of a saved reference as
+    written -> what it answered.
     """
     builder = _Builder(study, inputs, count_prompts, layout_choice=layout_choice, references=references or {})
     planned: dict[str, list[PlannedExperiment]] = {name: [] for name in study.experiments}
     # Answers are compared at the sizes that the other experiments measure.
     for name, experiment in sorted(study.experiments.items(), key=lambda item: item[1].kind == "correctness"):
-        chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
+        wanted = {model.name for model in study.models if experiment.models is None or model.name in experiment.models}
+        chosen = [model for model in models if model.name in wanted]
+        if wanted and not chosen:
+            continue
         for target in study.targets:
             for model in builder.subjects(name, experiment, chosen):
-                points, candidates = builder.points(name, experiment, model, target)
+                points, candidates = builder.checked_points(name, experiment, model, target)
                 refused = builder.refused_points(f"experiments.{name}", points)
                 suffix = f" on {target.name}" if len(study.targets) > 1 else ""
                 planned[name].append(
@@ -85,7 +90,7 @@ def expand(
                     )
                 )
     if builder.problems:
-        raise StudyError(builder.problems)
+        raise StudyError(list(builder.problems))
     return empty_plan(study, models).model_copy(
         update={
             "experiments": tuple(itertools.chain.from_iterable(planned.values())),
@@ -131,6 +136,20 @@ class _Builder(PointBuilder):
             self._problem(f"models: experiments.{name} of kind {kind} requires a model. Add at least one")
         return list(models)
 
+    def checked_points(
+        self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
+    ) -> tuple[list[Point], list[Candidate]]:
+        """The points of an experiment; none, and the problems noted, where its fields are wrong."""
+        try:
+            return self.points(name, experiment, model, target)
+        except StudyError as error:
+            self.problems |= dict.fromkeys(error.problems)
+        except ValidationError as error:
+            self._invalid(f"experiments.{name}", error)
+        except ValueError as error:
+            self._problem(f"experiments.{name}: {error}")
+        return [], []
+
     def points(
         self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
     ) -> tuple[list[Point], list[Candidate]]:
@@ -167,10 +186,11 @@ class _Builder(PointBuilder):
                 available = self._prompts_in_file(cell_draft)
                 replicas = Layout.model_validate(draft["layout"]).dp if experiment.grow == "nodes" else 1
                 replicas *= 1 if experiment.kind == "weak" else max(degrees)
-                work["num_prompts"] = available or (work.get("batch_size") or 1) * replicas
+                work["num_prompts"] = available or _whole(work.get("batch_size")) * replicas
             if experiment.kind == "weak" and known.grows is not None:
                 default = known.model.model_fields[known.grows].default
-                work[known.grows] = (work.get(known.grows) or default) * degree
+                value = work.get(known.grows) or default
+                work[known.grows] = value * degree if isinstance(value, int) else value
             ranks = Layout.model_validate(cell_draft["layout"]).ranks
             point = self._point(f"{where} at {label}", cell_draft, {"ranks": ranks}, label, baseline=position == 0)
             points.extend(point)
@@ -181,6 +201,9 @@ class _Builder(PointBuilder):
         if grow == "nodes":
             try:
                 count = grown_over_nodes(draft, degree, self._target(draft["target"]))
+            except ValidationError as error:
+                self._invalid(where, error)
+                return None
             except ValueError as error:
                 self._problem(f"{where}.{error}")
                 return None
@@ -222,6 +245,8 @@ class _Builder(PointBuilder):
             answering = " or ".join(kinds_with("answers"))
             self._problem(f"{where}: correctness requires a workload of kind {answering}")
             return []
+        if not all(isinstance(work.get(name), int | None) for name in ("batch_size", "num_prompts", "prompt_tokens")):
+            return self._point(where, draft, {}, where, True)  # which says what is wrong
         used = used_workloads(self.cells.values(), draft)
         saved = self.references.get(experiment.reference or "")
         try:
@@ -294,7 +319,7 @@ class _Builder(PointBuilder):
         assert self.layout_choice is not None, "a study of layouts needs the planner"
         ranks = experiment.ranks or self.layout_choice.ranks(target)
         if known.takes_prompts and work.get("num_prompts") is None:
-            work["num_prompts"] = self._prompts_in_file(draft) or (work.get("batch_size") or 1) * ranks
+            work["num_prompts"] = self._prompts_in_file(draft) or _whole(work.get("batch_size")) * ranks
         if draft.pop("nodes", None) is not None:
             self._problem(f"{where}.base.nodes: determined by the ranks of a layout. Leave nodes out")
             return [], []
@@ -318,3 +343,8 @@ class _Builder(PointBuilder):
         if not points:
             self._problem(f"{where}: {why_none(candidates, ranks)}")
         return points, candidates
+
+
+def _whole(value: object, default: int = 1) -> int:
+    """A number of an override that is not validated yet; the default for what the cell's validation will refuse."""
+    return value if isinstance(value, int) and value > 0 else default

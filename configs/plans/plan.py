@@ -36,6 +36,13 @@ class PlannedModel(Frozen):
         return self.identity.startswith("synthetic:")
 
 
+class UnusableModel(Frozen):
+    """A model whose files cannot be measured; the other models of the study are."""
+
+    name: str
+    reason: str
+
+
 class Point(Frozen):
     """One cell's place in an experiment."""
 
@@ -98,6 +105,7 @@ class Plan(Frozen):
     schema_version: int = SCHEMA_VERSION
     study: str
     models: tuple[PlannedModel, ...]
+    unusable: tuple[UnusableModel, ...] = Field((), description="models of the study without cells, and why")
     targets: tuple[Target, ...]
     measuring: Measuring
     pack: bool

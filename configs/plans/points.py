@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from configs.common.execution import Layout
 from configs.plans.plan import PlannedModel, Point, RefusedPoint
 from configs.plans.refusals import refusal
 from configs.spec.cell import Cell
@@ -35,7 +36,8 @@ class PointBuilder:
     inputs: dict[str, str]
     count_prompts: CountPrompts
     cells: dict[str, Cell] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: dict[str, None] = field(default_factory=dict)
+    """In the order in which they were found, each once."""
     refused: list[RefusedPoint] = field(default_factory=list)
 
     def refused_points(self, where: str, points: list[Point]) -> tuple[RefusedPoint, ...]:
@@ -82,7 +84,7 @@ class PointBuilder:
         """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""
         work = draft["workload"] = {**draft["workload"]}
         for name in _INPUT_FIELDS:
-            if work.get(name) is not None:
+            if isinstance(work.get(name), str):
                 work[name] = self.inputs.get(work[name], work[name])
         try:
             cell = Cell.model_validate(draft)
@@ -92,21 +94,27 @@ class PointBuilder:
                 cell = Cell.model_validate(draft)
             return placed(cell, self._target(cell.target), draft.get("nodes"))
         except ValidationError as error:
-            for detail in error.errors():
-                # The union's tag stands second in the location of a workload's field.
-                location = [str(item) for item in detail["loc"] if item not in STUDIED]
-                text = str(detail.get("ctx", {}).get("error", detail["msg"]))
-                self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
+            self._invalid(where, error)
         except ValueError as error:
             self._problem(f"{where}: {error}")
         return None
+
+    def _invalid(self, where: str, error: ValidationError) -> None:
+        for detail in error.errors(include_url=False):
+            # The union's tag stands second in the location of a workload's field.
+            location = [str(item) for item in detail["loc"] if item not in STUDIED]
+            if error.title == Layout.__name__:
+                location.insert(0, "layout")
+            unknown = detail["type"] == "extra_forbidden"
+            text = "unknown key" if unknown else str(detail.get("ctx", {}).get("error", detail["msg"]))
+            self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
 
     def _target(self, name: str) -> Target:
         return next(target for target in self.study.targets if target.name == name)
 
     def _prompts_in_file(self, draft: Draft) -> int | None:
         work = draft["workload"]
-        if work.get("prompts") is None:
+        if not isinstance(work.get("prompts"), str):
             return None
         fields = {name: work.get(name) for name in ("variant", "limit")}
         return self.count_prompts(PromptedWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
@@ -119,5 +127,4 @@ class PointBuilder:
         return not problems
 
     def _problem(self, text: str) -> None:
-        if text not in self.problems:
-            self.problems.append(text)
+        self.problems[text] = None

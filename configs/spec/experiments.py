@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError, field_validator, model_validator
 
 from configs.common.base import Frozen
-from configs.common.execution import Compression, Dtype, Engine, Layout
+from configs.common.execution import Compression, Degree, Dtype, Engine, Layout
 from configs.workloads.communication import Collective, CommunicationWorkload, TransportName
 
 Grow = Literal["dp", "tp", "pp", "nodes"]
@@ -21,11 +21,16 @@ class _Experiment(Frozen):
     models: list[str] | None = Field(None, description="names of models; none: all")
     base: Overrides = Field({}, description="dotted field of the cell -> value, for this experiment only")
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        """Numbers of values along the axes of the grid; their product is the number of points of a model."""
+        raise NotImplementedError
+
 
 class _Scaling(_Experiment):
     grow: Grow = Field(description="the scaled axis")
-    to: PositiveInt | None = Field(None, description="maximum degree; the points are 1, 2, 4 ... to")
-    points: list[PositiveInt] | None = Field(None, description="explicit degrees instead; the first is the baseline")
+    to: Degree | None = Field(None, description="maximum degree; the points are 1, 2, 4 ... to")
+    points: list[Degree] | None = Field(None, description="explicit degrees instead; the first is the baseline")
 
     @model_validator(mode="after")
     def _has_points(self) -> "_Scaling":
@@ -43,6 +48,10 @@ class _Scaling(_Experiment):
         assert self.to is not None
         powers = [1 << bit for bit in range(self.to.bit_length()) if 1 << bit < self.to]
         return [*powers, self.to]
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (len(self.degrees),)
 
 
 class StrongScaling(_Scaling):
@@ -63,6 +72,10 @@ class Sweep(_Experiment):
     kind: Literal["sweep"] = "sweep"
     over: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return tuple(len(values) for values in self.over.values())
+
 
 class Optimization(_Experiment):
     """Named variants, each measured interleaved with its baseline."""
@@ -70,6 +83,10 @@ class Optimization(_Experiment):
     kind: Literal["optimization"] = "optimization"
     baseline: Overrides = {}
     variants: dict[str, Overrides] = Field(min_length=1)
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (1 + len(self.variants),)
 
 
 class Correctness(_Experiment):
@@ -107,6 +124,10 @@ class Correctness(_Experiment):
             raise ValueError(f"{given[0]}: determined by the file of `reference`. Leave one of the two out")
         return self
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (len(self.engines), len(self.layouts), len({*self.dtypes, "float32"}))
+
 
 PASSES = ("int8", "int8_dynamic", "int4", "prune_50", "prune_2_4", "prune_2_4+int8", "balanced", "aggressive")
 _PASS: TypeAdapter[str] = TypeAdapter(Compression)
@@ -136,23 +157,35 @@ class CompressionPasses(_Experiment):
                     raise ValueError(f"unknown pass {part!r}; use one of: {', '.join(PASSES)}") from error
         return list(dict.fromkeys(passes))
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (2, len(set(self.dtypes or ("",))), 1 + len(self.passes))
+
 
 class Communication(_Experiment):
     """Latency and bandwidth of collectives and of point-to-point transfers, over sizes."""
 
     kind: Literal["communication"] = "communication"
-    ranks: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
+    ranks: list[Degree] = Field([2], min_length=1, description="numbers of ranks")
     operations: list[Collective] = Field(list(get_args(Collective)), min_length=1)
     sizes_bytes: list[PositiveInt] = Field(list(CommunicationWorkload().sizes_bytes), min_length=1)
     transports: list[TransportName] = Field(["auto"], min_length=1)
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (len(self.ranks), len(self.transports))
 
 
 class Layouts(_Experiment):
     """Rank all layouts by prediction and measure those predicted fastest."""
 
     kind: Literal["layouts"] = "layouts"
-    ranks: PositiveInt | None = Field(None, description="maximum ranks of a layout; none: all ranks of the target")
+    ranks: Degree | None = Field(None, description="maximum ranks of a layout; none: all ranks of the target")
     best: PositiveInt = Field(3, description="number of measured layouts")
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (self.best,)
 
 
 Experiment = Annotated[

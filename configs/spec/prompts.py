@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.common.jsonl import parse_object
-
-_SHOWN_CHARACTERS = 80
+from configs.common.printable import printable
+from configs.common.reading import TEXT_BYTES, brief, read_bytes
 
 
 class Prompt(NamedTuple):
@@ -37,7 +37,7 @@ def numbered_prompts(path: Path, variant: str | None = None, limit: int | None =
     is not a JSON object with a `prompt` or `tokens`, or an unknown variant. Every line is checked.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, TEXT_BYTES)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     selected: list[Prompt] = []
@@ -52,8 +52,8 @@ def numbered_prompts(path: Path, variant: str | None = None, limit: int | None =
         if variant is None or name == variant:
             selected.append(Prompt(number, text, tokens))
     if not selected and variant is not None and data.strip():
-        known = f"use one of: {', '.join(sorted(variants))}" if variants else "no line has a variant"
-        raise ValueError(f"{path}: unknown variant {variant!r}; {known}")
+        known = f"use one of: {printable(', '.join(sorted(variants)), 300)}" if variants else "no line has a variant"
+        raise ValueError(f"{path}: unknown variant {brief(variant)}; {known}")
     if not selected:
         raise ValueError(f'{path}: empty file, expected one object per line, such as {{"prompt": "Once upon a time"}}')
     return selected[:limit]
@@ -63,24 +63,19 @@ def _parse(line: bytes, where: str) -> tuple[str, tuple[int, ...] | None, str | 
     data = parse_object(line, where, '{"prompt": "..."}')
     prompt, variant = data.get("prompt"), data.get("variant")
     if variant is not None and not isinstance(variant, str):
-        raise ValueError(f"{where}: `variant`: expected a string, got {_shown(variant)}")
+        raise ValueError(f"{where}: `variant`: expected a string, got {brief(variant)}")
     if "tokens" in data:
         if prompt is not None:
             raise ValueError(f"{where}: `tokens`: cannot be combined with `prompt`. Leave one out")
         tokens = _token_ids(data["tokens"], where)
         return " ".join(map(str, tokens)), tokens, variant
     if not isinstance(prompt, str) or not prompt:
-        raise ValueError(f"{where}: `prompt`: expected a non-empty string, got {_shown(prompt)}")
+        raise ValueError(f"{where}: `prompt`: expected a non-empty string, got {brief(prompt)}")
     return prompt, None, variant
 
 
 def _token_ids(given: Any, where: str) -> tuple[int, ...]:
     right = isinstance(given, list) and all(type(token) is int and token >= 0 for token in given)
     if not right or not given:
-        raise ValueError(f"{where}: `tokens`: expected a non-empty list of token ids, got {_shown(given)}")
+        raise ValueError(f"{where}: `tokens`: expected a non-empty list of token ids, got {brief(given)}")
     return tuple(given)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
 
 from configs.common.base import Frozen
+from configs.common.execution import Degree
 from configs.common.secrets import is_secret
 
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
@@ -93,8 +94,8 @@ class SlurmTarget(Resources):
 
     kind: Literal["slurm"] = "slurm"
     name: str = "slurm"
-    nodes: PositiveInt = Field(1, description="maximum number of nodes of a job")
-    ranks_per_node: PositiveInt = Field(1, description="ranks per node: its GPUs, or the number that its cores allow")
+    nodes: Degree = Field(1, description="maximum number of nodes of a job")
+    ranks_per_node: Degree = Field(1, description="ranks per node: its GPUs, or the number that its cores allow")
     gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
     gres: str | None = Field(
         None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
@@ -190,7 +191,7 @@ class SlurmTarget(Resources):
 
     def nodes_for(self, ranks: int) -> int:
         """Return the fewest nodes that hold the ranks in equal numbers: 3 ranks on nodes of 2 need 3 nodes."""
-        return next(count for count in range(-(-ranks // self.ranks_per_node), ranks + 1) if ranks % count == 0)
+        return ranks // next(held for held in range(min(self.ranks_per_node, ranks), 0, -1) if ranks % held == 0)
 
 
 def kind_of_target(data: Any) -> str:

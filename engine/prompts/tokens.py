@@ -5,15 +5,16 @@
 Training data is in `engine.training.data.examples`.
 """
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
+from configs.common.printable import printable
+from configs.common.reading import brief, read_json_object
 from configs.spec.prompts import Prompt, numbered_prompts
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
@@ -94,10 +95,18 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path}: not a tokenizer that can be read ({error})") from error
+        raise ValueError(f"{path}: not a tokenizer that can be read ({printable(str(error), 300)})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def encoded(tokenizer: Tokenizer, text: str, where: str) -> Encoding:
+    """Tokenise a text. Raises ValueError, naming `where`, for one that the tokenizer cannot take."""
+    try:
+        return tokenizer.encode(text)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{where}: the tokenizer fails ({printable(str(error), 300)})") from error
 
 
 def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
@@ -147,8 +156,8 @@ def prompts_of_rank(workload: PromptedWorkload, context: Context, config: TextMo
     """
     if workload.prompts is None:
         return _random_prompts(workload, context, config)
-    where = context.inputs / f"{workload.prompts}.jsonl"
-    lines = numbered_prompts(where, workload.variant, workload.limit)
+    file = context.inputs / f"{workload.prompts}.jsonl"
+    lines = numbered_prompts(file, workload.variant, workload.limit)
     count = workload.num_prompts or len(lines)
     mine = _my_share(count, context)
     chosen = [lines[index % len(lines)] for index in mine]
@@ -159,8 +168,9 @@ def prompts_of_rank(workload: PromptedWorkload, context: Context, config: TextMo
     cut: set[int] = set()
     for prompt in chosen:
         if prompt.line not in known:
-            ids, known_cut = _ids(prompt, tokenizer)
-            known[prompt.line] = _checked(ids, workload, config, f"workload.prompts: line {prompt.line}")
+            where = f"workload.prompts: line {prompt.line}"
+            ids, known_cut = _ids(prompt, tokenizer, where)
+            known[prompt.line] = _checked(ids, workload, config, where)
             cut |= {prompt.line} if known_cut else set()
     truncated = sum(prompt.line in cut for prompt in chosen)
     tokens = [known[prompt.line] for prompt in chosen]
@@ -187,12 +197,12 @@ def _tokenizer(workload: PromptedWorkload, context: Context, config: TextModel) 
     return tokenizer
 
 
-def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[list[int], bool]:
+def _ids(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> tuple[list[int], bool]:
     """Return the token ids of a prompt, and whether it was cut."""
     if prompt.tokens is not None:
         return list(prompt.tokens), False
     assert tokenizer is not None
-    found = tokenizer.encode(prompt.text)
+    found = encoded(tokenizer, prompt.text, where)
     return found.ids, bool(found.overflowing)
 
 
@@ -208,10 +218,12 @@ def longest_text(context: Context, config: TextModel) -> int:
     """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers."""
     path = Path(required_manifest(context).folder) / "sentence_bert_config.json"
     try:
-        given = json.loads(path.read_text(encoding="utf-8")).get("max_seq_length") if path.is_file() else None
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: not a JSON object that can be read ({error})") from error
-    return config.max_positions if given is None else min(int(given), config.max_positions)
+        given = read_json_object(path).get("max_seq_length") if path.is_file() else None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    if given is not None and (type(given) is not int or given < 1):
+        raise ValueError(f"{path}: max_seq_length: got {brief(given)}, expected a whole number of tokens")
+    return config.max_positions if given is None else min(given, config.max_positions)
 
 
 def _my_share(count: int, context: Context) -> range:

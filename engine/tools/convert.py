@@ -17,6 +17,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from configs.common.printable import printable
+from configs.common.reading import brief
+
 COPIED = (
     "config.json",
     "generation_config.json",
@@ -47,7 +50,7 @@ def convert(source: Path, destination: Path) -> list[Path]:
     for path in checkpoints:
         for name, tensor in read_pickled(path).items():
             if name in tensors:
-                raise ValueError(f"{path}: tensor {name} stands in an earlier file too")
+                raise ValueError(f"{path}: tensor {brief(name)} stands in an earlier file too")
             tensors[name] = tensor
     destination.mkdir(parents=True, exist_ok=True)
     unfinished = destination / f".{WEIGHTS}.tmp"
@@ -72,13 +75,16 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"asks for {asked[1]} to be called" if asked else "is not a checkpoint that torch.save wrote"
         raise ValueError(f"{path}: {reason}; refused, nothing of it was run") from error
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error}); fetch it again") from error
+    except Exception as error:  # a damaged pickle can make the unpickler raise anything
+        said = printable(f"{type(error).__name__}: {error}", 300)
+        raise ValueError(f"{path}: cannot be read ({said}); fetch it again") from error
     if not isinstance(data, dict) or not data:
         raise ValueError(f"{path}: holds {type(data).__name__}, not a table of named tensors")
     for name, value in data.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise ValueError(f"{path}: {name!r} is {type(value).__name__}, not a tensor; export the state dict alone")
+            raise ValueError(
+                f"{path}: {brief(name)} is {type(value).__name__}, not a tensor; export the state dict alone"
+            )
     return data
 
 

@@ -37,7 +37,9 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         caught: BaseException = error
         for problem in error.problems:
             console.print(problem if problem.startswith(str(subject)) else f"{subject}: {problem}")
-        count = len(error.problems)
+        for line in error.more:
+            console.print(line)
+        count = error.num_problems
         console.print(f"{count} problem{'s' if count != 1 else ''}, nothing started")
         code = WRONG_STUDY
     except KeyboardInterrupt as error:
@@ -106,6 +108,7 @@ def run_study(
             code = _print_result(console, result, runs / study.study)
         except httpx.HTTPError as error:
             code = _print_without_api(console, RunPaths(runs / study.study), api.url, error)
+    code = _print_unusable(console, plan, code)
     # The process ends now; collecting Prefect's half a million objects first would take a second.
     gc.freeze()
     return code
@@ -206,6 +209,13 @@ def _print_summary(
     return SOME_UNMEASURED if failures else ALL_COMPLETED
 
 
+def _print_unusable(console: Console, plan: Plan, code: int) -> int:
+    """Name the models that were left out. Returns the exit code."""
+    for model in plan.unusable:
+        console.print(f"Not measured: model {model.name}: {model.reason}", markup=False)
+    return SOME_UNMEASURED if plan.unusable and code == ALL_COMPLETED else code
+
+
 def _short(path: Path) -> str:
     """Return the path relative to the working directory if it lies below it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
@@ -216,6 +226,8 @@ def validate_study(path: Path, assignments: list[str]) -> int:
     from tasks.campaign.ledger import places
 
     _, plan = _checked(path, assignments, Path("runs"))
+    if plan.unusable:
+        raise StudyError([model.reason for model in plan.unusable])
     measurements = len(places(plan))
     print(f"{path}: valid. {len(plan.cells)} cells, {measurements} measurements in {len(_launches(plan))} launches")
     return ALL_COMPLETED
@@ -236,6 +248,7 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path) -> int:
         name = names.get(cell.model or "", "")
         title = f"{name}  {cell.label}{engine}" if name else cell.label
         console.print(f"  {key}  {title}  x{plan.repeats[key]}  for {', '.join(asked[key])}")
+    _print_unusable(console, plan, ALL_COMPLETED)
     launches = _launches(plan, RunPaths(runs / study.study))
     console.print(f"{len(launches)} launches remaining")
     for number, launch in enumerate(launches, 1):

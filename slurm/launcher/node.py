@@ -6,6 +6,7 @@
 Lists of hosts are read by submitit and not by `scontrol show hostnames`, which a container need not have.
 """
 
+import math
 import re
 import socket
 from collections.abc import Mapping
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 
 import psutil
 
+from configs.common.reading import brief
 from configs.plans.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 
 _NAME = re.compile(r"[^,\[\]]+")
+_HOST_LIST = re.compile(r"[^\[\]]*(\[[0-9,-]*\][^\[\]]*)*")
+_MAX_NAMES = 65_536
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,33 @@ def host_names(expression: str) -> tuple[str, ...]:
     from submitit.slurm.slurm import SlurmParseException, _parse_node_list
 
     try:
-        names = tuple(_parse_node_list(expression))
+        names = tuple(_parse_node_list(expression)) if _num_names(expression) <= _MAX_NAMES else ()
     except SlurmParseException:
         names = ()
     # It lets stray commas and brackets through.
     if not names or expression.endswith(",") or not all(_NAME.fullmatch(name) for name in names):
-        raise ValueError(f"host list: got {expression!r}, expected one such as node[01-03,7],gpu1")
+        raise ValueError(f"host list: got {brief(expression)}, expected one such as node[01-03,7],gpu1")
     return names
+
+
+def _num_names(expression: str) -> int:
+    """How many names a host list stands for; more than allowed where it is none."""
+    if not _HOST_LIST.fullmatch(expression):
+        return _MAX_NAMES + 1
+    count = 0
+    for group in re.split(r",(?![0-9,-]*\])", expression):
+        sizes = [sum(map(_num_suffixes, bracket.split(","))) for bracket in re.findall(r"\[([0-9,-]*)\]", group)]
+        count += math.prod(sizes)
+    return count
+
+
+def _num_suffixes(written: str) -> int:
+    low, dash, high = written.partition("-")
+    if not dash:
+        return 1
+    if not (low.isdigit() and high.isdigit() and len(high) <= 9 >= len(low)):
+        return _MAX_NAMES + 1
+    return max(1, int(high) - int(low) + 1)
 
 
 def address_of(host: str) -> str:

@@ -74,9 +74,8 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         further["reservation"] = target.reservation
     if target.gres is not None:
         further["gres"] = target.gres
+    check_extra(target)
     for option, value in target.extra.items():
-        if option in _OURS:
-            raise Refused(f"target.extra: {option} is set by Rankwise. Leave it out")
         if value is not False:
             further[option] = value
     return {
@@ -101,6 +100,13 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         "srun_args": [f"--cpus-per-task={cores}", "--kill-on-bad-exit=0", "--mpi=none", *target.srun_args],
         "additional_parameters": further,
     }
+
+
+def check_extra(target: SlurmTarget) -> None:
+    """Raise Refused for an additional option that Rankwise sets itself."""
+    for option in target.extra:
+        if option in _OURS:
+            raise Refused(f"target.extra: {option} is set by Rankwise. Leave it out")
 
 
 def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list[str]:

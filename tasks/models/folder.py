@@ -1,28 +1,25 @@
 """Validate and hash a folder of model files, in plain Python without torch.
 
-Only safetensors are weights here: a pickled checkpoint can run any code when it is opened. Headers are read
-from the files' first bytes, so that a truncated download is found in milliseconds and not by a rank:
+Only safetensors are weights here: a pickled checkpoint can run any code when it is opened.
 
-    config = check_folder(Path("models/tiny"))
-
-Layout of a safetensors file: https://huggingface.co/docs/safetensors/index#format
+    config, names = check_folder(Path("models/tiny"))
 """
 
 import difflib
 import json
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
+from configs.common.printable import printable
+from configs.common.reading import MIB, brief, read_json_object
+from configs.common.safetensors_header import StoredTensor, stored_tensors
 from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
-from configs.families.numbers import check_finite
+from configs.families.numbers import MAX_LAYERS, check_finite
 from configs.families.tensors import embedding_name, names_in_file
 from configs.plans.model_manifest import WEIGHT_INDEX
-from configs.plans.record import read_json_object
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -30,18 +27,14 @@ SINGLE = "model.safetensors"
 _TOKENIZER_ENDINGS = (".model", ".tiktoken", ".jinja")
 _TOKENIZER_NAMES = ("vocab.txt", "merges.txt")
 _PICKLED_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# The reference implementation refuses longer headers too (MAX_HEADER_SIZE in safetensors/src/tensor.rs).
-_LONGEST_HEADER_BYTES = 100_000_000
 _COMPARED_BYTES = 1 << 20
-_WIDE = ("F16", "BF16", "F32", "F64")
-_DTYPE_BITS = {
-    **dict.fromkeys(("F4",), 4),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
-    **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
-}
+_CONFIG_BYTES = 32 * MIB
+"""Of configurations and shard indexes; that of a model with 140,000 tensors has 17 MB."""
+_MAX_NAMES = 5
+
+
+class ModelContentError(ValueError):
+    """A model's files cannot be measured, whatever the study says of it."""
 
 
 class FileHashes:
@@ -78,22 +71,6 @@ class FileHashes:
             self._changed = False
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """What a file's header says of one tensor: `nbytes` bytes from `offset` of the file."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether it has a floating-point format of 16 bits or more."""
-        return self.dtype in _WIDE
-
-
 def file_names(folder: Path) -> list[str]:
     """Names of the files directly in the folder; what lies deeper belongs to other formats."""
     return sorted(entry.name for entry in folder.iterdir() if entry.is_file())
@@ -126,7 +103,7 @@ def weights_in(names: Iterable[str], index: dict[str, Any] | None, where: str) -
         raise ValueError(f"{where}/{WEIGHT_INDEX}: no weight_map of tensor names to file names. Fetch or save it again")
     missing = sorted(set(weight_map.values()) - found)
     if missing:
-        raise ValueError(f"{where}: {WEIGHT_INDEX} lists missing files: {', '.join(missing)}. Fetch or copy them")
+        raise ValueError(f"{where}: {WEIGHT_INDEX} lists missing files: {some(missing)}. Fetch or copy them")
     return sorted(set(weight_map.values()))
 
 
@@ -155,6 +132,11 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
             f"{where}/{CONFIG}: auto_map requires Python code of the model, but trust_remote_code is off "
             "and cannot be enabled. Use a model with an architecture built into transformers"
         )
+    for key, value in config.items():
+        if key.endswith(("layer", "layers")) and isinstance(value, int | float) and value > MAX_LAYERS:
+            raise ValueError(
+                f"{where}/{CONFIG}: {brief(key)[1:-1]}: got {brief(value)}, expected at most {MAX_LAYERS:,}"
+            )
     return config
 
 
@@ -180,7 +162,8 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
         for tensor, name in index["weight_map"].items():
             if tensor not in tensors[name]:
                 raise ValueError(
-                    f"{where}: {WEIGHT_INDEX} says {tensor} is in {name}, which has none; fetch both again"
+                    f"{where}: {WEIGHT_INDEX} says {printable(tensor, 100)} is in {name}, "
+                    "which has none; fetch both again"
                 )
     stored = {name: tensor for held in tensors.values() for name, tensor in held.items()}
     return with_stored_head(config, stored), sorted({*described_by(names), *weights})
@@ -219,33 +202,10 @@ def _same_values(one: StoredTensor, other: StoredTensor) -> bool:
     return True
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file by its header, checked against the file's size. Raises ValueError, OSError."""
-    actual = path.stat().st_size
-    with path.open("rb") as file:
-        first = file.read(8)
-        length = int.from_bytes(first, "little")
-        if len(first) < 8 or length < 2 or length > _LONGEST_HEADER_BYTES:
-            raise _damaged(path, f"its {actual} bytes do not begin with a safetensors header")
-        if 8 + length > actual:
-            raise _damaged(path, f"expected at least {8 + length} bytes (the header alone), found {actual}")
-        raw = file.read(length)
-    try:
-        header = json.loads(raw)
-        found, position = {}, 0
-        tensors = [(name, tensor) for name, tensor in header.items() if name != "__metadata__"]
-        for name, tensor in sorted(tensors, key=lambda item: tuple(item[1]["data_offsets"])):
-            begin, end = map(int, tensor["data_offsets"])
-            if begin != position or end < begin or _tensor_bytes(tensor) not in (None, end - begin):
-                raise ValueError(f"the data at byte {position} are not accounted for")
-            shape = tuple(map(int, tensor["shape"]))
-            found[name] = StoredTensor(path, str(tensor["dtype"]), shape, 8 + length + begin, end - begin)
-            position = end
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _damaged(path, f"its header is not one of safetensors ({error})") from error
-    if 8 + length + position != actual:
-        raise _damaged(path, f"expected {8 + length + position} bytes by its header, found {actual}")
-    return found
+def some(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(printable(name, 100) for name in names[:_MAX_NAMES]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def similar_folder(identifier: str, base: Path) -> str:
@@ -259,18 +219,8 @@ def similar_folder(identifier: str, base: Path) -> str:
     return f" (did you mean {written.removesuffix(path.name)}{close[0]}?)" if close else ""
 
 
-def _tensor_bytes(tensor: dict[str, Any]) -> int | None:
-    bits = _DTYPE_BITS.get(tensor["dtype"])
-    # A dtype newer than this table.
-    return None if bits is None else math.prod(map(int, tensor["shape"])) * bits // 8
-
-
-def _damaged(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path}: truncated or damaged: {what}; fetch or copy it again")
-
-
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        return read_json_object(path)
+        return read_json_object(path, _CONFIG_BYTES, finite=False)  # `check_finite` names the key
     except ValueError as error:
         raise ValueError(f"{error}; fetch or copy it again") from error

@@ -1,18 +1,18 @@
 """Judge the models of a plan by config.json and headers, before anything is started; see `configs.families.checkpoint`.
 
-problems = model_problems(plan)         # ["models[0].id: models/mine: config.json: quantization_config ..."]
+unusable_in(plan)         # (UnusableModel(name="mine", reason="config.json: quantization_config ..."),)
 """
 
 from pathlib import Path
 
+from configs.common.safetensors_header import stored_tensors
 from configs.families.checkpoint import WORKLOAD_OF, check_model
 from configs.plans.model_manifest import read_model_manifest
-from configs.plans.plan import Plan
-from tasks.models.folder import stored_tensors
+from configs.plans.plan import Plan, UnusableModel
 
 
-def model_problems(plan: Plan) -> list[str]:
-    """Return what keeps our engine from measuring the models of a plan, one line for each model.
+def unusable_in(plan: Plan) -> tuple[UnusableModel, ...]:
+    """Return the models of a plan that our engine cannot measure, each with the reason.
 
     Models that are not fetched yet are left out, and so are cells of other engines and of training, whose own rules
     say what they can load.
@@ -21,17 +21,17 @@ def model_problems(plan: Plan) -> list[str]:
     for cell in plan.cells.values():
         if cell.engine == "rankwise" and cell.workload.kind in WORKLOAD_OF.values() and cell.model is not None:
             kinds.setdefault(cell.model, set()).add(cell.workload.kind)
-    problems = []
-    for position, model in enumerate(plan.models):
+    found = []
+    for model in plan.models:
         for kind in sorted(kinds.get(model.identity, ())):
             if not model.manifest:
                 continue
             try:
                 judge_manifest(Path(model.manifest), kind, model.name)
             except (ValueError, OSError) as error:
-                problems.append(f"models[{position}].id: {model.name}: {error}")
+                found.append(UnusableModel(name=model.name, reason=str(error)))
                 break
-    return problems
+    return tuple(found)
 
 
 def judge_manifest(path: Path, workload: str, name: str) -> None:

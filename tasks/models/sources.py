@@ -19,12 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
+from configs.common.printable import printable
+from configs.common.reading import brief
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion
 from tasks.models.folder import (
     CONFIG,
     FileHashes,
+    ModelContentError,
     check_folder,
     described_by,
     read_config,
@@ -36,6 +39,7 @@ from tasks.models.folder import (
 from tasks.models.hub import HubOfflineError, Snapshot, TransientFetchError, download, look_up
 
 __all__ = [
+    "ModelContentError",
     "TransientFetchError",
     "is_hub_repository",
     "load_manifest",
@@ -48,6 +52,7 @@ __all__ = [
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMS = "expected `synthetic:<architecture>@<seed>`, a folder, or `owner/name` with a revision"
+_MAX_SEED_DIGITS = 18
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +73,10 @@ def resolve_model(identifier: str, revision: str | None, cache: Path, base: Path
             return _folder(identifier, cache, base)
         return _repository(identifier, revision, cache, base)
     except OSError as error:
-        raise ValueError(f"{error.filename or cache}: {error.strerror or error}; needed for {identifier}") from error
+        raise ValueError(
+            f"{printable(str(error.filename or cache), 200)}: {error.strerror or error}; "
+            f"needed for {printable(identifier, 200)}"
+        ) from error
 
 
 def is_hub_repository(identifier: str, base: Path) -> bool:
@@ -132,10 +140,11 @@ def _refuse_revision(identifier: str, revision: str | None) -> None:
 def _synthetic(name: str, cache: Path) -> ModelManifest:
     architecture, at, seed = name.partition("@")
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"unknown architecture {architecture!r}{suggestion(architecture, list(ARCHITECTURES))}")
-    if at and not (seed.isascii() and seed.isdigit()):
+        raise ValueError(f"unknown architecture {brief(architecture)}{suggestion(architecture, list(ARCHITECTURES))}")
+    if at and not (seed.isascii() and seed.isdigit() and len(seed) <= _MAX_SEED_DIGITS):
         raise ValueError(
-            f"synthetic:{name}: got seed {seed!r}, expected a whole number. Use synthetic:{architecture}@0"
+            f"synthetic:{brief(name)[1:-1]}: got seed {brief(seed)}, expected a whole number of at most "
+            f"{_MAX_SEED_DIGITS} digits. Use synthetic:{architecture}@0"
         )
     identity = f"synthetic:{architecture}@{int(seed or 0)}"
     folder = manifest_path(identity, cache).parent / "files"
@@ -155,7 +164,8 @@ def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
     if not path.is_dir():
         raise ValueError(f"{identifier}: got a file, expected the folder with {CONFIG}")
     folder = path.resolve()
-    config, names = check_folder(folder)
+    with _content():
+        config, names = check_folder(folder)
     hashes = _hashes(cache)
     files = _files(folder, names, hashes)
     hashes.save()
@@ -208,21 +218,33 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         for part in folder.glob(".cache/huggingface/download/*.incomplete"):
             part.unlink()
         described = described_by(snapshot.files)
-        if CONFIG not in described:
-            raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
-        require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
+        with _content():
+            if CONFIG not in described:
+                raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
+            require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
         hashes = _hashes(cache)
         download(snapshot, described, folder, hashes.sha256)
-        read_config(folder, identity)
-        weights = weights_in(snapshot.files, read_index(folder) if WEIGHT_INDEX in described else None, identity)
+        with _content():
+            read_config(folder, identity)
+            weights = weights_in(snapshot.files, read_index(folder) if WEIGHT_INDEX in described else None, identity)
         _check_room(snapshot, weights, folder)
         download(snapshot, weights, folder, hashes.sha256)
-        config, names = check_folder(folder, identity)
+        with _content():
+            config, names = check_folder(folder, identity)
         files = _files(folder, names, hashes)
         hashes.save()
         manifest = ModelManifest(identity=identity, source="hub", folder=str(folder), files=files, config=config)
         save_manifest(manifest, cache)
         return manifest
+
+
+@contextmanager
+def _content() -> Iterator[None]:
+    """Mark errors as faults of the model's files."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelContentError(str(error)) from error
 
 
 def _cached(identity: str, cache: Path) -> ModelManifest | None:

@@ -8,16 +8,18 @@ import shutil
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.common.base import sha256_of_file, write_atomically
+from configs.common.printable import printable
+from configs.common.reading import check_regular
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import target_prices
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.examples import read_examples
 from configs.spec.experiments import CompressionPasses, Correctness, Optimization, Sweep
 from configs.spec.prompts import read_prompts
@@ -25,9 +27,9 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
 from tasks.models.dataset import HUB_PREFIX, write_dataset
-from tasks.models.judgement import model_problems
+from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
-from tasks.models.sources import manifest_path, resolve_model
+from tasks.models.sources import ModelContentError, manifest_path, resolve_model
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -44,18 +46,55 @@ _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
 
 
+class UnusableModelError(StudyError):
+    """A model's files cannot be measured; a study with others is measured without it."""
+
+
+class UnusableModelsError(StudyError):
+    """Our engine cannot measure some models of a plan under the workloads that the study gives them."""
+
+    def __init__(self, models: list[UnusableModel]) -> None:
+        super().__init__([model.reason for model in models])
+        self.models = models
+
+
 def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
     """Resolve one model and bring its files.
 
-    Raises StudyError for what no retry can mend, `TransientFetchError` for what one may.
+    Raises StudyError for what no retry can mend (UnusableModelError where the model's files are at fault),
+    `TransientFetchError` for what one may.
     """
     try:
         manifest = resolve_model(spec.id, spec.revision, cache, base)
+    except ModelContentError as error:
+        raise UnusableModelError([f"models[{position}].id: {error}"]) from error
     except ValueError as error:
         raise StudyError([f"models[{position}].id: {error}"]) from error
     return PlannedModel(
         name=spec.name, identity=manifest.identity, manifest=str(manifest_path(manifest.identity, cache))
     )
+
+
+def usable_models(
+    study: StudySpec, resolve: Callable[[ModelSpec, int], PlannedModel]
+) -> tuple[list[PlannedModel], tuple[UnusableModel, ...]]:
+    """Resolve the models of a study; those whose files are at fault are returned with the reason.
+
+    Raises StudyError naming every problem for names that are wrong, and where no model is usable.
+    """
+    models: list[PlannedModel] = []
+    unusable: list[UnusableModel] = []
+    problems: list[str] = []
+    for position, spec in enumerate(study.models):
+        try:
+            models.append(resolve(spec, position))
+        except UnusableModelError as error:
+            unusable.append(UnusableModel(name=spec.name, reason=str(error)))
+        except StudyError as error:
+            problems += error.problems
+    if problems or (unusable and not models):
+        raise StudyError([*problems, *(model.reason for model in unusable)])
+    return models, tuple(unusable)
 
 
 def make_plan(
@@ -85,12 +124,42 @@ def make_plan(
     if problems := misfits(plan, folder):
         raise StudyError(problems)
     _need_tokenizers(plan)
-    if problems := model_problems(plan):
-        raise StudyError(problems)
+    if unusable := unusable_in(plan):
+        raise UnusableModelsError([_placed(study, model) for model in unusable])
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
     return plan.model_copy(update={"prices": {target.name: target_prices(target, own) for target in plan.targets}})
+
+
+def make_sound_plan(
+    study: StudySpec,
+    models: list[PlannedModel],
+    unusable: tuple[UnusableModel, ...],
+    inputs: dict[str, str],
+    folder: Path,
+    cache: Path | None,
+    before: Plan | None,
+) -> Plan:
+    """As `make_plan`, without the models that our engine cannot measure; the plan names them, and those of `unusable`.
+
+    Raises StudyError where no model is left.
+    """
+    try:
+        plan = make_plan(study, models, inputs, folder, cache, before)
+    except UnusableModelsError as error:
+        found = {model.name for model in error.models}
+        sound = [model for model in models if model.name not in found]
+        if not sound:
+            raise
+        plan = make_plan(study, sound, inputs, folder, cache, before)
+        unusable = (*unusable, *error.models)
+    return plan.model_copy(update={"unusable": unusable})
+
+
+def _placed(study: StudySpec, model: UnusableModel) -> UnusableModel:
+    position = [spec.name for spec in study.models].index(model.name)
+    return model.model_copy(update={"reason": f"models[{position}].id: {model.name}: {model.reason}"})
 
 
 def earlier_plan(run: RunPaths) -> Plan | None:
@@ -165,6 +234,20 @@ def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, s
             yield f"{where}.{dotted}", field, value
 
 
+def _check_source(source: Path, written: str) -> None:
+    shown = printable(written, 200)
+    try:
+        check_regular(source)
+    except FileNotFoundError as error:
+        raise ValueError(f"no such file: {shown} (looked for {printable(str(source), 400)})") from error
+    except OSError as error:
+        raise ValueError(f"{shown}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{shown}: {str(error).removeprefix(f'{source}: ')}") from error
+    if source.stat().st_size == 0:
+        raise ValueError(f"{shown}: empty file")
+
+
 def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
     learnt = field in ("data", "validation_data")
     if learnt and written == "stdlib":
@@ -172,10 +255,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
     if learnt and written.startswith(HUB_PREFIX):
         return write_dataset(written, base, folder)
     source = base / written
-    if not source.is_file():
-        raise ValueError(f"no such file: {written} (looked for {source})")
-    if source.stat().st_size == 0:
-        raise ValueError(f"{written}: empty file")
+    _check_source(source, written)
     if learnt and source.suffix == ".parquet":
         return write_dataset(written, base, folder)
     if field == "prompts":

@@ -36,7 +36,7 @@ def test_the_checked_plan_is_not_made_again(tmp_path: Path, monkeypatch: pytest.
     def never(*_: object) -> Plan:
         raise AssertionError("made or checked again")
 
-    for name in ("make_plan", "check_resources", "check_clusters"):
+    for name in ("make_plan", "check_resources", "check_requirements", "check_clusters"):
         monkeypatch.setattr(resolve, name, never)
     assert resolved(study, tmp_path, CheckedPlan(plan)) == made
     assert made.cells == plan.cells and made.predictions

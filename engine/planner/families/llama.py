@@ -38,8 +38,8 @@ def _all_but_each_sixth(fields: Fields, layers: int) -> list[bool]:
 def _upper_layers(fields: Fields, layers: int) -> list[bool]:
     if not fields.flag("use_sliding_window", False):
         return [False] * layers
-    first = fields.get("max_window_layers")
-    return [layer >= (28 if first is None else int(first)) for layer in range(layers)]
+    first = fields.optional("max_window_layers", smallest=0)
+    return [layer >= (28 if first is None else first) for layer in range(layers)]
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,12 @@ def _windows(fields: Fields, variant: _Variant, layers: int) -> tuple[int | None
     """Return the attention window of each layer in tokens; empty if all layers are unlimited."""
     if variant.slides is None:
         return ()
-    window = fields.get("sliding_window") if "sliding_window" in fields.config else variant.window
-    types = fields.get("layer_types")
-    if types is None:
+    window = fields.optional("sliding_window") if "sliding_window" in fields.config else variant.window
+    types = fields.entries("layer_types")
+    if not types:
         slides = variant.slides(fields, layers)
     else:
         slides = [kind == "sliding_attention" for kind in types]
     if window is None or not any(slides):
         return ()
-    return tuple(int(window) if slide else None for slide in slides)
+    return tuple(window if slide else None for slide in slides)

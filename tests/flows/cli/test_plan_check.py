@@ -197,7 +197,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
         assert said in printed.err and not printed.out
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert plan_check(binary, None, False) == 2 and "not a CSV file" in capsys.readouterr().err
+    assert plan_check(binary, None, False) == 2 and "not UTF-8 text" in capsys.readouterr().err
 
 
 def test_unknown_columns_beside_known_ones_are_named_and_left(

@@ -1,6 +1,7 @@
 """Jobs through submitit to a real Slurm: submitted, watched, cancelled, refused, and found again by others."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from configs.plans.record import Status
+from configs.spec.target import SlurmTarget
 from slurm.schedulers import cluster
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, Refused
 from slurm.schedulers.states import NEVER_BEGAN, STANDINGS
+from slurm.schedulers.trial import trial
 from tests.support.lab import Lab
 from tests.support.launches import in_measurement, part, read_end, wait_until
 from tests.support.slurm_jobs import accounting, finished, job_id, made, measurement_of
@@ -90,23 +93,31 @@ def test_somebody_elses_scancel_and_one_of_many(lab: Lab, tmp_path: Path) -> Non
     assert end.message is not None and "through Slurm" in end.message
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"partition": "nowhere"}, r"target\.partition 'nowhere'"),
-        ({"constraint": "nothing"}, r"target\.constraint 'nothing'"),
-        ({"reservation": "nobody"}, r"target\.reservation 'nobody'"),
-        ({"memory_per_node": "900G"}, r"target\.memory_per_node '900G'"),
-        ({"gpus_per_node": 1}, r"target\.gpus_per_node 1"),
-        ({"extra": {"no-such-thing": 1}}, r"target\.extra"),
-        ({"extra": {"requeue": True}}, r"target\.extra: requeue"),
-    ],
-)
+REFUSALS = [
+    ({"partition": "nowhere"}, r"target\.partition 'nowhere'"),
+    ({"constraint": "nothing"}, r"target\.constraint 'nothing'"),
+    ({"reservation": "nobody"}, r"target\.reservation 'nobody'"),
+    ({"memory_per_node": "900G"}, r"target\.memory_per_node '900G'"),
+    ({"gpus_per_node": 1}, r"target\.gpus_per_node 1"),
+    ({"extra": {"no-such-thing": 1}}, r"target\.extra"),
+    ({"extra": {"requeue": True}}, r"target\.extra: requeue"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSALS)
 def test_what_slurm_refuses_names_the_field(lab: Lab, tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     paths = made(tmp_path, **fields)
     with pytest.raises(Refused, match=named):
         cluster.submit(paths.folder)
     assert not paths.submission.exists() and not paths.submitting.exists()
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSALS)
+def test_sbatch_refuses_the_same_when_it_is_only_asked(lab: Lab, fields: dict[str, Any], named: str) -> None:
+    sound = {"nodes": 2, "partition": "lab"}
+    assert trial(SlurmTarget.model_validate(sound), nodes=1, cores=1) is None
+    told = trial(SlurmTarget.model_validate(sound | fields), nodes=1, cores=1)
+    assert told is not None and re.search(named, told)
 
 
 def test_a_job_that_would_wait_for_ever_is_given_up(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

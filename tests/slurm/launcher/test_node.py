@@ -38,6 +38,21 @@ def test_what_is_no_list_of_hosts(expression: str) -> None:
         host_names(expression)
 
 
+@pytest.mark.parametrize(
+    "expression",
+    ["n[0-99999999]", "n[0-999][0-999]", "[41-0,7]<[41-02,1-33333333302,7]", "n[²]", "n[1_0-2_0]", "n[1-" + "9" * 5000],
+    ids=range(6),
+)
+def test_a_host_list_beyond_any_cluster_is_refused_before_it_is_expanded(expression: str) -> None:
+    with pytest.raises(ValueError, match="host list: got") as caught:
+        host_names(expression)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_host_list_of_a_large_cluster_is_read() -> None:
+    assert len(host_names(",".join(f"r{rack}n[001-100]" for rack in range(100)))) == 10_000
+
+
 @given(st.lists(st.from_regex(r"[a-z]{1,5}[0-9]{0,4}", fullmatch=True), min_size=1, max_size=8))
 def test_plain_names_stay_as_they_are(names: list[str]) -> None:
     assert list(host_names(",".join(names))) == names
