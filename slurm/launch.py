@@ -10,7 +10,6 @@ signals, and ends with its parent process. The launchers of a job first register
 Exit code 0: the job has ended, with any outcome; 3: its folder cannot be used on this node.
 """
 
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.proc import become_subreaper, end_with_parent, start_ticks
+from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.plans.job import Job, Launcher
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
@@ -59,7 +59,7 @@ def isolate(log: Path, scheduled: bool) -> None:
 def scheduled_rank(paths: JobPaths) -> int | None:
     """Which node of a Slurm job this is; None for a job that no scheduler started, wherever it runs."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        if json.loads(paths.job.read_bytes())["target"]["kind"] == "slurm" and under_slurm(os.environ):
+        if read_json(paths.job, PLAN_BYTES)["target"]["kind"] == "slurm" and under_slurm(os.environ):
             return int(os.environ["SLURM_NODEID"])
     return None
 
@@ -81,7 +81,7 @@ def write_launcher(paths: JobPaths, node_rank: int | None, lock_acquired_at: str
 
 def launch(paths: JobPaths, node_rank: int | None) -> tuple[JobVerdict, int | None]:
     """Run the job in this folder, or its part on this node. Returns how it ended and torchrun's exit code."""
-    job = Job.model_validate_json(paths.job.read_bytes()).located(paths.folder)
+    job = read_model(paths.job, Job, PLAN_BYTES).located(paths.folder)
     running = RankSupervisor(job, paths)
 
     def cancel(*_: object) -> None:

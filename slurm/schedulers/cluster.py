@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 
 from configs.common.base import utc_now, write_atomically
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Launcher, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
@@ -275,7 +276,7 @@ def _searched_for(paths: JobPaths) -> str | None:
 def _found_by_name(paths: JobPaths) -> str | None:
     """The id of a job whose submitter did not come to write it down; kept in the folder. None: nobody knows it."""
     try:
-        intent = Submitting.model_validate_json(paths.submitting.read_bytes())
+        intent = read_model(paths.submitting, Submitting)
     except (FileNotFoundError, ValueError):
         return None
     environment = shared_queue().environment
@@ -301,7 +302,7 @@ def _slurm_answers() -> bool:
 def _job_id(paths: JobPaths) -> str | None:
     """The id that Slurm gave the job; None before."""
     try:
-        return Submission.model_validate_json(paths.submission.read_bytes()).job_id
+        return read_model(paths.submission, Submission).job_id
     except FileNotFoundError:
         return None
 
@@ -309,18 +310,18 @@ def _job_id(paths: JobPaths) -> str | None:
 @lru_cache(maxsize=1024)
 def _job(folder: Path) -> Job:
     """A job as it was written; it does not change."""
-    return Job.model_validate_json(JobPaths(folder).job.read_bytes())
+    return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
 
 
 def _node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
     try:
-        return JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+        return read_model(paths.node_end(node_rank), JobEnd)
     except (FileNotFoundError, ValueError):
         return None
 
 
 def _node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
     try:
-        return Launcher.model_validate_json(paths.node_launcher(node_rank).read_bytes())
+        return read_model(paths.node_launcher(node_rank), Launcher)
     except (FileNotFoundError, ValueError):
         return None
