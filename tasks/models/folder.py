@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.printable import printable
-from configs.common.reading import MIB, brief, read_json_object
+from configs.common.reading import MIB, brief, read_json, read_json_object
 from configs.common.safetensors_header import stored_tensors
 from configs.plans.model_manifest import WEIGHT_INDEX
 from engine.planner.families.parts import MAX_LAYERS
@@ -44,7 +44,7 @@ class FileHashes:
         self._known: dict[str, list[Any]] = {}
         self._changed = False
         try:
-            known = json.loads(store.read_bytes())
+            known = read_json(store)
         except (OSError, ValueError):
             return
         if isinstance(known, dict):

@@ -17,7 +17,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.target import LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
-from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside_damaged
 from tasks.campaign.records import collect_job
 
 CELLS = [Cell(workload=NoopWorkload(items=2, label=label), layout=Layout(dp=2)) for label in "abc"]
@@ -222,8 +222,9 @@ def completed_run(run: RunPaths) -> Path:
 def test_a_damaged_record_is_set_aside_and_measured_again(run: RunPaths, suffix: str, damage: bytes | None) -> None:
     path = completed_run(run).with_suffix(suffix)
     path.write_bytes(path.read_bytes()[:-10] if damage is None else damage)
-    ledger = read_ledger(run)
-    assert len(ledger.set_aside) == 1
+    assert len(read_ledger(run).damaged) == 1 and path.exists(), "to look at a folder changes nothing in it"
+    ledger = set_aside_damaged(run)
+    assert len(ledger.set_aside) == 1 and not path.exists()
     missing = missing_measurements(plan(), ledger, "timed", only_failed=False)
     assert [(measurement.cell.key, measurement.attempt) for measurement in missing] == [(CELLS[0].key, 2)]
     again = missing_measurements(plan(), read_ledger(run), "timed", only_failed=False)
