@@ -140,6 +140,11 @@ class Plan(Frozen):
             for cell in (point.cell for point in experiment.points):
                 if cell not in self.cells:
                     raise ValueError(f"experiments: {brief(experiment.name)}: no cell {brief(cell)}")
+                kind = self.cells[cell].workload.kind
+                if experiment.kind == "communication" and kind != "communication":
+                    raise ValueError(f"experiments: {brief(experiment.name)}: cell {brief(cell)} is of kind {kind}")
+            if experiment.kind == "compression" and any("compression" not in it.values for it in experiment.points):
+                raise ValueError(f"experiments: {brief(experiment.name)}: a point does not name its compression")
         return self
 
     @property

@@ -27,12 +27,16 @@ FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
 
 
 def _moment(text: str) -> str:
-    datetime.fromisoformat(text)
+    if not 1970 <= datetime.fromisoformat(text).year <= 2999:
+        raise ValueError("expected a time between the years 1970 and 2999")
     return text
 
 
 Moment = Annotated[str, AfterValidator(_moment)]
 """A time as `configs.common.base.utc_now` writes it."""
+
+Amount = Annotated[float, Field(ge=-1e15, le=1e15)]
+"""Seconds or joules: so many that sums of them stay numbers."""
 
 Host = Annotated[str, AfterValidator(partial(printable, max_characters=255))]
 """A host's name, whatever its owner called it, as one line of text."""
@@ -74,11 +78,11 @@ class Accounting(Frozen):
     job_id: str
     state: str = Field(description="the scheduler's own word: COMPLETED, NODE_FAIL, ...")
     nodes: tuple[str, ...] = ()
-    queued_seconds: float | None = Field(None, description="from submission to start")
-    elapsed_seconds: float | None = None
-    cpu_seconds: float | None = Field(None, description="of all processes on all nodes")
+    queued_seconds: Amount | None = Field(None, description="from submission to start")
+    elapsed_seconds: Amount | None = None
+    cpu_seconds: Amount | None = Field(None, description="of all processes on all nodes")
     max_rss_bytes: int | None = Field(None, description="of the largest task, as the scheduler samples it")
-    energy_joules: float | None = None
+    energy_joules: Amount | None = None
 
 
 class RankPart(Frozen):

@@ -37,6 +37,9 @@ from configs.workloads import descriptor_of
 from reports.numbers.percentiles import P99, Pooled, pool, quantiles
 from reports.numbers.steady import Steady, steady
 
+_LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e9
+"""Of all passes of a measurement: a nanosecond to thirty years."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -216,10 +219,15 @@ def measured(record: Record, path: Path, relative: str, seen: dict[str, list[Flo
         return Reading(record, relative, True)
     try:
         measurement = MeasurementSamples(record.cell, samples)
+        _check_seconds(measurement.series, measurement.walls)
+        if measurement.walls.sum() < _LEAST_SECONDS:
+            raise ValueError(f"samples: {measurement.series} sums to {float(measurement.walls.sum()):.3g} s")
         found = steady(measurement.walls)
         measurement = measurement.without_first(found.first)
         whole = whole_figures(record.cell, record.figures, record.rank_figures)
         rates, kinds = rates_of(measurement, whole), measurement.latencies()
+        for kind, values in kinds.items():
+            _check_seconds(f"latencies of a {kind}", values)
     except (ValueError, ArithmeticError) as error:
         raise DamagedSamplesError(f"{samples_path}: {error}") from error
     p99 = {}
@@ -227,3 +235,9 @@ def measured(record: Record, path: Path, relative: str, seen: dict[str, list[Flo
         p99[kind] = quantiles(values, (P99,))[0]
         seen[kind].append(values)
     return Reading(record, relative, True, rates, found, p99)
+
+
+def _check_seconds(name: str, values: Floats) -> None:
+    """Raises ValueError for times that no clock gives, which would end in a rate of infinity or nothing."""
+    if not ((values >= 0) & (values < _MOST_SECONDS)).all():  # NaN is neither
+        raise ValueError(f"samples: {name}: got a time that is negative, not finite or over {_MOST_SECONDS:.0e} s")
