@@ -32,6 +32,14 @@ Name = Annotated[str, AfterValidator(printable)]
 """Shown in tables, plots and on terminals; whoever wrote it, no control character of it gets there."""
 
 
+def _printable_values(values: dict[str, Any]) -> dict[str, Any]:
+    return {printable(key): printable(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+Values = Annotated[dict[str, Any], AfterValidator(_printable_values)]
+"""What tells the points of an experiment apart."""
+
+
 class PlannedModel(Frozen):
     """A model after its identity was resolved."""
 
@@ -56,7 +64,7 @@ class Point(Frozen):
     """One cell's place in an experiment."""
 
     cell: str
-    values: dict[str, Any]
+    values: Values
     label: Name
     baseline: bool = False
 
@@ -65,7 +73,7 @@ class RefusedPoint(Frozen):
     """A point of a grid that this version cannot measure, such as an engine in a layout that it does not have."""
 
     label: Name
-    values: dict[str, Any]
+    values: Values
     reason: Name
 
 
