@@ -63,7 +63,7 @@ def leave_part(
     measurement: Measurement,
     rank: int,
     failure: Failure | None = None,
-    finished: str = "2",
+    finished: str = "2026-01-01T00:00:02+00:00",
     heads_node: bool | None = None,
 ) -> None:
     heads_node = rank == 0 if heads_node is None else heads_node
@@ -73,7 +73,7 @@ def leave_part(
         rank=rank,
         host="h",
         status=Status.FAILED if failure else Status.COMPLETED,
-        started_at="1",
+        started_at="2026-01-01T00:00:01+00:00",
         finished_at=finished,
         failure=failure,
         environment={"torch": "x"} if rank == 0 else {},
@@ -94,7 +94,7 @@ def leave_end(paths: JobPaths, status: Status = Status.COMPLETED, measurement: M
         rank=1 if measurement else None,
         kind="SIGKILL" if measurement else None,
         message="rank 1 was killed" if measurement else None,
-        finished_at="9",
+        finished_at="2026-01-01T00:00:09+00:00",
     )
     paths.end.write_text(end.model_dump_json())
 
@@ -170,8 +170,20 @@ def test_progress_tells_which_measurement_had_begun(run: RunPaths) -> None:
 
 def test_the_first_cause_counts_not_the_peers_that_saw_it(run: RunPaths) -> None:
     paths = run.job(NAME)
-    leave_part(paths, MEASUREMENTS[0], 0, Failure(message="connection closed", rank=0, kind="PeerLost"), finished="2")
-    leave_part(paths, MEASUREMENTS[0], 1, Failure(message="bad input", rank=1, kind="ValueError"), finished="3")
+    leave_part(
+        paths,
+        MEASUREMENTS[0],
+        0,
+        Failure(message="connection closed", rank=0, kind="PeerLost"),
+        finished="2026-01-01T00:00:02+00:00",
+    )
+    leave_part(
+        paths,
+        MEASUREMENTS[0],
+        1,
+        Failure(message="bad input", rank=1, kind="ValueError"),
+        finished="2026-01-01T00:00:03+00:00",
+    )
     leave_end(paths, Status.FAILED, MEASUREMENTS[0])
     failure = collect_job(run, NAME).records[0].failure
     assert failure is not None and failure.message == "bad input"
@@ -318,7 +330,7 @@ def test_a_failure_of_no_rank_points_to_the_node_that_knows_of_it(run: RunPaths)
     paths = on_two_nodes(run)
     leave_end(paths, Status.NODE_FAILED, measurements_of(paths)[0])
     for node, status in enumerate((Status.COMPLETED, Status.NODE_FAILED)):
-        end = JobEnd(status=status, return_code=None, finished_at="9")
+        end = JobEnd(status=status, return_code=None, finished_at="2026-01-01T00:00:09+00:00")
         paths.node_end(node).write_text(end.model_dump_json())
     whole = JobEnd.model_validate_json(paths.end.read_bytes())
     paths.end.write_text(whole.model_copy(update={"rank": None}).model_dump_json())
