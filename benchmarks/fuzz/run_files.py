@@ -136,7 +136,10 @@ def _with(run: RunPaths, path: Path, data: bytes, read: Callable[[Path], object]
             raise AssertionError(f"names no file: {error}") from error
         raise
     finally:
-        path.unlink() if before is None else path.write_bytes(before)
+        if before is None:
+            path.unlink()
+        else:
+            path.write_bytes(before)
 
 
 def _look(run: RunPaths) -> None:
