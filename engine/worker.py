@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.common.reading import PLAN_BYTES, read_model
 from engine.profiling.nsys import UNDER_NSYS, run_under_nsys
 from engine.rank.failures import classify, log_line, one_line, report
 from engine.rank.joining import make_context
@@ -345,7 +346,7 @@ def main(arguments: list[str]) -> int:
     redirect_output(paths.rank_log(place.rank))
     progress = ProgressFile(paths.progress(place.rank), place.rank)
     try:
-        job = Job.model_validate_json(path.read_bytes()).located(paths.folder)
+        job = read_model(path, Job, PLAN_BYTES).located(paths.folder)
         paths.parts.mkdir(exist_ok=True)
         if job.measuring_pass == "nsys":
             run_under_nsys(job, path, paths, place)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.plan import Stop
@@ -91,7 +92,7 @@ class SubmissionQueue:
         """Jobs of an earlier run fly on as if they were ours."""
         session = self._session
         for name in session.adopted:
-            job = Job.model_validate_json(session.run.job(name).job.read_bytes())
+            job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
             row = row_of(Launch(job.measuring_pass, job.measurements), session.plan)
             session.run_progress.rows.append(row)
             self._active_jobs.add([(job, row)])

@@ -8,6 +8,7 @@ the report makes the lead bold, a terminal prints both.
 
 from dataclasses import dataclass
 
+from configs.common.printable import shortened
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_cost, price_of
 from reports.experiments.compression import compression, compression_sentence
@@ -15,7 +16,10 @@ from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.numbers.statistics import Estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
-from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
+from reports.text import estimate_text, joined, mebibytes, number, plural
+
+_MOST_FILES = 3
+"""Named in a sentence; the table of failures has all."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,38 @@ class Sentence:
 
 def answer(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
-    sentences = [best for group in _groups(study) if (best := _best(study, group)) is not None]
+    sentences = _damaged(study)
+    sentences += [best for group in _groups(study) if (best := _best(study, group)) is not None]
     sentences += _experiments(study, judged)
     if judged:
         sentences.append(_correctness(judged))
     sentences.append(_lost(study))
     return sentences
+
+
+def _damaged(study: StudyResult) -> list[Sentence]:
+    """What the other sentences are missing: records that cannot be read, and those that a run has set aside."""
+    found = []
+    if study.unreadable:
+        shown = [f"{item.path} ({item.reason})" for item in study.unreadable[:_MOST_FILES]]
+        if len(study.unreadable) > len(shown):
+            shown.append(f"{len(study.unreadable) - len(shown):,} more")
+        told = (
+            f"{joined(shown)}. {'It is' if len(study.unreadable) == 1 else 'They are'} left out, so figures and "
+            "recommendations may be others than with all files. `rankwise run` sets damaged records aside and measures "
+            "them again."
+        )
+        found.append(Sentence(f"{plural(len(study.unreadable), 'file')} of the run cannot be read:", told))
+    if study.set_aside:
+        shown = [*study.set_aside[:_MOST_FILES]]
+        if len(study.set_aside) > len(shown):
+            shown.append(f"{len(study.set_aside) - len(shown):,} more")
+        count = len(study.set_aside)
+        lead = f"{plural(count, 'record')} {'was' if count == 1 else 'were'} unreadable and set aside:"
+        found.append(
+            Sentence(lead, f"{joined(shown)}. `rankwise run` measures {'it' if count == 1 else 'them'} again.")
+        )
+    return found
 
 
 def _experiments(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:

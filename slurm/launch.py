@@ -11,7 +11,6 @@ Exit code 0: the job has ended, with any outcome, or is a requeued one, which is
 be used on this node.
 """
 
-import json
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.proc import become_subreaper, end_with_parent, start_ticks
+from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.plans.job import Job, Launcher
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
@@ -60,7 +60,7 @@ def isolate(log: Path, scheduled: bool) -> None:
 def scheduled_rank(paths: JobPaths) -> int | None:
     """Which node of a Slurm job this is; None for a job that no scheduler started, wherever it runs."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        if json.loads(paths.job.read_bytes())["target"]["kind"] == "slurm" and under_slurm(os.environ):
+        if read_json(paths.job, PLAN_BYTES)["target"]["kind"] == "slurm" and under_slurm(os.environ):
             return int(os.environ["SLURM_NODEID"])
     return None
 
@@ -97,7 +97,7 @@ def is_second_time(paths: JobPaths) -> bool:
 
 def launch(paths: JobPaths, node_rank: int | None) -> tuple[JobVerdict, int | None]:
     """Run the job in this folder, or its part on this node. Returns how it ended and torchrun's exit code."""
-    job = Job.model_validate_json(paths.job.read_bytes()).located(paths.folder)
+    job = read_model(paths.job, Job, PLAN_BYTES).located(paths.folder)
     running = RankSupervisor(job, paths)
 
     def cancel(*_: object) -> None:

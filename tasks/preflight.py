@@ -16,7 +16,7 @@ from configs.plans.preflight import Preflight, TargetPreflight
 from configs.spec.target import SlurmTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
-from tasks.campaign.ledger import places, read_ledger
+from tasks.campaign.ledger import places, set_aside_damaged
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import Observer, check_nodes, settings_of
 from tasks.planning.predictions import with_predictions
@@ -59,7 +59,7 @@ def _predict_again(session: Session, found: Preflight) -> None:
 
 def wanted(session: Session) -> list[SlurmTarget]:
     """Targets whose nodes are to be tested: as they say, else where a cell that is not measured yet has several."""
-    ledger = read_ledger(session.run)
+    ledger = set_aside_damaged(session.run)
     session.run_progress.notes += ledger.set_aside
     nodes: dict[str, int] = {}
     for place in places(session.plan):

@@ -6,6 +6,7 @@ report, so figures are embedded, and links to files become their paths.
 
 import base64
 import csv
+import io
 import re
 from pathlib import Path
 from uuid import UUID
@@ -27,6 +28,8 @@ from prefect.client.schemas.filters import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from configs.common.printable import printable
+from configs.common.reading import PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.plans.paths import RunPaths
 from reports.text import MIB, UNKNOWN, number
 from tasks.campaign.progress import RunProgress
@@ -57,8 +60,7 @@ def publish(study: str, run: RunPaths) -> None:
     create_markdown_artifact(
         report_for_ui(run), key=f"report-{key}", description=f"Report of study {study}, a copy of `{run.report}`"
     )
-    with run.cells_csv.open(newline="") as file:
-        rows = cell_rows(list(csv.DictReader(file)))
+    rows = cell_rows(list(csv.DictReader(io.StringIO(read_text(run.cells_csv, PLAN_BYTES), newline=""))))
     create_table_artifact(rows[:_MOST_ROWS], key=f"cells-{key}", description=_table_description(study, len(rows)))
     create_link_artifact(
         run.folder.resolve().as_uri(),
@@ -100,7 +102,7 @@ def artifact_key(study: str) -> str:
 
 def report_for_ui(run: RunPaths, max_bytes: int = _MOST_BYTES) -> str:
     """The report with its figures inside, as many as fit, the first first; links to files as their paths."""
-    text = _LINK.sub(r"\1 (`\2`)", _SVG_LINK.sub("", run.report.read_text()))
+    text = _LINK.sub(r"\1 (`\2`)", _SVG_LINK.sub("", read_text(run.report, TEXT_BYTES)))
     left = max_bytes - len(text.encode())
 
     def embedded(match: re.Match[str]) -> str:
@@ -116,7 +118,7 @@ def report_for_ui(run: RunPaths, max_bytes: int = _MOST_BYTES) -> str:
 
 
 def _data_uri(path: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(read_bytes(path)).decode()}"
 
 
 def cell_rows(cells: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -128,7 +130,7 @@ def cell_rows(cells: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _row(cell: dict[str, str], figures: dict[str, tuple[str, float]], with_model: bool) -> dict[str, str]:
     row = {"model": cell["model"]} if with_model else {}
-    row |= {"cell": cell["name"], "state": cell["status"]}
+    row |= {"cell": printable(cell["name"]), "state": cell["status"]}
     for name, (column, scale) in figures.items():
         row[name] = number(float(cell[column]) * scale) if cell[column] else UNKNOWN
     row["repeats"] = f"{cell['repeats_completed']} of {cell['repeats_planned']}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import JobState
@@ -26,7 +27,7 @@ _SCHEDULER_GRACE_SECONDS = 300.0
 @task(name="wait", task_run_name="wait for {name}", cache_policy=NO_CACHE)
 def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
     """Return when no process of this machine's job is left. Ends the job if the run is cancelled or interrupted."""
-    job = Job.model_validate_json(session.run.job(name).job.read_bytes())
+    job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
     told_at = 0.0
 
     def look(state: JobState, waited_seconds: float) -> None:

@@ -14,8 +14,9 @@ such files by itself (`tests/test_layers.py`).
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -42,7 +43,7 @@ _SHOWN_CHARACTERS = 60
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def open_regular(path: Path, max_bytes: int | None = None) -> BinaryIO:
+def open_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
     """Open a regular file for reading. Raises OSError, and ValueError for anything else or a larger one."""
     _check_kind(path, os.stat(path), max_bytes)  # before it is opened: that alone can set off a device
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

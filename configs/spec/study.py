@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_valid
 
 from configs.common.base import Frozen
 from configs.common.execution import Dtype, Engine, Layout
-from configs.common.printable import printable_lines
+from configs.common.printable import printable, printable_lines, shortened
 from configs.common.reading import brief, read_text
 from configs.common.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.spec.assignments import assign
@@ -37,6 +37,8 @@ from configs.spec.size import size_problems
 from configs.spec.target import LocalTarget, SlurmTarget, Target
 from configs.workloads import STUDIED, Workload
 
+MAX_NAME = 100
+"""Characters in a name of an experiment, a model or a target."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
@@ -142,7 +144,10 @@ class StudySpec(Frozen):
     @model_validator(mode="after")
     def _names_exist(self) -> "StudySpec":
         known = [model.name for model in self.models]
+        for place, model in enumerate(known):
+            _check_name(f"models[{place}].name", model)
         for name, experiment in self.experiments.items():
+            _check_name(f"experiments.{shortened(name, 40)}", name)
             unknown = [model for model in experiment.models or [] if model not in known]
             if unknown:
                 raise ValueError(
@@ -150,9 +155,20 @@ class StudySpec(Frozen):
                 )
         names = [target.name for target in self.targets]
         for place, name in enumerate(names):
+            _check_name(f"targets[{place}].name", name)
             if name in names[:place]:
                 raise ValueError(f"targets[{place}].name: duplicate name {name}. Give each target a unique `name`")
         return self
+
+
+def _check_name(where: str, name: str) -> None:
+    """Raises ValueError for a name that tables, plots and file names cannot show."""
+    if not name.strip():
+        raise ValueError(f"{printable(where)}: got an empty name, expected 1 to {MAX_NAME} characters")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"{printable(where)}: got a name of {len(name):,} characters, expected at most {MAX_NAME}")
+    if printable(name) != name:
+        raise ValueError(f"{printable(where)}: got a name with control characters, expected one line of text")
 
 
 def suggestion(word: str, known: list[str]) -> str:

@@ -8,7 +8,6 @@ The folder has Hugging Face's format: config.json and safetensors, in one file o
 tensors. Names are the file's; tensors are split (`engine.models.slots`) and read (`engine.loading`) as in the engine.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from configs.common.reading import read_json_object
 from configs.families.checkpoint import check_tensors, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.tensors import names_in_file, stored_weights
@@ -49,7 +49,7 @@ class DistributedCheckpointLoader:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank: {rank} is not one of world_size={world_size}; ranks are numbered from 0")
         try:
-            found = json.loads((folder / "config.json").read_bytes())
+            found = read_json_object(folder / "config.json")
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder / 'config.json'}: cannot be read ({error}); name a model's folder") from error
         self.config = ModelConfig.parse(found)

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.common.base import write_atomically
+from configs.common.reading import PLAN_BYTES, read_json
 from configs.families.checkpoint import check_tensors, check_workload, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.tensors import embedding_name
@@ -258,7 +259,7 @@ def weight_files(manifest: ModelManifest) -> list[Path]:
 
 def _indexed_files(folder: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads((folder / WEIGHT_INDEX).read_bytes())["weight_map"].values()))
+        names = sorted(set(read_json(folder / WEIGHT_INDEX, PLAN_BYTES)["weight_map"].values()))
         outside = [name for name in names if Path(name).name != name]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -10,14 +10,13 @@ Figures come from `configs/catalog/models.json`, which holds the relevant keys o
 
 import difflib
 import functools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import configs
 from configs.common.printable import printable
-from configs.common.reading import brief, read_json_object
+from configs.common.reading import PLAN_BYTES, brief, read_json, read_json_object
 from configs.hardware.architectures import ARCHITECTURES
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
@@ -68,7 +67,7 @@ class KnownModel:
 @functools.cache
 def known_models() -> tuple[KnownModel, ...]:
     """Return the catalog's models in order."""
-    rows = json.loads(CATALOG.read_text(encoding="utf-8"))
+    rows = read_json(CATALOG)
     return tuple(KnownModel(**{**row, "aliases": tuple(row.get("aliases", ()))}) for row in rows)
 
 
@@ -171,7 +170,7 @@ def _from_cache(text: str, cache: Path) -> Architecture | None:
     """Find a model fetched by a run: by identity (`owner/name@commit`) or by repository."""
     for path in sorted(cache.expanduser().glob("models/*/manifest.json")):
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = read_json(path, PLAN_BYTES)
             identity, config = str(manifest["identity"]), dict(manifest["config"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # damaged: fetched again when the weights are needed

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from configs.common.base import Frozen, content_hash
+from configs.common.reading import TEXT_BYTES, parse_json, read_bytes
 from configs.hardware.calibration import Fingerprint
 from configs.hardware.hardware import Machine
 from configs.spec.cell import Cell
@@ -91,12 +92,12 @@ def read_experiences(path: Path) -> Known:
     experiences: dict[str, Experience] = {}
     configs: dict[str, dict[str, Any]] = {}
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_bytes(path, TEXT_BYTES).splitlines()
+    except (OSError, ValueError):
         return Known()
     for line in lines:
         try:
-            data = json.loads(line)
+            data = parse_json(line, str(path))
             if isinstance(data, dict) and "json" in data:
                 configs[str(data["config"])] = dict(data["json"])
             else:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import get_args
 
 from configs.common.base import utc_now, write_atomically
+from configs.common.reading import MIB, read_json, read_tail
 from configs.hardware.calibration import CalibratedFigure, Calibration, Fingerprint, LinkTransport, MeasuredLink, Spread
 from engine.planner.local import cpu_model
 from engine.rank import host_usage
@@ -61,7 +62,7 @@ def calibrate(quick: bool = False) -> Calibration:
     folder = Path(tempfile.mkdtemp(prefix="rankwise-calibrate-"))
     try:
         _run_ranks(ranks, quick, folder)
-        found = json.loads((folder / "figures.json").read_bytes())
+        found = read_json(folder / "figures.json")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     took = time.perf_counter() - began
@@ -170,7 +171,7 @@ def _run_ranks(ranks: int, quick: bool, folder: Path) -> None:
                     process.kill()
                 process.wait()
     if any(process.returncode for process in processes):
-        said = log.read_text(errors="replace").strip().splitlines()
+        said = read_tail(log, MIB).strip().splitlines()
         raise RuntimeError(f"a rank of the calibration ended early: {said[-1] if said else 'without a word'}")
 
 

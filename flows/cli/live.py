@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from configs.common.printable import printable
 from slurm.schedulers.pending import is_ordinary
 from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
 
@@ -74,8 +75,9 @@ def table_of(run_progress: RunProgress) -> Group:
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in _interesting(run_progress.rows):
         colour = _COLOURS.get(row.state, "red")
-        state = Text(row.state, style=colour) + Text(f"  {row.note}" if row.note else "", style="dim")
-        table.add_row(row.label, f"{row.done}/{row.measurements}", _block(row), state)
+        note = printable(row.note)
+        state = Text(row.state, style=colour) + Text(f"  {note}" if note else "", style="dim")
+        table.add_row(Text(printable(row.label)), f"{row.done}/{row.measurements}", _block(row), state)
     return Group(table, Text("-" * 72, style="dim"), Text(summary_line(run_progress)))
 
 
@@ -125,5 +127,7 @@ def _print_lines(
             seen.add((id(row), told))
             state = told[0]
             cells = f"{row.done}/{row.measurements} cells" if state != "starting" else f"{row.measurements} cells"
-            note = f"  {row.note}" if row.note else ""
-            console.print(f"  {row.label:<44} {_block(row):<8} {cells:<12} {state}{note}", soft_wrap=True, markup=False)
+            note = f"  {printable(row.note)}" if row.note else ""
+            console.print(
+                f"  {printable(row.label):<44} {_block(row):<8} {cells:<12} {state}{note}", soft_wrap=True, markup=False
+            )

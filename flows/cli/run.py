@@ -11,16 +11,20 @@ from typing import get_args
 
 from rich.console import Console
 
+from configs.common.printable import printable, printable_lines
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.spec.target import SlurmTarget, Target
+from flows.cli.errors import WrongArgument
 from flows.server.local import Lease, LocalServerError
 
 _API_SECONDS = 20.0
 """Seconds to wait for the Prefect API named by the environment before starting a local one."""
+
+_MAX_MESSAGE_CHARACTERS = 4000
 
 ALL_COMPLETED, OTHER_ERROR, WRONG_STUDY, SOME_UNMEASURED = 0, 1, 2, 3
 
@@ -36,7 +40,8 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
     except StudyError as error:
         caught: BaseException = error
         for problem in error.problems:
-            console.print(problem if problem.startswith(str(subject)) else f"{subject}: {problem}")
+            shown = problem if problem.startswith(str(subject)) else f"{subject}: {problem}"
+            console.print(printable_lines(shown, _MAX_MESSAGE_CHARACTERS))
         for line in error.more:
             console.print(line)
         count = error.num_problems
@@ -52,8 +57,9 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         code = OTHER_ERROR
     except (ValueError, OSError, LocalServerError) as error:
         caught = error
-        console.print(_readable(error))
-        code = wrong_value if isinstance(error, ValueError) else OTHER_ERROR
+        console.print(printable_lines(_readable(error), _MAX_MESSAGE_CHARACTERS))
+        wrong = WRONG_STUDY if isinstance(error, WrongArgument) else wrong_value
+        code = wrong if isinstance(error, ValueError) else OTHER_ERROR
     if debug:
         traceback.print_exception(caught)
     return code
@@ -184,7 +190,7 @@ def _print_result(console: Console, state: object, folder: Path) -> int:
 
     assert isinstance(state, State)
     for note in current_progress().notes:
-        console.print(f"  note: {note}", markup=False)
+        console.print(f"  note: {printable(note, _MAX_MESSAGE_CHARACTERS)}", markup=False)
     if state.is_cancelled():
         console.print(f"cancelled: {_left()}, completed measurements are kept")
         return OTHER_ERROR

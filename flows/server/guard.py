@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.common.proc import end_with_parent, is_alive, network_namespace, start_ticks
+from configs.common.reading import read_json_object
 
 NICE = 19
 LINGER_SECONDS = 3.0
@@ -74,7 +75,7 @@ def prefect_version() -> str:
 def read_guard(folder: Path) -> Guard | None:
     """The guard that `server.json` names; None without a readable one."""
     try:
-        return Guard(**json.loads((folder / "server.json").read_text()))
+        return Guard(**read_json_object(folder / "server.json"))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from configs.common.reading import read_tail
 from flows.server.guard import END_SECONDS, Guard, locked, open_lock, prefect_version, read_guard, try_lock
 from flows.server.settings import (
     LOOPBACK,
@@ -167,7 +168,7 @@ def _listener() -> socket.socket:
 
 def _end_of_log(log: Path, lines: int = 20) -> str:
     try:
-        text = log.read_text(errors="replace")[-10_000:]
+        text = read_tail(log, 10_000)
     except OSError as error:
         return f"The log cannot be read: {error}"
     return f"The end of {log}:\n" + "\n".join(f"    {line}" for line in text.splitlines()[-lines:])

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from configs.common.reading import read_text
+
 LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"
 """Set beside PREFECT_API_URL when Rankwise itself wrote that: such a URL is nobody's choice."""
 
@@ -50,9 +52,7 @@ def api_named_by_environment() -> str | None:
         return url
     dotenv = Path(".env")
     if dotenv.is_file():
-        line = re.search(
-            r"^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*[\"']?([^\"'\s#]+)", dotenv.read_text(), re.MULTILINE
-        )
+        line = re.search(r"^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*[\"']?([^\"'\s#]+)", read_text(dotenv), re.MULTILINE)
         if line:
             return line[1]
     in_project = _table(_toml(Path("pyproject.toml")), "tool", "prefect")
@@ -74,7 +74,7 @@ def _api_of_profile() -> str | None:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:

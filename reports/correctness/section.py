@@ -8,13 +8,16 @@ enough to hide small defects, so the same layout is judged in float32 too, and a
 is one itself.
 """
 
-import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.common.execution import Dtype
+from configs.common.printable import printable, shortened
+from configs.common.reading import TEXT_BYTES, parse_json, read_bytes
 from configs.plans.plan import PlannedExperiment
 from configs.plans.rates import Column
+from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
 from reports.correctness.data import ANSWER_COLUMNS, Answers, ReductionNoise, answers_of, noise_columns, noise_of
 from reports.correctness.embeddings import (
@@ -31,8 +34,7 @@ from reports.correctness.ladder import EmbeddingLadder, Ladder
 from reports.correctness.reach import Reach, reach_of
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
-from reports.reading.samples import read_samples
-from reports.text import UNKNOWN, Table, escaped, number, percent, shortened
+from reports.text import UNKNOWN, Table, escaped, number, percent
 
 FIGURES = (
     "prompts with every token equal",
@@ -55,6 +57,10 @@ EMBEDDING_FIGURES = (
     "cosine distance of the worst embedding",
     "same nearest prompt",
 )
+
+
+_UNFIT = (ValueError, IndexError)
+"""What arrays raise that do not fit each other: a damaged archive, or one of another program."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,11 @@ def judge_experiment(study: StudyResult, experiment: PlannedExperiment) -> tuple
     base = study.cells[named.cell]
     candidates = [(point.label, study.cells[point.cell]) for point in experiment.points if point is not named]
     dtypes = list(dict.fromkeys(result.cell.dtype for _, result in candidates))
-    reference = _read_reference(study, base, dtypes)
+    try:
+        reference = _read_reference(study, base, dtypes)
+    except _UNFIT as error:
+        why = f"the reference's answers cannot be read: {printable(str(error), 200)}"
+        return base, [JudgedCell(label, of, CorrectnessVerdict("not judged", why)) for label, of in candidates]
     judged = [_judged(study, base, reference, label, result) for label, result in candidates]
     words = {item.result.cell.key: item.verdict for item in judged}
     return base, [replace(item, verdict=_with_twin(item, words.get(_twin(item.result).key))) for item in judged]
@@ -102,10 +112,14 @@ def _judged(
 ) -> JudgedCell:
     if reference is None:
         return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the reference has no answers ({_state(base)})"))
-    answers = _answers(study, of)
-    if answers is None:
-        return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})"))
-    return JudgedCell(label, of, reference.verdict(answers, of.cell.dtype), reach_of(study, of, answers))
+    try:
+        answers = _answers(study, of)
+        if answers is None:
+            return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})"))
+        return JudgedCell(label, of, reference.verdict(answers, of.cell.dtype), reach_of(study, of, answers))
+    except _UNFIT as error:
+        why = f"the answers cannot be compared: {printable(str(error), 200)}"
+        return JudgedCell(label, of, CorrectnessVerdict("not judged", why))
 
 
 def _twin(result: CellResult) -> Cell:
@@ -294,11 +308,11 @@ def _completions(study: StudyResult, result: CellResult) -> dict[int, str]:
 
 
 def _lines(file: Path) -> dict[int, str]:
+    """Examples for people: of a damaged file what can be read."""
     texts = {}
-    for position, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
-        try:
-            data = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{file}: line {position + 1} is not JSON ({error})") from error
-        texts[int(data["prompt_index"])] = str(data["completion"])
+    with suppress(OSError, ValueError):
+        for line in read_bytes(file, TEXT_BYTES).splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                data = parse_json(line, file.name)
+                texts[int(data["prompt_index"])] = str(data["completion"])
     return texts

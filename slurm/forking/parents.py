@@ -29,6 +29,7 @@ import submitit
 from submitit.core.utils import CommandFunction
 
 from configs.common.forking import binds_threads
+from configs.common.reading import MIB, read_tail
 from configs.plans.job import Job
 from slurm.forking.fork_parent import socket_in
 from slurm.launcher.starting import rank_environment
@@ -129,7 +130,7 @@ class ForkParent:
 
     def _said(self) -> str:
         logs = sorted(self._folder.glob("*.log*"))
-        return " ".join(" ".join(log.read_text(errors="replace").split()) for log in logs)[-_LOG_CHARACTERS:]
+        return " ".join(" ".join(read_tail(log, MIB).split()) for log in logs)[-_LOG_CHARACTERS:]
 
 
 def _submit(folder: Path) -> Any:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
+from configs.common.reading import read_model
 from configs.plans.job import JobEnd, Launcher, Progress
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
@@ -20,7 +21,7 @@ _RESERVED_BYTES = 8192
 def read_launcher(paths: JobPaths) -> Launcher | None:
     """Who runs the job; None before the launcher said so."""
     try:
-        return Launcher.model_validate_json(paths.launcher.read_bytes())
+        return read_model(paths.launcher, Launcher)
     except FileNotFoundError:
         return None
 
@@ -28,7 +29,7 @@ def read_launcher(paths: JobPaths) -> Launcher | None:
 def read_progress(paths: JobPaths, rank: int) -> Progress | None:
     """What a rank does now; None before it began, or in the instant in which it writes."""
     try:
-        return Progress.model_validate_json(paths.progress(rank).read_bytes())
+        return read_model(paths.progress(rank), Progress)
     except (FileNotFoundError, ValueError):
         return None
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from configs.common.base import sha256_of_file
 from configs.plans.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node import JobNode, address_of, has_network, interface_of
@@ -65,7 +66,7 @@ def call_roll(
 
 def digest_of(job_json: Path) -> str:
     """By which nodes know that they have the same job before them."""
-    return hashlib.sha256(job_json.read_bytes()).hexdigest()
+    return sha256_of_file(job_json)
 
 
 def roll_call_port(node: JobNode) -> int:

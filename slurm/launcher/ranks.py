@@ -3,7 +3,6 @@
 Only data written by the ranks is read (progress, parts, exit codes), never a log.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST, PROCESS_DIED
 from configs.common.forking import Forked
 from configs.common.proc import is_alive
+from configs.common.reading import read_json
 from configs.plans.job import Job, Progress
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status, read_part
@@ -229,7 +229,7 @@ class RankSupervisor:
     def exit_codes(self) -> dict[int, int]:
         """Exit codes other than 0 of this node's ranks as torchrun's agent saw them; negative: a signal."""
         try:
-            exits = json.loads(exits_file(self.agent_folder).read_bytes())
+            exits = read_json(exits_file(self.agent_folder))
         except (FileNotFoundError, ValueError):
             return {}
         return {exit["rank"]: exit["exit_code"] for exit in exits}

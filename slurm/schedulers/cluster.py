@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 
 from configs.common.base import utc_now, write_atomically
+from configs.common.reading import read_model
 from configs.plans.job import JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
@@ -261,7 +262,7 @@ def _none_of_that_name(paths: JobPaths) -> bool:
 def _found_by_name(paths: JobPaths) -> str | None:
     """The id of a job whose submitter did not come to write it down; kept in the folder. None: nobody knows it."""
     try:
-        intent = Submitting.model_validate_json(paths.submitting.read_bytes())
+        intent = read_model(paths.submitting, Submitting)
     except (FileNotFoundError, ValueError):
         return None
     environment = shared_queue().environment
@@ -283,6 +284,6 @@ def _found_by_name(paths: JobPaths) -> str | None:
 def _job_id(paths: JobPaths) -> str | None:
     """The id that Slurm gave the job; None before."""
     try:
-        return Submission.model_validate_json(paths.submission.read_bytes()).job_id
+        return read_model(paths.submission, Submission).job_id
     except FileNotFoundError:
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from configs.common.forking import wait_for_exit
 from configs.common.proc import is_alive
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
@@ -31,7 +32,7 @@ def submit(folder: Path) -> None:
     paths = JobPaths(folder.resolve())
     if not paths.job.is_file():
         raise FileNotFoundError(f"{paths.job}: no such job")
-    job = Job.model_validate_json(paths.job.read_bytes())
+    job = read_model(paths.job, Job, PLAN_BYTES)
     paths.submitted.touch()
     parents.launch(job, paths.job)
     paths.submitted.touch()  # a parent may have had to import first

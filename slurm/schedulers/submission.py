@@ -21,6 +21,7 @@ from typing import Any
 import submitit
 from submitit.core.utils import DelayedSubmission
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
 from configs.spec.target import SlurmTarget
@@ -118,7 +119,7 @@ def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list
         # Patterns in names of output files; escapes in what sbatch reads from a script, even between single quotes.
         if {"%", "\\", "\n"} & {*str(path)}:
             raise Refused(f"path {str(path)!r}: Slurm does not support %, backslashes or newlines. Use another folder")
-    jobs = [Job.model_validate_json((folder / "job.json").read_bytes()) for folder in folders]
+    jobs = [read_model(folder / "job.json", Job, PLAN_BYTES) for folder in folders]
     target = slurm_target(jobs[0])
     python = interpreter(target)
     command = prepared(wrapped([python], target, _needed(jobs, folders, target)), target)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from configs.common.base import write_atomically
+from configs.common.reading import TEXT_BYTES, read_text
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
@@ -152,7 +153,7 @@ def _write_jobs(plan: Plan, run: RunPaths) -> list[BundleLaunch]:
 
 def _write_prompts(run: RunPaths) -> None:
     """All prompts of the study in one file, for people."""
-    texts = [path.read_text().rstrip("\n") + "\n" for path in sorted(run.inputs.glob("*.jsonl"))]
+    texts = [read_text(path, TEXT_BYTES).rstrip("\n") + "\n" for path in sorted(run.inputs.glob("*.jsonl"))]
     if texts:
         write_atomically(run.folder / "prompts.jsonl", "".join(texts))
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.record import Status
@@ -64,7 +65,7 @@ def _uncollected(run: RunPaths) -> list[tuple[str, Job]]:
     """Job folders that may hold what no record holds yet, oldest first."""
     names = sorted(folder.name for folder in run.jobs.glob("[0-9]*-*"))
     left = [name for name in names if not collected_marker(run, name).exists() and run.job(name).job.exists()]
-    return [(name, Job.model_validate_json(run.job(name).job.read_bytes())) for name in left]
+    return [(name, read_model(run.job(name).job, Job, PLAN_BYTES)) for name in left]
 
 
 def collected_marker(run: RunPaths, name: str) -> Path:

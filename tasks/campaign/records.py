@@ -6,8 +6,6 @@ with the job's failure; a measurement that never began is returned, to be measur
 
 import io
 import shutil
-import zipfile
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 
 from configs.common.base import canonical_json, content_hash, utc_now, write_atomically
 from configs.common.failure_kinds import PEER_LOST
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.record import (
@@ -31,6 +30,7 @@ from configs.plans.record import (
     read_part,
     read_record,
 )
+from configs.plans.samples import DamagedSamplesError, read_archive
 from tasks.campaign.ledger import set_aside
 
 
@@ -49,8 +49,8 @@ class Collected:
 def collect_job(run: RunPaths, name: str) -> Collected:
     """Merge what a job left behind that has ended. Merging again what was merged changes nothing."""
     paths = run.job(name)
-    job = Job.model_validate_json(paths.job.read_bytes())
-    end = JobEnd.model_validate_json(paths.end.read_bytes())
+    job = read_model(paths.job, Job, PLAN_BYTES)
+    end = read_model(paths.end, JobEnd)
     ranks = _ranks(job)
     begun = {progress.measurement for progress in _progresses(paths, ranks) if progress.measurement} | {end.measurement}
     result = Collected(end=end, job=name)
@@ -81,7 +81,7 @@ def failed_records(
 ) -> list[Record]:
     """Records for measurements that could not be made at all: no cell of the grid disappears."""
     records = []
-    job = Job.model_validate_json(run.job(job_name).job.read_bytes())
+    job = read_model(run.job(job_name).job, Job, PLAN_BYTES)
     for position, measurement in enumerate(measurements):
         record = Record(
             **_identity(job, position, measurement),
@@ -104,7 +104,7 @@ def _progresses(paths: JobPaths, ranks: int) -> list[Progress]:
     found = []
     for rank in range(ranks):
         try:
-            found.append(Progress.model_validate_json(paths.progress(rank).read_bytes().rstrip(b" \0")))
+            found.append(read_model(paths.progress(rank), Progress))
         except (OSError, ValueError):
             continue  # the rank never came so far
     return found
@@ -136,10 +136,9 @@ def _samples(
         if not path.exists():
             continue
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                columns |= {f"{part.rank}/{name}": archive[name] for name in archive.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            return {}, [set_aside(run, path.with_suffix(".json"), f"{path.name}: {error}")]
+            columns |= {f"{part.rank}/{name}": column for name, column in read_archive(path).items()}
+        except DamagedSamplesError as error:
+            return {}, [set_aside(run, path.with_suffix(".json"), str(error))]
     return columns, []
 
 
@@ -216,7 +215,7 @@ def _launcher_log(paths: JobPaths, job: Job) -> Path:
         return paths.launcher_log
     for node_rank in range(job.cell.nodes):
         with suppress(OSError, ValueError):
-            end = JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+            end = read_model(paths.node_end(node_rank), JobEnd)
             if end.status is not Status.COMPLETED:
                 return paths.node_log(node_rank)
     return paths.node_log(0)
@@ -225,7 +224,7 @@ def _launcher_log(paths: JobPaths, job: Job) -> Path:
 def _accounting(paths: JobPaths) -> Accounting | None:
     """What the scheduler says of the job; None where it keeps no accounts."""
     try:
-        return Accounting.model_validate_json(paths.accounting.read_bytes())
+        return read_model(paths.accounting, Accounting)
     except (FileNotFoundError, ValueError):
         return None
 

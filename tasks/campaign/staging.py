@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
@@ -79,7 +80,7 @@ def _with_our_code(target: SlurmTarget, notice: Notice) -> SlurmTarget:
 
 
 def _stage_model(shared: Path, manifest: Path, notice: Notice, thorough: bool = False) -> Path:
-    content = ModelManifest.model_validate_json(manifest.read_bytes())
+    content = read_model(manifest, ModelManifest, PLAN_BYTES)
     return stage_model(shared, content, manifest.parent.name, notice, thorough)
 
 

@@ -27,7 +27,7 @@ from engine.planner.choice.search import divisors
 from engine.planner.families import READERS, read_architecture
 from engine.planner.memory.reference import STREAMED
 from tasks.campaign.jobs import run_job, write_job
-from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import failed_records
 from tasks.checks.machine import check_environment
 from tasks.checks.verification_inputs import (
@@ -129,7 +129,7 @@ def run_verification(
     order = [verification.asked_cell, verification.check_cell, verification.reference_cell]
     if reference_first:
         order.insert(0, order.pop())
-    measurements = missing_measurements(plan, read_ledger(run), "timed", only_failed=False)
+    measurements = missing_measurements(plan, set_aside_damaged(run), "timed", only_failed=False)
     launches = {
         launch.measurements[0].cell.key: launch for launch in pack_launches(measurements, "timed", 0, pack=False)
     }

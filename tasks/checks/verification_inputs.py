@@ -14,6 +14,7 @@ from pathlib import Path
 import configs
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype, Engine, Layout
+from configs.common.reading import TEXT_BYTES, read_bytes
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
@@ -103,7 +104,7 @@ def saved_inputs(
             f"Save it again with --dtype {asked.dtype}"
         )
     own = Path(manifest.folder) / "tokenizer.json"
-    if saved.tokenizer is not None and own.is_file() and own.read_bytes() != saved.tokenizer:
+    if saved.tokenizer is not None and own.is_file() and read_bytes(own, TEXT_BYTES) != saved.tokenizer:
         notes.append(f"the model's tokenizer.json differs from that of {file.name}; the latter was used")
     path = run.inputs / "own.jsonl"
     write_atomically(path, saved.prompts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.printable import printable
-from configs.common.reading import MIB, brief, read_json_object
+from configs.common.reading import MIB, brief, read_json, read_json_object
 from configs.common.safetensors_header import StoredTensor, stored_tensors
 from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
@@ -48,7 +48,7 @@ class FileHashes:
         self._known: dict[str, list[Any]] = {}
         self._changed = False
         try:
-            known = json.loads(store.read_bytes())
+            known = read_json(store)
         except (OSError, ValueError):
             return
         if isinstance(known, dict):

@@ -9,7 +9,6 @@ exist tokenizer.json and completions.jsonl. No Prefect here.
 """
 
 import io
-import json
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -19,10 +18,20 @@ from typing import Any
 from pydantic import Field
 
 from configs.common.base import Frozen, canonical_json, write_atomically
+from configs.common.reading import (
+    PLAN_BYTES,
+    SAMPLES_BYTES,
+    TEXT_BYTES,
+    check_regular,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_model,
+)
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import MAX_RECORD_BYTES, Record, SchemaError, Status, check_schema
+from configs.plans.record import MAX_RECORD_BYTES, Record, SchemaError, Status, check_schema, read_record
 from configs.spec.cell import Cell
 from configs.workloads.prompted import PromptedWorkload
 
@@ -77,13 +86,13 @@ def save_reference(path: Path, run: RunPaths, plan: Plan, saved_on: dict[str, An
     """
     key = next(point.cell for point in plan.experiments[0].points if point.baseline)
     found = run.record(key, "timed", 0, 1)
-    record = Record.model_validate_json(found.read_bytes()) if found.exists() else None
+    record = read_record(found) if found.exists() else None
     if record is None or record.status is not Status.COMPLETED:
         raise ValueError(f"{path}: not written, because the reference has no answers")
     workload = plan.cells[key].workload
     assert isinstance(workload, PromptedWorkload)
     [model] = plan.models
-    manifest = ModelManifest.model_validate_json(Path(model.manifest).read_bytes())
+    manifest = read_model(Path(model.manifest), ModelManifest, PLAN_BYTES)
     environment = run.environment(record.environment) if record.environment else None
     about = AboutReference(
         schema_version=record.schema_version,
@@ -92,12 +101,12 @@ def save_reference(path: Path, run: RunPaths, plan: Plan, saved_on: dict[str, An
         model_name=model.name,
         vocabulary=answer_vocabulary_of(manifest),
         record=record,
-        environment=json.loads(environment.read_bytes()) if environment else {},
+        environment=read_json(environment) if environment else {},
     )
     members = {
         _ABOUT: about.model_dump_json(indent=1).encode(),
-        _SAMPLES: found.with_suffix(".npz").read_bytes(),
-        _PROMPTS: (run.inputs / f"{workload.prompts}.jsonl").read_bytes(),
+        _SAMPLES: read_bytes(found.with_suffix(".npz"), SAMPLES_BYTES),
+        _PROMPTS: read_bytes(run.inputs / f"{workload.prompts}.jsonl", TEXT_BYTES),
         _TOKENIZER: _content(Path(manifest.folder) / "tokenizer.json"),
         _COMPLETIONS: _content(found.with_name(f"{found.stem}.completions_rank_0.jsonl")),
     }
@@ -112,8 +121,11 @@ def save_reference(path: Path, run: RunPaths, plan: Plan, saved_on: dict[str, An
 def read_saved_reference(path: Path) -> SavedReference:
     """Read a reference file. Raises ValueError naming it where it is missing, damaged, newer or something else."""
     try:
+        check_regular(path, SAMPLES_BYTES)
         with zipfile.ZipFile(path) as archive:
-            data = json.loads(archive.read(_ABOUT))
+            if sum(member.file_size for member in archive.infolist()) > SAMPLES_BYTES:
+                raise ValueError(f"unpacked more than {SAMPLES_BYTES:,} bytes")
+            data = parse_json(archive.read(_ABOUT), _ABOUT)
             about = AboutReference.model_validate(check_schema(data, path))
             names = archive.namelist()
             content = {name: archive.read(name) for name in (_SAMPLES, _PROMPTS)}
@@ -194,4 +206,4 @@ def answer_vocabulary_of(manifest: ModelManifest) -> int | None:
 
 
 def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    return read_bytes(path, TEXT_BYTES) if path.is_file() else None

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
 from configs.common.printable import printable
-from configs.common.reading import brief
+from configs.common.reading import PLAN_BYTES, brief, read_json, read_model, read_text
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion
@@ -96,7 +96,7 @@ def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
     path = manifest_path(manifest.identity, cache)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = manifest.model_dump_json(indent=1) + "\n"
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or read_text(path) != text:
         write_atomically(path, text)
     return path
 
@@ -104,7 +104,7 @@ def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
 def load_manifest(path: Path) -> ModelManifest:
     """Read a manifest. Raises OSError, and ValueError naming the file where it is damaged or newer than we are."""
     try:
-        manifest = ModelManifest.model_validate_json(path.read_bytes())
+        manifest = read_model(path, ModelManifest, PLAN_BYTES)
     except ValueError as error:
         raise ValueError(f"{path}: not a manifest. Delete it to fetch the model again") from error
     if manifest.schema_version != SCHEMA_VERSION:
@@ -302,7 +302,7 @@ class _Revisions:
 
     def _read(self) -> dict[str, str]:
         try:
-            known = json.loads(self._path.read_bytes())
+            known = read_json(self._path)
         except (OSError, ValueError):
             return {}
         return known if isinstance(known, dict) else {}

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.printable import printable
-from configs.common.reading import check_regular
+from configs.common.reading import check_regular, read_text
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import target_prices
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel, UnusableModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
 from configs.spec.examples import read_examples
 from configs.spec.experiments import CompressionPasses, Correctness, Optimization, Sweep
 from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
-from reports.reading.read import read_plan
 from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
@@ -293,7 +292,7 @@ def write_stdlib_text(folder: Path) -> str:
     texts = []
     for path in sorted(root.rglob("*.py")):
         if not skipped.intersection(path.relative_to(root).parts):
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
+            texts.append(read_text(path, errors="replace"))
     handle, name = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write("\n".join(texts))

@@ -7,19 +7,19 @@ a finished run teaches the planner. No Prefect here.
 To predict is a courtesy: whatever goes wrong in it becomes a reason in the prediction, never the end of a run.
 """
 
-import json
 import logging
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
+from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.hardware.calibration import QUIET_SHARE, Fingerprint
 from configs.hardware.catalog import HardwareCatalog, accelerator, catalog
 from configs.hardware.hardware import Machine
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, read_plan
 from configs.plans.prediction import Prediction
 from configs.plans.preflight import Preflight
 from configs.spec.cell import Cell
@@ -187,7 +187,7 @@ def _architecture(model: PlannedModel, cache: Path) -> Architecture | str:
     """From the manifest's config.json; of a model that is not fetched yet, from the catalog."""
     try:
         if model.manifest:
-            config = ModelManifest.model_validate_json(Path(model.manifest).read_bytes()).config
+            config = read_model(Path(model.manifest), ModelManifest, PLAN_BYTES).config
             return read_architecture(config, model.name)
         return find_model(model.identity.split("@")[0], cache)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -197,7 +197,7 @@ def _architecture(model: PlannedModel, cache: Path) -> Architecture | str:
 def remember_run(run: RunPaths, cache: Path) -> int:
     """Keep what a run measured here for later predictions. Returns how many cells were added; never raises."""
     try:
-        plan = Plan.model_validate_json(run.plan.read_bytes())
+        plan = read_plan(run.plan)
         if all(cell.model is None for cell in plan.cells.values()):
             return 0  # noop workloads teach nothing of a model
         here = local_machine(cache).fingerprint
@@ -262,6 +262,6 @@ def _prompt_tokens(result: CellResult) -> int | None:
 def _config(model: PlannedModel) -> dict[str, object] | None:
     """The model's config.json; None where its manifest is gone."""
     try:
-        return dict(json.loads(Path(model.manifest).read_bytes())["config"]) if model.manifest else None
+        return dict(read_json(Path(model.manifest), PLAN_BYTES)["config"]) if model.manifest else None
     except (OSError, ValueError, KeyError):
         return None

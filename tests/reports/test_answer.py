@@ -1,10 +1,9 @@
 """The opening sentences: who wins, by how much, whether the answers are right, what is lost."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from configs.common.execution import Layout
-from configs.plans.plan import Plan, UnusableModel
+from configs.plans.plan import Plan
 from configs.plans.rates import Rates
 from configs.plans.record import Failure, Record, Status
 from configs.spec.cell import Cell
@@ -16,7 +15,6 @@ from reports.correctness.ladder import Ladder
 from reports.correctness.section import JudgedCell
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
-from reports.tables import failures_table
 
 
 def result(label: str, ranks: int, items: int, speeds: list[float], status: Status = Status.COMPLETED) -> CellResult:
@@ -60,20 +58,6 @@ def test_the_best_against_one_rank_and_the_next() -> None:
         "and 1.00 times the next best (other)."
     )
     assert rest.text == "Nothing is missing. Each of 3 cells was measured as often as planned."
-
-
-def test_a_model_that_was_left_out_is_named_with_the_reason() -> None:
-    study = study_of(result("one", 1, 4, [10.0]), result("two", 2, 4, [18.0, 20.0]))
-    damaged = UnusableModel(name="damaged", reason="models[1].id: m/config.json: not JSON")
-    study = replace(study, plan=study.plan.model_copy(update={"unusable": (damaged,)}))
-    assert answer(study, [])[1].text == (
-        "Models are missing: Each of 2 cells was measured as often as planned; model damaged could not be measured at "
-        "all, listed under failures."
-    )
-    table = failures_table(study)
-    assert table is not None
-    [row] = [row for row in table.rows if row[0] == "damaged"]
-    assert row[3] == "unsupported" and "not JSON" in row[5]
 
 
 def test_ratios_are_paired_by_block_and_corrected_for_the_choice() -> None:

@@ -1,16 +1,18 @@
 """The report of made-up run folders: every number that it prints is known beforehand."""
 
 import csv
+import re
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jinja2
 import numpy as np
 import pytest
 from pyarrow import parquet
 
-from configs.common.base import SCHEMA_VERSION, canonical_json
+from configs.common.base import canonical_json
 from configs.plans.paths import RunPaths
 from configs.plans.record import Failure, SchemaError, Status
 from configs.spec.cell import Cell
@@ -254,20 +256,63 @@ def test_several_environments_are_said(tmp_path: Path) -> None:
     assert "| `commit` | abc123 | def456 |" in text and "| `variables.A` | 1 |" in text
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    cell = generate()
-    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=1))
-    path = write_record(run, cell, samples=generated(cell, 1.0))
+def test_damaged_records_are_left_out_and_told(tmp_path: Path) -> None:
+    cells = [generate(), generate(new_tokens=9)]
+    run = write_plan(tmp_path / "run", plan_of(cells, [], repeats=1))
+    path = write_record(run, cells[0], samples=generated(cells[0], 1.0))
+    write_record(run, cells[1], samples=generated(cells[1], 1.0))
     whole = path.with_suffix(".npz").read_bytes()
     path.with_suffix(".npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"r0-a1\.npz: .*cannot be read"):
-        render_report(run)
-    path.write_text(path.read_text().replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99'))
+    summary = render_report(run)
+    relative = path.relative_to(run.folder).as_posix()
+    assert summary.statuses == {"completed": 1, "missing": 1}
+    assert summary.sentences[0].startswith(f"1 file of the run cannot be read: {relative} (")
+    assert "figures and recommendations may be others" in summary.sentences[0]
+    text = run.report.read_text()
+    assert text.split("\n")[2].startswith("> **1 file of the run cannot be read:**"), "before any recommendation"
+    assert f"| `{relative}` | {relative[:-5]}.npz: the record's samples cannot be read" in text
+    again = render_report(run)
+    assert again == summary and run.report.read_text() == text
+    path.write_text("{")
+    assert "not JSON" in render_report(run).sentences[0]
+    path.write_text('{"schema_version": 99}')
     with pytest.raises(SchemaError, match=r"r0-a1\.json"):
         render_report(run)
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"r0-a1\.json: not JSON"):
-        render_report(run)
+
+
+def test_names_of_others_neither_move_the_cursor_nor_the_markup(tmp_path: Path) -> None:
+    """Escape codes, line ends, Markdown and HTML of names, hosts, labels and messages are text in all that is made."""
+    evil = "\x1b]0;x\x07\x1b[2J\u202e|<img src=x onerror=alert(1)>\n# head [a](javascript:b) `c` *d*"
+    model = MODEL.model_copy(update={"name": evil})
+    cell = generate(model)
+    point = experiment(evil, "sweep", [(cell, {"dtype": evil}, evil)], model=evil)
+    plan = plan_of([cell], [point], repeats=2).model_copy(update={"models": (model,), "study": evil})
+    run = write_plan(tmp_path / "run", plan)
+    run.environment("e1").write_text(canonical_json({evil: evil, "commit": evil}))
+    write_record(run, cell, 0, samples=generated(cell, 1.0), hosts=[evil])
+    failure = Failure(message=evil, log=evil, kind=evil)
+    write_record(run, cell, 1, status=Status.FAILED, failure=failure, hosts=[evil])
+    summary = render_report(run)
+    assert "onerror" in run.report.read_text()
+    for text in (run.report.read_text(), *summary.sentences):
+        assert not set(text) & set("\x1b\x07\u202e")
+        assert not re.search(r"(?<!`)<img", text) or "`" in text
+        assert "\n# head" not in text and not re.search(r"(?<!\\)\[a\](?!.*`)", text)
+    for image in run.plots.glob("*.svg"):
+        ElementTree.parse(image)
+    assert all(len(path.name) < 120 for path in run.plots.iterdir())
+
+
+def test_a_long_name_has_a_report(tmp_path: Path) -> None:
+    """Names are bounded when a study is read; a folder of another origin may still have a long one."""
+    cell, name = generate(), "x" * 300
+    experiments = [experiment(name + end, "sweep", [(cell, {"dtype": "float32"}, "a")]) for end in "ab"]
+    run = write_plan(tmp_path / "run", plan_of([cell], experiments, repeats=1))
+    write_record(run, cell, samples=generated(cell, 1.0))
+    render_report(run)
+    drawn = sorted(path.name for path in run.plots.glob("*.png") if path.name.startswith("xxx"))
+    assert len(drawn) >= 2 and all(len(name) < 100 for name in drawn)
+    assert all(f"plots/{name}" in run.report.read_text() for name in drawn)
 
 
 def test_a_thousand_records_render_quickly(tmp_path: Path) -> None:

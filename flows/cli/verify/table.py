@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.common.execution import Layout
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, sigterm_as_interrupt, verified
@@ -133,7 +134,7 @@ def _kind(verification: Verification | None) -> str | None:
     if verification is None:
         return None
     [model] = verification.plan.models
-    return kind_of(ModelManifest.model_validate_json(Path(model.manifest).read_bytes()))
+    return kind_of(read_model(Path(model.manifest), ModelManifest, PLAN_BYTES))
 
 
 def _print(rows: list[VerificationRow], as_json: bool) -> None:

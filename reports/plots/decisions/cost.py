@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.common.printable import shortened
 from reports.decisions.cost import CellCost
 from reports.plots.style import COLOURS, MOST_BARS
-from reports.text import number, shortened
+from reports.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

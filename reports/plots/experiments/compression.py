@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.common.printable import shortened
 from reports.experiments.compression import MOST_LOSS, Compressed, CompressionResult
 from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL
-from reports.text import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -98,9 +98,9 @@ def test_accounts_that_name_too_few_nodes_are_completed_by_the_nodes_themselves(
             measurements=(Measurement(cell=cell, repeat=0, attempt=1),), inputs=".", cache=".", target=target,
         )  # fmt: skip
         paths.job.write_text(job.model_dump_json())
-        paths.submission.write_text(Submission(job_id="7", submitted_at="").model_dump_json())
+        paths.submission.write_text(Submission(job_id="7", submitted_at="2026-01-01T00:00:00+00:00").model_dump_json())
         for rank, host in enumerate(launched):
-            launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="")
+            launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-01-01T00:00:00+00:00")
             paths.node_launcher(rank).write_text(launcher.model_dump_json())
         queue = Queue(environment=cluster.queue.environment)
         monkeypatch.setattr("slurm.schedulers.cluster.shared_queue", lambda queue=queue: queue)

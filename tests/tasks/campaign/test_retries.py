@@ -22,7 +22,7 @@ CLUSTER = SlurmTarget(retries=2)
 
 
 def ended(status: Status, *nodes: str) -> JobEnd:
-    return JobEnd(status=status, return_code=None, nodes=nodes, finished_at="9")
+    return JobEnd(status=status, return_code=None, nodes=nodes, finished_at="2026-01-01T00:00:09+00:00")
 
 
 def record(measurement: Measurement, status: Status) -> Record:

@@ -156,7 +156,7 @@ def test_what_cannot_be_learnt_from_is_passed_over(cache: Path, tmp_path: Path) 
 
 LINK = {"latency_seconds": 1e-4, "bytes_per_second": 119e6}
 FOUND = TargetPreflight(
-    target="slurm", settings="", at="", ranks_per_node=1,
+    target="slurm", settings="", at="2026-01-01T00:00:00+00:00", ranks_per_node=1,
     pairs=(PairFigures(nodes=("a", "b"), latency_seconds=6e-4, bytes_per_second=50e6),),
 )  # fmt: skip
 
