@@ -33,7 +33,7 @@ test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print w
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
 	$(BIN)/python -m benchmarks.training.faults $(if $(KEEP),--runs $(KEEP))
 
-lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started
+lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started or enabled at boot
 	sh slurm/lab/install.sh
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules

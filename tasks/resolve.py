@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from configs.common.base import write_atomically
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
@@ -13,6 +10,7 @@ from tasks.campaign.repeats import carried_on
 from tasks.checks.machine import check_clusters, check_resources
 from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan
 from tasks.planning.predictions import with_predictions
+from tasks.prefect_api.stages import stage
 
 
 class CheckedPlan:
@@ -22,7 +20,7 @@ class CheckedPlan:
         self.plan = plan
 
 
-@task(name="resolve study", task_run_name="resolve {study.study}", cache_policy=NO_CACHE)
+@stage("resolve study", "resolve {study.study}")
 def resolve_study(
     study: StudySpec, models: list[PlannedModel], run: RunPaths, base: Path, cache: Path, checked: CheckedPlan
 ) -> Plan:

@@ -10,9 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.common.base import SCHEMA_VERSION, Frozen
+from configs.common.secrets import redacted
 from configs.spec.cell import Cell
 
 MAX_RECORD_BYTES = 8192
@@ -47,6 +48,11 @@ class Failure(Frozen):
     rank: int | None = None
     kind: str | None = Field(None, description="class of the exception, or the signal")
     log: str | None = Field(None, description="path relative to the run folder")
+
+    @field_validator("message")
+    @classmethod
+    def _without_secrets(cls, message: str) -> str:
+        return redacted(message)
 
 
 class Accounting(Frozen):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_valid
 
 from configs.common.base import Frozen
 from configs.common.execution import Dtype, Engine, Layout
+from configs.common.secrets import secret_fields
 from configs.spec.experiments import (
     Communication,
     CompressionPasses,
@@ -158,6 +159,8 @@ def load_study(path: Path, assignments: list[str] | None = None) -> StudySpec:
 
 def parse_study(data: dict[str, Any]) -> StudySpec:
     """Check a study given as plain data. Raises StudyError naming every problem."""
+    if secrets := list(secret_fields(data)):
+        raise StudyError([f"{field}: contains a secret, and the study is kept. Remove it" for field in secrets])
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.common.proc import end_with_parent
-from flows.server.guard import locked
 from flows.server.local import LocalServerError
+from flows.server.process import locked
 from flows.server.settings import LOOPBACK, ui_url
 from flows.team.api import Api
 from flows.team.processes import (

@@ -1,5 +1,6 @@
 """The processes from which this process's launches on its machine are forked (`slurm.forking.fork_parent`).
 
+    prepare(job, job_json)           # import ahead of the first launch, where there is something else to wait for
     pid = launch(job, job_json)      # the launcher, in a process of its own, as if it were started by itself
     end_parents()                    # when no more launches are to be made
 
@@ -176,12 +177,28 @@ def launch(job: Job, job_json: Path) -> int:
                 return _parents[wanted.key].launch(job_json)
             except ParentLost:
                 _parents.pop(wanted.key).end()
-        while len(_parents) >= _MAX_PARENTS:
-            _parents.pop(next(iter(_parents))).end()
-        preloads = job.measuring_pass in _FROM_PARENT and not binds_threads(wanted.environment)
-        parent = _start(wanted.environment, job_json if preloads else None)
-        _parents[wanted.key] = parent
-        return parent.launch(job_json)
+        return _add_parent(wanted, job, job_json).launch(job_json)
+
+
+def prepare(job: Job, job_json: Path) -> None:
+    """Start the parent that will serve a launch of this kind, and return when it has imported. Raises OSError.
+
+    job_json: read by the parent while it imports, and not needed later.
+    """
+    wanted = _wanted(job)
+    with _lock:
+        _forget_other_blocks(wanted.block)
+        if wanted.key not in _parents:
+            _add_parent(wanted, job, job_json)
+
+
+def _add_parent(wanted: _Wanted, job: Job, job_json: Path) -> ForkParent:
+    while len(_parents) >= _MAX_PARENTS:
+        _parents.pop(next(iter(_parents))).end()
+    preloads = job.measuring_pass in _FROM_PARENT and not binds_threads(wanted.environment)
+    parent = _start(wanted.environment, job_json if preloads else None)
+    _parents[wanted.key] = parent
+    return parent
 
 
 def _start(environment: Mapping[str, str], preload: Path | None) -> ForkParent:
