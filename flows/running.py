@@ -1,6 +1,6 @@
 """One run of a study in this process: as a Prefect flow where the API answers, else as a plain function.
 
-    ended = run_here(study, runs, base, plan=plan)
+    ended = run_here(study, runs, base, plan=plan, unavailable=why_unavailable())
     ended.result, ended.unpublished
 
 Measuring never depends on a server. Results that the API did not get are published later (`flows.publishing`).
@@ -16,7 +16,7 @@ from configs.plans.plan import Plan
 from configs.spec.study import StudySpec
 from flows.publishing import publish_run
 from flows.scaling_study import Handover, RunSummary, handed_over, scaling_study
-from tasks.prefect_api.api import one_line, why_unavailable
+from tasks.prefect_api.api import one_line
 
 _END_SECONDS = 20.0
 """So long a run that has its report waits for an API that went away."""
@@ -39,13 +39,13 @@ def run_here(
     plan: Plan | None = None,
     unavailable: str | None = None,
 ) -> Ended:
-    """Run a study, with Prefect if its API answers. Raises what ends the run.
+    """Run a study. Raises what ends the run.
 
-    unavailable: why the API cannot be used, where the caller knows it already.
+    unavailable: why the API cannot be used (`tasks.prefect_api.api.why_unavailable`); None: with Prefect.
     """
     handover = Handover(plan, _END_SECONDS)
     with handed_over(handover):
-        why = unavailable or why_unavailable()
+        why = unavailable
         if why is None:
             why = _as_flow(handover, study, runs, only_failed, accept_environment, base)
         if why is not None and not handover.began:
