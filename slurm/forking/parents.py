@@ -32,7 +32,7 @@ from submitit.core.utils import CommandFunction
 from configs.common.forking import binds_threads
 from configs.plans.job import Job
 from slurm.forking.fork_parent import socket_in
-from slurm.launcher.starting import rank_environment
+from slurm.launcher.starting import is_private, rank_environment
 
 START_LIMIT_SECONDS = 60.0
 _ANSWER_SECONDS = 180.0
@@ -144,11 +144,22 @@ def _submit(folder: Path) -> Any:
             "trap '' INT HUP QUIT TSTP",
             "trap : TERM",
             "export PYTHONSAFEPATH=1",
+            *_unset_private(),
             f"exec </dev/null >>{shlex.quote(str(folder / 'controller.log'))} 2>&1",
         ],
     )
     command = [sys.executable, "-m", "slurm.forking.fork_parent", str(folder)]
     return executor.submit(CommandFunction(command, verbose=False))
+
+
+def _unset_private() -> list[str]:
+    """A line of shell that keeps secrets from the parent; submitit passes the whole environment on."""
+    names = [
+        name
+        for name, value in os.environ.items()
+        if is_private(name, value) and not name.startswith("SUBMITIT_") and name.isascii() and name.isidentifier()
+    ]
+    return [f"unset {' '.join(sorted(names))}"] if names else []
 
 
 @dataclass(frozen=True)

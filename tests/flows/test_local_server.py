@@ -93,7 +93,8 @@ def runs(process: psutil.Process) -> bool:
 def wait_until_gone(process: psutil.Process, folder: Path) -> None:
     """The promise: about ten seconds after the last lease nothing is left."""
     wait_for(lambda: not runs(process), 15, "the server's end")
-    assert not (folder / "server.json").exists()
+    left = read_server(folder)
+    assert left is None or not left.alive
 
 
 def server_of(lease: Lease) -> LocalServer:
