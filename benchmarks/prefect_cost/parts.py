@@ -203,8 +203,6 @@ class _Inert:
     def __getattr__(self, name: str) -> "_Inert":
         if name.startswith("__"):
             raise AttributeError(name)
-        if name == "FlowRunContext":
-            return SimpleNamespace(get=lambda: None)
         return self
 
     def __call__(self, *_: object, **__: object) -> "_Inert":
