@@ -7,9 +7,6 @@ hours takes it as it is.
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from configs.common.base import write_atomically
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
@@ -20,11 +17,12 @@ from tasks.campaign.ledger import places, set_aside_damaged
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import Observer, check_nodes, settings_of
 from tasks.planning.predictions import with_predictions
+from tasks.prefect_api.stages import stage
 
 REUSED = timedelta(hours=12)
 
 
-@task(name="preflight", task_run_name="test the nodes", cache_policy=NO_CACHE)
+@stage("preflight", "test the nodes")
 def preflight(session: Session) -> Preflight:
     """Test the nodes of every target that asks for it and has something to measure; tell the session and the
     progress."""

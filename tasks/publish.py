@@ -11,14 +11,12 @@ import re
 from pathlib import Path
 from uuid import UUID
 
-from prefect import task
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
 )
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -33,7 +31,8 @@ from configs.common.reading import PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.plans.paths import RunPaths
 from reports.text import MIB, UNKNOWN, number
 from tasks.campaign.progress import RunProgress
-from tasks.prefect_api.api import quick_client
+from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.stages import stage
 
 _MOST_ROWS = 500
 _MOST_BYTES = 2_000_000
@@ -53,7 +52,7 @@ _FIGURES = {
 """Figures in the cell table: the column of `cells.csv`, and what it is multiplied by."""
 
 
-@task(name="publish", task_run_name="publish {study}", cache_policy=NO_CACHE)
+@stage("publish", "publish {study}")
 def publish(study: str, run: RunPaths) -> None:
     """Create the artifacts. Raises whatever Prefect's API raises; files on disk are the report itself."""
     key = artifact_key(study)
@@ -78,7 +77,7 @@ def begin_progress(run_progress: RunProgress) -> UUID | None:
             0.0, key=f"progress-{artifact_key(run_progress.study)}", description=run_progress.description
         )
     except Exception as error:
-        get_run_logger().warning("progress artifact not published: %s", error)
+        get_run_logger().warning("progress artifact not published: %s", one_line(error))
         return None
     return created if isinstance(created, UUID) else None
 
@@ -90,7 +89,7 @@ def begin_jobs(study: str) -> UUID | None:
             [], key=f"jobs-{artifact_key(study)}", description=f"Study {study}: jobs that wait in the queue or run now"
         )
     except Exception as error:
-        get_run_logger().warning("table of jobs not published: %s", error)
+        get_run_logger().warning("table of jobs not published: %s", one_line(error))
         return None
     return created if isinstance(created, UUID) else None
 

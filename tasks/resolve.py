@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from configs.common.base import write_atomically
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel
@@ -15,6 +12,7 @@ from tasks.checks.requirements import check_requirements
 from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, earlier_plan, make_sound_plan
 from tasks.planning.predictions import with_predictions
+from tasks.prefect_api.stages import stage
 
 
 class CheckedPlan:
@@ -24,7 +22,7 @@ class CheckedPlan:
         self.plan = plan
 
 
-@task(name="resolve study", task_run_name="resolve {study.study}", cache_policy=NO_CACHE)
+@stage("resolve study", "resolve {study.study}")
 def resolve_study(
     study: StudySpec,
     models: list[PlannedModel],

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import Limited, Refused, Unavailable
 from tasks.campaign.session import Session
+from tasks.prefect_api.stages import stage
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Refusal:
     limited: bool = False
 
 
-@task(name="submit", task_run_name="submit {what}", cache_policy=NO_CACHE)
+@stage("submit", "submit {what}")
 def submit_launches(what: str, names: Sequence[str], kind: str, session: Session) -> Refusal | None:
     """Hand job folders, which hold their `job.json`, to the adapter of their target's kind.
 

@@ -3,9 +3,6 @@
 import time
 from collections.abc import Callable
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from slurm.schedulers.adapter import adapter_for
@@ -15,6 +12,7 @@ from tasks.campaign.active_jobs import ActiveJobs, Flown
 from tasks.campaign.jobs import follow_job, measured_so_far, waits_for
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.session import Session
+from tasks.prefect_api.stages import stage
 
 _SWEEP_SECONDS = 0.5
 """Between two looks at all jobs in flight; they are looks at files, the scheduler is asked more seldom."""
@@ -24,7 +22,7 @@ _SCHEDULER_GRACE_SECONDS = 300.0
 """So much later than its limit a job is taken for lost; the launcher's and the scheduler's limits come before."""
 
 
-@task(name="wait", task_run_name="wait for {name}", cache_policy=NO_CACHE)
+@stage("wait", "wait for {name}")
 def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
     """Return when no process of this machine's job is left. Ends the job if the run is cancelled or interrupted."""
     job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
@@ -46,7 +44,7 @@ def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
         raise
 
 
-@task(name="wait", task_run_name="wait for {what}", cache_policy=NO_CACHE)
+@stage("wait", "wait for {what}")
 def wait_for_jobs(what: str, active_jobs: ActiveJobs, session: Session, enough: Callable[[], bool]) -> list[str]:
     """Watch all jobs in flight; return the names of those that ended, as soon as there are any.
 

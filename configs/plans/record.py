@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.common.printable import printable
 from configs.common.reading import as_model, brief, read_json_object
+from configs.common.secrets import redacted
 from configs.spec.cell import Cell
 
 MAX_RECORD_BYTES = 8192
@@ -70,6 +71,11 @@ class Failure(Frozen):
     rank: int | None = None
     kind: str | None = Field(None, description="class of the exception, or the signal")
     log: str | None = Field(None, description="path relative to the run folder")
+
+    @field_validator("message")
+    @classmethod
+    def _without_secrets(cls, message: str) -> str:
+        return redacted(message)
 
 
 class Accounting(Frozen):

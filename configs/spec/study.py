@@ -17,6 +17,7 @@ from configs.common.base import Frozen
 from configs.common.execution import Dtype, Engine, Layout
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.reading import brief, read_text
+from configs.common.secrets import secret_fields
 from configs.common.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.spec.assignments import assign
 from configs.spec.experiments import (
@@ -215,6 +216,8 @@ def parse_study(data: dict[str, Any]) -> StudySpec:
     problems = plain_problems(data)
     if problems:
         raise StudyError(problems)
+    if secrets := list(secret_fields(data)):
+        raise StudyError([f"{field}: contains a secret, and the study is kept. Remove it" for field in secrets])
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:

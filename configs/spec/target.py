@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, fiel
 
 from configs.common.base import Frozen
 from configs.common.execution import Degree
-from configs.common.secrets import is_secret
+from configs.common.secrets import holds_secret, is_secret
 
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
 _GRES = r"^gpu(:[A-Za-z][\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"
@@ -39,9 +39,11 @@ class Resources(Frozen):
     @field_validator("env")
     @classmethod
     def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
+        for name, value in env.items():
             if is_secret(name):
                 raise ValueError(f"{name}: the name of a secret; values of env are kept in records, so remove it")
+            if holds_secret(name, value):
+                raise ValueError(f"{name}: contains a secret; values of env are kept in records, so remove it")
         return env
 
     @field_validator("machine")

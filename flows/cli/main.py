@@ -196,6 +196,14 @@ def report(
 
 
 @app.command()
+def publish(context: typer.Context, folder: RunFolder) -> None:
+    """Copy the report of a run to Prefect's UI, after a run without a Prefect server."""
+    from flows.cli.run import guarded, publish_folder
+
+    raise typer.Exit(guarded(lambda: publish_folder(folder), folder, context.obj["debug"]))
+
+
+@app.command()
 def compare(
     context: typer.Context,
     first: RunFolder,
@@ -298,11 +306,12 @@ def doctor(
 
 
 @app.command()
-def ui() -> None:
+def ui(context: typer.Context) -> None:
     """Serve Prefect's UI with past runs until Ctrl-C."""
+    from flows.cli.run import guarded
     from flows.server.local import serve_ui
 
-    serve_ui()
+    raise typer.Exit(guarded(serve_ui, Path("ui"), context.obj["debug"]))
 
 
 @app.command("deploy-flows")

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 from configs.common.proc import end_with_parent
 from configs.common.reading import MIB, read_json, read_tail
-from flows.server.guard import locked
 from flows.server.local import LocalServerError
+from flows.server.process import locked
 from flows.server.settings import LOOPBACK, ui_url
 from flows.team.api import Api
 from flows.team.processes import (

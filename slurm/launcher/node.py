@@ -6,6 +6,7 @@
 Lists of hosts are read by submitit and not by `scontrol show hostnames`, which a container need not have.
 """
 
+import ipaddress
 import math
 import re
 import socket
@@ -124,6 +125,28 @@ def _num_suffixes(written: str) -> int:
 def address_of(host: str) -> str:
     """A host's IPv4 address by its name. Raises OSError."""
     return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+
+
+def listening_addresses(host: str) -> tuple[str, ...]:
+    """The addresses of this machine on which other nodes of a job may reach it by this name.
+
+    All private ones, since the others may know another network than this machine, and the one that the name resolves
+    to. All interfaces (an empty address) only where the name says nothing, as where /etc/hosts maps a machine's own
+    name to its loopback.
+    """
+    own = {
+        found.address
+        for addresses in psutil.net_if_addrs().values()
+        for found in addresses
+        if found.family is socket.AF_INET
+    }
+    try:
+        named = address_of(host)
+    except OSError:
+        return ("",)
+    if named not in own or ipaddress.ip_address(named).is_loopback:
+        return ("",)
+    return tuple(sorted({named} | {address for address in own if ipaddress.ip_address(address).is_private}))
 
 
 def interface_of(address: str) -> str | None:

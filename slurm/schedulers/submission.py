@@ -227,7 +227,7 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     return {
         name: value
         for name, value in own.items()
-        if not is_private(name) and (not name.startswith("SBATCH_") or name in kept)
+        if not is_private(name, value) and (not name.startswith("SBATCH_") or name in kept)
     }
 
 

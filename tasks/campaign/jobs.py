@@ -37,10 +37,17 @@ def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: S
 
     exclude: nodes of a cluster that the job is kept from. Raises OSError.
     """
+    job = placed_job(job_of(launch, plan, run, cache, exclude), run)
+    write_atomically(run.job(job.name).job, job.model_dump_json())
+    return job
+
+
+def job_of(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: Sequence[str] = ()) -> Job:
+    """The job of a launch; nothing is written."""
     cell = launch.measurements[0].cell
     manifests = {model.identity: model.manifest for model in plan.models}
     per_measurement = plan.measuring.cell_timeout_seconds + _BETWEEN_CELLS_SECONDS
-    job = Job(
+    return Job(
         name=_job_name(launch, run),
         study=plan.study,
         measuring_pass=launch.measuring_pass,
@@ -57,9 +64,6 @@ def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: S
         if any(measurement.keeps_checkpoints for measurement in launch.measurements)
         else None,
     )
-    job = placed_job(job, run)
-    write_atomically(run.job(job.name).job, job.model_dump_json())
-    return job
 
 
 def run_job(

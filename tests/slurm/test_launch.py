@@ -92,7 +92,11 @@ def test_rank_environment(tmp_path: Path) -> None:
     timed = read_job(write_job(tmp_path, [noop_measurement("a", env={"OMP_NUM_THREADS": "3"})], name="timed").folder)
     memory = read_job(write_job(tmp_path, [noop_measurement("a")], name="memory", memory=True).folder)
     inherited = {"PATH": "/bin", "HF_TOKEN": "x", "PREFECT_API_URL": "x", "AWS_PROFILE": "x", "MY_API_KEY": "x"}
+    inherited |= {"DATABASE_URL": "postgresql://me:hush@host/db", "TRACKING": "https://host/?token=hush"}
     environment = rank_environment(timed, inherited, launcher_pid=7)
+    assert not {"DATABASE_URL", "TRACKING"} & environment.keys(), "secrets by their form"
+    loopback = {environment[f"{name}_SOCKET_IFNAME"].removeprefix("=") for name in ("GLOO", "NCCL", "TP")}
+    assert loopback == {"lo"}, "one node's ranks listen on no other interface"
     assert environment["PATH"] == "/bin"
     assert "x" not in environment.values()
     assert environment["OMP_NUM_THREADS"] == "3", "the cell has the last word"

@@ -9,13 +9,15 @@ MLFLOW_TRACKING_URI does, and none writes outside the run folder.
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
+from configs.common.secrets import shown_url
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
 
 Write = Callable[[dict[str, Any]], None]
@@ -73,7 +75,7 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
     tags = {name: str(about[name]) for name in ("cell", "key", "repeat", "attempt")}
     run = client.create_run(experiment, run_name=about["name"], tags=tags).info.run_id
     client.log_batch(run, params=[Param(name, str(value)) for name, value in _flat(about["config"]).items()])
-    _say("mlflow", f"run {run} of experiment {about['study']} in {place}")
+    _say("mlflow", f"run {run} of experiment {about['study']} in {shown_url(place)}")
 
     def write(told: dict[str, Any]) -> None:
         now = int(told["time"] * 1000)
@@ -129,7 +131,7 @@ def prometheus(about: dict[str, Any]) -> Iterator[Write]:
     wanted = about["port"]
     for port in range(wanted, wanted + (PORTS_TRIED if wanted else 1)):
         try:
-            server, thread = start_http_server(port, registry=registry)
+            server, thread = start_http_server(port, addr=_listening_address(about["host"]), registry=registry)
             break
         except OSError as error:
             refused = error
@@ -153,6 +155,15 @@ def prometheus(about: dict[str, Any]) -> Iterator[Write]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _listening_address(host: str) -> str:
+    """The address that a host name, this machine's, stands for to others; all interfaces where it does not say."""
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+        if host == address or not address.startswith("127."):  # Debian maps a machine's own name to 127.0.1.1
+            return address
+    return "0.0.0.0"
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

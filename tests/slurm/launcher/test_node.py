@@ -1,12 +1,15 @@
 """Slurm's lists of hosts, and this node's place by the variables of srun."""
 
+import socket
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST
 from slurm.launcher.end_cause import JobVerdict, NotStartedError, Status, first_cause
-from slurm.launcher.node import JobNode, host_names, interface_of, link_is_up, node_of, under_slurm
+from slurm.launcher.node import JobNode, host_names, interface_of, link_is_up, listening_addresses, node_of, under_slurm
 
 VARIABLES = {
     "SLURM_JOB_ID": "77",
@@ -118,3 +121,19 @@ def test_first_cause_takes_the_measurement_from_whoever_knows_it_and_names_the_s
     silent = OTHER.model_copy(update={"silent_ranks": (1,)})
     assert first_cause([PEER, silent]).rank == 1
     assert first_cause([PEER, silent.model_copy(update={"silent_ranks": (1, 2)})]).rank == 0
+
+
+def test_the_head_listens_where_other_nodes_reach_it_and_not_on_public_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def own(*addresses: str) -> dict[str, list[SimpleNamespace]]:
+        return {f"eth{n}": [SimpleNamespace(family=socket.AF_INET, address=each)] for n, each in enumerate(addresses)}
+
+    interfaces = own("127.0.0.1", "10.0.0.5", "192.168.7.5", "8.8.8.8")
+    monkeypatch.setattr("slurm.launcher.node.psutil.net_if_addrs", lambda: interfaces)
+    names = {"head": "10.0.0.5", "public": "8.8.8.8", "debian": "127.0.1.1", "other": "10.0.0.9"}
+    monkeypatch.setattr("slurm.launcher.node.address_of", lambda host: names[host])
+    private = ("10.0.0.5", "127.0.0.1", "192.168.7.5")
+    assert listening_addresses("head") == private
+    assert listening_addresses("public") == tuple(sorted((*private, "8.8.8.8")))
+    assert listening_addresses("debian") == listening_addresses("other") == ("",), "the name says nothing"
