@@ -65,7 +65,9 @@ def predict_cell(
     """Predict one cell. `machine`: the machine with this many ranks computing; its price determines dollars.
 
     learner: correction from past records of this hardware. prompt_lengths: tokens of each prompt, in order, if they
-    come from a file and are not truncated to `prompt_tokens`. Never raises for a valid cell.
+    come from a file and are not truncated to `prompt_tokens`. Other engines are not predicted: their overhead
+    is not calibrated, and a decode step of transformers may take five times as long as ours. Never raises for a valid
+    cell.
     """
     basis, work, known = basis_of(machine), cell.workload, descriptor_of(cell.workload)
     try:
@@ -73,6 +75,8 @@ def predict_cell(
             return Prediction(basis=basis, reason=known.unpredicted)
         if not known.needs_model:
             return _as_stated(cell, machine)
+        if cell.engine != "rankwise":
+            return Prediction(reason=f"engine {cell.engine}: not predicted, only Rankwise's own engine is modelled")
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
         if isinstance(work, PromptedWorkload):
@@ -124,15 +128,13 @@ def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
     """Return the half-width of the interval as a factor when nothing was learned.
 
     Measured operators on this machine: 1.4 (quiet or busy neighbours alone cause 1.2), more if other processes ran
-    during calibration. Data sheet: DATA_SHEET_FACTOR. CPU known by name or flags: 3. Other engines: twice that, because
-    their overheads are not measured. More cores a rank than were measured: 1.5 times.
+    during calibration. Data sheet: DATA_SHEET_FACTOR. CPU known by name or flags: 3. More cores a rank than
+    were measured: 1.5 times.
     """
     if accelerator.operators:
         factor = _calibration_factor(accelerator.others_cpu_share or 0.0)
     else:
         factor = ESTIMATE_FACTOR if accelerator.kind == "cpu" else DATA_SHEET_FACTOR
-    if cell.engine != "rankwise":
-        factor *= 2
     if accelerator.kind == "cpu" and cell.cores_per_rank > 1:
         factor *= 1.5
     return factor
@@ -236,8 +238,6 @@ def _prompted(
         seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
     widest = inference_setup(cell, architecture, machine, max(lengths), size)
     memory = inference_memory(widest, all_logits=False)
-    if cell.engine != "rankwise":
-        notes.append(f"{cell.engine} taken for as fast as our engine")
     rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
     if descriptor_of(cell.workload).decodes:
         rates = {
