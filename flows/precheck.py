@@ -11,8 +11,8 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from tasks.checks.machine import check_clusters, check_resources
-from tasks.models.sources import is_hub_repository
-from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan, planned_model
+from tasks.models.sources import DEFAULT_REVISION, hub_repository
+from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan, planned_model, revision_of
 
 
 def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clusters: bool = False) -> Plan:
@@ -24,9 +24,10 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     """
     problems: list[str] = []
     models = []
+    before = earlier_plan(RunPaths(run_folder))
     for position, spec in enumerate(study.models):
         try:
-            models.append(_known_model(spec, position, cache, base))
+            models.append(_known_model(spec, position, cache, base, before))
         except StudyError as error:
             problems += error.problems
     with tempfile.TemporaryDirectory() as folder:
@@ -35,7 +36,7 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
             inputs = copy_inputs(study, scratch, base)
             if problems:
                 raise StudyError([])
-            plan = make_plan(study, models, inputs, scratch.inputs, cache, earlier_plan(RunPaths(run_folder)))
+            plan = make_plan(study, models, inputs, scratch.inputs, cache, before)
             check_resources(plan, run_folder)
         except StudyError as error:
             problems += error.problems
@@ -46,7 +47,9 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     return plan
 
 
-def _known_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
-    if spec.revision is not None and is_hub_repository(spec.id, base):
-        return PlannedModel(name=spec.name, identity=f"{spec.id}@{spec.revision}", manifest="")
+def _known_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None) -> PlannedModel:
+    repository = hub_repository(spec.id, spec.revision, base)
+    if repository is not None:
+        revision = revision_of(spec, base, before) or DEFAULT_REVISION
+        return PlannedModel(name=spec.name, identity=f"{repository}@{revision}", manifest="")
     return planned_model(spec, position, cache, base)

@@ -27,10 +27,12 @@ from configs.plans.plan import Plan
 from configs.spec.study import StudySpec, load_study
 from flows.folders import cache_folder
 from flows.measuring import finish_leftovers, measure_missing
+from tasks.campaign.live_credentials import live_credentials
 from tasks.campaign.progress import RunProgress, new_progress
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
-from tasks.fetch import fetch_model
+from tasks.fetch import EarlierPlan, fetch_model
+from tasks.planning.inputs import earlier_plan, resolved_note
 from tasks.planning.predictions import remember_run
 from tasks.prefect_api.api import await_api, end_lost_run, tag_run
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
@@ -137,7 +139,11 @@ def _run(
     """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
     run_progress.stage = "resolving"
-    models = [fetch_model(spec, position, cache, base) for position, spec in enumerate(study.models)]
+    before = EarlierPlan(earlier_plan(run))
+    models = [fetch_model(spec, position, cache, base, before) for position, spec in enumerate(study.models)]
+    for note in filter(None, map(resolved_note, study.models, models)):
+        get_run_logger().info(note)
+        run_progress.notes.append(f"{note}, pinned in plan.json")
     plan = resolve_study(study, models, run, base, cache, CheckedPlan(_CHECKED.get()))
     tag_run(flow_run.id, plan)
     session = Session(run, plan, cache, run_progress, watcher)
@@ -145,7 +151,8 @@ def _run(
     finish_leftovers(session)
     preflight(session)
     run_progress.stage = "measuring"
-    already = measure_missing(session, only_failed)
+    with live_credentials(plan.measuring.live):
+        already = measure_missing(session, only_failed)
     run_progress.stage = "reporting"
     summary = render(run)
     remember_run(run, cache)

@@ -7,10 +7,17 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
-from configs.plans.plan import PlannedModel
+from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import ModelSpec
 from tasks.models.sources import TransientFetchError
 from tasks.planning.inputs import planned_model
+
+
+class EarlierPlan:
+    """The plan of an earlier run, which pins models. A plain class: Prefect would walk through a model."""
+
+    def __init__(self, plan: Plan | None) -> None:
+        self.plan = plan
 
 
 async def _can_pass(task: Any, task_run: Any, state: Any) -> bool:
@@ -33,6 +40,6 @@ async def _can_pass(task: Any, task_run: Any, state: Any) -> bool:
     retry_jitter_factor=0.5,
     retry_condition_fn=_can_pass,
 )
-def fetch_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
+def fetch_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: EarlierPlan) -> PlannedModel:
     """Resolve one model and bring its files. Raises StudyError for what no retry can mend."""
-    return planned_model(spec, position, cache, base)
+    return planned_model(spec, position, cache, base, before.plan)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan
+from configs.plans.plan import Plan, PlannedModel
 from configs.plans.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.spec.target import SlurmTarget, Target
@@ -138,7 +138,7 @@ def _print_header(console: Console, plan: Plan, api: Lease) -> None:
         f"measurements{extra}, "
         f"{len(_launches(plan))} launches"
     )
-    models = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
+    models = [f"{model.name}{_remark(model)}" for model in plan.models]
     if models:
         console.print(f"  models   {'   '.join(models)}", markup=False)
     for place, target in enumerate(plan.targets):
@@ -149,6 +149,13 @@ def _print_header(console: Console, plan: Plan, api: Lease) -> None:
             f"  note: {api.instead_of} did not respond within {_API_SECONDS:.0f} s; this run uses the UI above"
         )
     console.print()
+
+
+def _remark(model: PlannedModel) -> str:
+    """Return what follows a model's name: a repository's revision until the run has found its commit."""
+    if model.manifest:
+        return " (random weights)" if model.synthetic else ""
+    return f" ({model.identity})"
 
 
 def _place_of(target: Target) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from configs.common.forking import Forked, fork, run_module, unfit_to_fork
+from configs.common.live_variables import has_password
 from configs.common.proc import end_with_parent
 from configs.common.secrets import is_secret
 from configs.plans.job import Job
@@ -99,9 +100,9 @@ def exits_file(folder: Path) -> Path:
     return folder / "exits.json"
 
 
-def is_private(name: str) -> bool:
+def is_private(name: str, value: str = "") -> bool:
     """Whether a variable must not reach the ranks: secrets, and what belongs to the orchestrator."""
-    return name.startswith(_DROPPED_PREFIXES) or is_secret(name)
+    return name.startswith(_DROPPED_PREFIXES) or is_secret(name) or has_password(value)
 
 
 def rank_environment(
@@ -111,7 +112,7 @@ def rank_environment(
 
     interface: by which this node reaches the others; for their traffic, unless the inherited variables name another.
     """
-    environment = {name: value for name, value in inherited.items() if not is_private(name)}
+    environment = {name: value for name, value in inherited.items() if not is_private(name, value)}
     threads = str(job.cell.cores_per_rank)
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     environment |= {

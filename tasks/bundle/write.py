@@ -22,7 +22,6 @@ from configs.plans.record import MeasuringPass
 from configs.spec.measuring import Profiler
 from configs.spec.study import StudyError, StudySpec, study_yaml
 from configs.spec.target import SlurmTarget
-from configs.workloads.train import TrainWorkload
 from slurm.sbatch_bundle.scripts import BundleLaunch, LargeModel, SbatchBundle, readme, run_script, sbatch_script
 from tasks.campaign.jobs import write_job
 from tasks.campaign.ledger import Ledger, missing_measurements
@@ -32,7 +31,6 @@ from tasks.planning.predictions import with_predictions
 _COPIED_BYTES = 256 << 20
 """Maximum size of weights in the folder; larger ones are copied to the cluster once, for all users."""
 _PROFILERS: tuple[Profiler, ...] = get_args(Profiler)
-_DTYPE_SECTIONS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,6 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
     texts |= {
         "README.md": readme(manifest, Path(run.folder.name)),
         "exp_config.json": _json(study.model_dump(mode="json")),
-        "ds_config.json": _json(ds_config(study)),
     }
     for name, text in texts.items():
         write_atomically(run.folder / name, text)
@@ -153,27 +150,6 @@ def _write_prompts(run: RunPaths) -> None:
     texts = [path.read_text().rstrip("\n") + "\n" for path in sorted(run.inputs.glob("*.jsonl"))]
     if texts:
         write_atomically(run.folder / "prompts.jsonl", "".join(texts))
-
-
-def ds_config(study: StudySpec) -> dict[str, Any]:
-    """What DeepSpeed would be told of the study's layout: of training, or of DeepSpeed Inference for anything else."""
-    layout, work = study.layout, study.workload
-    if not isinstance(work, TrainWorkload):
-        return {
-            "dtype": study.dtype,
-            "tensor_parallel": {"tp_size": layout.tp},
-            "replace_with_kernel_inject": False,
-        }
-    config: dict[str, Any] = {
-        "train_batch_size": work.global_batch_size,
-        "train_micro_batch_size_per_gpu": max(1, work.global_batch_size // layout.dp),
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": work.gradient_clipping or 0.0,
-        "zero_optimization": {"stage": int(layout.strategy[-1]) if layout.strategy.startswith("zero") else 0},
-    }
-    if study.dtype in _DTYPE_SECTIONS:
-        config[_DTYPE_SECTIONS[study.dtype]] = {"enabled": True}
-    return config
 
 
 def _json(data: Any) -> str:

@@ -11,6 +11,7 @@ Layout of a safetensors file: https://huggingface.co/docs/safetensors/index#form
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ SINGLE = "model.safetensors"
 _TOKENIZER_ENDINGS = (".model", ".tiktoken", ".jinja")
 _TOKENIZER_NAMES = ("vocab.txt", "merges.txt")
 _PICKLED_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PICKLED_WEIGHTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 # The reference implementation refuses longer headers too (MAX_HEADER_SIZE in safetensors/src/tensor.rs).
 _LONGEST_HEADER_BYTES = 100_000_000
 _DTYPE_BITS = {
@@ -105,6 +107,14 @@ def weights_in(names: Iterable[str], index: dict[str, Any] | None, where: str) -
     if missing:
         raise ValueError(f"{where}: {WEIGHT_INDEX} lists missing files: {', '.join(missing)}. Fetch or copy them")
     return sorted(set(weight_map.values()))
+
+
+def pickled_in(names: Iterable[str]) -> list[str]:
+    """Which of the names are the pickled weights of a repository without safetensors, which can be converted."""
+    names = list(names)
+    if any(name.endswith(".safetensors") and "/" not in name for name in names):
+        return []
+    return sorted(name for name in names if _PICKLED_WEIGHTS.fullmatch(name))
 
 
 def require_safetensors(names: Iterable[str], where: str, folder: str) -> None:

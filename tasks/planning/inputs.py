@@ -25,7 +25,7 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from reports.reading.read import read_plan
 from tasks.models.dataset import HUB_PREFIX, write_dataset
-from tasks.models.sources import manifest_path, resolve_model
+from tasks.models.sources import hub_repository, manifest_path, resolve_model
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -41,18 +41,37 @@ _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
 
 
-def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
+def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None = None) -> PlannedModel:
     """Resolve one model and bring its files.
 
+    before: the plan of an earlier run in the same folder, which pinned the commit of a repository without a revision.
     Raises StudyError for what no retry can mend, `TransientFetchError` for what one may.
     """
     try:
-        manifest = resolve_model(spec.id, spec.revision, cache, base)
+        manifest = resolve_model(spec.id, revision_of(spec, base, before), cache, base)
     except ValueError as error:
         raise StudyError([f"models[{position}].id: {error}"]) from error
     return PlannedModel(
         name=spec.name, identity=manifest.identity, manifest=str(manifest_path(manifest.identity, cache))
     )
+
+
+def revision_of(spec: ModelSpec, base: Path, before: Plan | None) -> str | None:
+    """Return the revision that a study asks for, else the commit that an earlier run has pinned; None: neither."""
+    repository = hub_repository(spec.id, spec.revision, base)
+    if spec.revision is not None or repository is None:
+        return spec.revision
+    pinned = (model.identity.rpartition("@") for model in (before.models if before is not None else ()))
+    return next((commit for name, _, commit in pinned if name == repository), None)
+
+
+def resolved_note(spec: ModelSpec, model: PlannedModel) -> str | None:
+    """Return what a model's name was resolved to; None where the study file says it all."""
+    written = spec.id if spec.revision is None else f"{spec.id}@{spec.revision}"
+    if model.identity == written or model.identity.startswith("folder:") or spec.id.startswith("synthetic:"):
+        return None
+    random = ", random weights" if model.synthetic else ""
+    return f"model {written} is {model.identity}{random}"
 
 
 def make_plan(

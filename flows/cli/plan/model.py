@@ -72,7 +72,7 @@ def run_plan(request: PlanRequest) -> int:
     if request.benchmark_out is not None:
         from flows.cli.plan.benchmark import write_benchmark
 
-        return write_benchmark(request, kinds or HARDWARE, request.benchmark_out)
+        return write_benchmark(request, kinds, request.benchmark_out)
     return plan_model(request, kinds or HARDWARE)
 
 

@@ -37,7 +37,7 @@ from flows.cli.plan.request import PLANNED
 from flows.cli.tables import print_table
 from flows.folders import cache_folder
 from reports.planning.text import sources
-from tasks.models.sources import is_hub_repository, manifest_path
+from tasks.models.sources import hub_repository, manifest_path
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of
 from tasks.planning.target_machine import for_cell, named_machine
@@ -121,9 +121,10 @@ def planned(
 def _known_model(study: StudySpec, position: int, cache: Path, base: Path) -> PlannedModel:
     """Resolve models as in `flows.precheck`, but without a revision for hub models, which are looked up by name."""
     spec = study.models[position]
-    if not is_hub_repository(spec.id, base):
+    repository = hub_repository(spec.id, spec.revision, base)
+    if repository is None:
         return planned_model(spec, position, cache, base)
-    identity = f"{spec.id}@{spec.revision}" if spec.revision else spec.id
+    identity = f"{repository}@{spec.revision}" if spec.revision else repository
     manifest = manifest_path(identity, cache)
     return PlannedModel(name=spec.name, identity=identity, manifest=str(manifest) if manifest.is_file() else "")
 

@@ -208,8 +208,8 @@ def test_a_plan_knows_the_machine_of_its_scaling(tmp_path: Path) -> None:
 
 
 def test_layouts_of_another_engine_are_not_ranked_by_our_engine(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="engine transformers is not predicted. List the layouts in a sweep"):
-        make_plan(study(engine="transformers"), [MODEL], {}, tmp_path, tmp_path)
+    with pytest.raises(StudyError, match=r"engine transformers is not predicted\. List the layouts in a sweep"):
+        make_plan(study(engine="transformers", workload={"kind": "generate"}), [MODEL], {}, tmp_path, tmp_path)
 
 
 def test_ranks_at_hand() -> None:

@@ -172,7 +172,12 @@ def test_the_interval_is_wider_the_less_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "layout"),
-    [("transformers", Layout()), ("transformers", Layout(tp=2)), ("deepspeed", Layout(tp=2)), ("onnxruntime", Layout())],
+    [
+        ("transformers", Layout()),
+        ("transformers", Layout(tp=2)),
+        ("deepspeed", Layout(tp=2)),
+        ("onnxruntime", Layout()),
+    ],
 )
 def test_another_engine_is_never_predicted_as_ours(engine: str, layout: Layout) -> None:
     said = predict_cell(generate(layout, engine=engine), LARGE, HERE, lambda *_: Learned(2.0, 1.1, 7))
