@@ -37,6 +37,14 @@ def setup_script_command(out: Out = None) -> None:
     _give(setup_script(), out, executable=True)
 
 
+@app.command("multi-node-example")
+def multi_node_example_command(out: Out = None) -> None:
+    """Write a training script that runs on one or several hosts, a template for your own."""
+    from slurm.sbatch_bundle.scripts import multi_node_example
+
+    _give(multi_node_example(), out, executable=False)
+
+
 @app.command("definition")
 def definition_command(out: Out = None) -> None:
     """Write the Apptainer definition file of an image with Rankwise."""

@@ -117,7 +117,7 @@ def test_a_study_goes_to_the_study_planner(monkeypatch: pytest.MonkeyPatch) -> N
         (["study.yaml", "--mode", "inference"], 2, "--mode: has no effect on a study"),
         (["study.yaml", "--batch-size", "4"], 2, "--batch-size: has no effect on a study"),
         (["study.yaml", "--hardware", "cuda"], 2, "--hardware: has no effect on a study"),
-        (["--model", "gpt2", "--learn-from", "runs/*"], 2, "--learn-from: applies to a study only"),
+        (["--model", "gpt2", "--learn-from", "runs/*"], 2, "--learn-from runs/*: no run folder"),
         (["--model", "gpt2", "--gpus", "4", "--max-gpus", "2"], 2, "--gpus, --max-gpus: mutually exclusive"),
         (["--model", "gpt2", "--hardware", "rocm", "--accelerator", "h100-80gb"], 2, "h100-80gb is cuda"),
         (["--model", "gpt2", "--family", "bananas"], 2, "use one of: text_generation"),
@@ -353,3 +353,31 @@ def test_a_layout_of_ones_own_script_is_offered_where_it_gains() -> None:
     assert "50% faster" in str(planning._own_script(config))
     config["step_seconds"] = 1.01
     assert planning._own_script(config) is None
+
+
+@pytest.mark.parametrize(
+    ("guide", "own"),
+    [
+        (
+            "--model-family text_generation --model-name llama-7b --batch-size 16 --mode training --distributed "
+            "--gpu-count 8",
+            "--family text_generation --model llama-7b --batch-size 16 --mode training --distributed --gpus 8",
+        ),
+        (
+            "--model-family text_generation --model-name llama-7b --mode training --distributed --gpu-count 8 "
+            "--max-memory-gb 24",
+            "--family text_generation --model llama-7b --distributed --gpus 8 --max-memory-gb 24",
+        ),
+        ("--model t5-small --hardware cuda rocm --distributed --max-gpus 8",) * 2,
+    ],
+)
+def test_the_argument_names_of_the_guide(guide: str, own: str) -> None:
+    out = said(*guide.split())
+    assert out == said(*own.split()) and "tokens/s" in out
+
+
+def test_a_plan_as_one_file() -> None:
+    out = said("--model", "bert-base-uncased", "--distributed", "--max-gpus", "4", "--output", "bert_benchmark.json")
+    assert "File             bert_benchmark.json" in out
+    answer = json.loads(Path("bert_benchmark.json").read_text())
+    assert answer["plan"]["fits"] and answer["hardware"]["instance"]
