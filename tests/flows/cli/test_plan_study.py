@@ -257,10 +257,8 @@ def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
     calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training = {"kind": "train", "global_batch_size": 4, "sequence_length": 128}
-    study = write(
-        tmp_path, workload=training, dtype="bfloat16", experiments={"one": {"kind": "sweep", "over": {"dtype": ["bfloat16"]}}},
-        layout={"strategy": "none"},
-    )  # fmt: skip
+    experiments = {"one": {"kind": "sweep", "over": {"dtype": ["bfloat16"]}}}
+    study = write(tmp_path, workload=training, experiments=experiments)
     expected = planned(load_study(study), tmp_path, calibrated, machine="h100-80gb")
     (key,) = expected.plan.cells
     rate = expected.said(key).tokens_per_second
