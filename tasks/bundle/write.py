@@ -25,7 +25,7 @@ from configs.spec.target import SlurmTarget
 from slurm.sbatch_bundle.scripts import BundleLaunch, LargeModel, SbatchBundle, readme, run_script, sbatch_script
 from tasks.campaign.jobs import write_job
 from tasks.campaign.ledger import Ledger, missing_measurements
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model
+from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note
 from tasks.planning.predictions import with_predictions
 
 _COPIED_BYTES = 256 << 20
@@ -42,6 +42,7 @@ class Written:
     nodes: int
     measurements: int
     large_models: tuple[LargeModel, ...]
+    notes: tuple[str, ...]
 
 
 def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target: str | None) -> Written:
@@ -84,7 +85,8 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
     write_atomically(run.study, study_yaml(study))
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     measurements = sum(plan.repeats.values())
-    return Written(folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large)
+    notes = tuple(filter(None, map(resolved_note, study.models, models)))
+    return Written(folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large, notes)
 
 
 def _chosen(study: StudySpec, name: str | None) -> SlurmTarget:

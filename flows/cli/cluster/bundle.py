@@ -62,6 +62,8 @@ def write(path: Path, assignments: list[str], out: Path, target: str | None) -> 
     study = load_study(path, assignments)
     written = write_bundle(study, path.parent, cache_folder(), out, target)
     print(f"{out}: {written.launches} launches, {written.measurements} measurements, up to {written.nodes} nodes")
+    for note in written.notes:
+        print(f"  note: {note}, pinned in plan.json")
     for model in written.large_models:
         print(f"  weights of {model.name} not included: copy {model.folder} to $SCRATCH_ROOT/models/{model.name}")
     print(
