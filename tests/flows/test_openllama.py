@@ -62,7 +62,9 @@ def test_the_full_study_is_priced_without_the_model(tmp_path: Path) -> None:
     study = planned(read("cluster"), STUDIES, tmp_path)
     said = study.plan.predictions
     levels = {key for key, cell in study.plan.cells.items() if set(cell.compression) & {"balanced", "aggressive"}}
-    assert all(said[key].fits and said[key].usd_per_million_tokens for key in said.keys() - levels)
+    peers = {key for key, cell in study.plan.cells.items() if cell.engine != "rankwise"}
+    assert all(said[key].fits and said[key].usd_per_million_tokens for key in said.keys() - levels - peers)
+    assert peers and all(said[key].reason and said[key].fits is None for key in peers)
     assert study.cost.usd and study.cost.usd > 0
     one, two = (
         said[point.cell] for point in next(each for each in study.plan.experiments if each.name == "strong").points

@@ -147,13 +147,14 @@ def _targets(
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """Return a target for each kind of GPU that was named, and comments; no target: ranks on this machine's cores."""
     kinds = [kind for kind in hardware if kind != "cpu"]
-    targets, comments = [], []
+    targets: list[dict[str, Any]] = []
+    comments: list[tuple[str, str]] = []
     for kind in kinds:
         if kind == "cuda" and here.cuda_devices >= asked and here.cores >= asked:
             targets.append({"kind": "local", "name": kind})
             continue
         instance, each = _instance(request, architecture, kind, asked)
-        target = {
+        target: dict[str, Any] = {
             "kind": "slurm", "name": kind, "nodes": asked // each, "ranks_per_node": each, "gpus_per_node": each,
         }  # fmt: skip
         targets.append(target | ({"machine": instance} if instance else {}))
@@ -172,7 +173,8 @@ def _instance(request: PlanRequest, architecture: "Architecture", kind: str, ask
 
     choice = HardwareSelector().select_hardware_for_task(
         request.family or planned_family_of(architecture), architecture, "training", request.batch_size,
-        distributed=asked > 1, gpu_count=asked, available_hardware=(kind,), sequence_length=request.sequence_length,
+        distributed=asked > 1, gpu_count=asked, available_hardware=(kind,),  # type: ignore[arg-type]  # checked by the command
+        sequence_length=request.sequence_length,
     )  # fmt: skip
     found = next((option for option in choice["options"] if asked % option["nodes"] == 0), None)
     if found is None:

@@ -256,9 +256,8 @@ def test_runs_that_teach_nothing_say_so(calibrated: Path, tmp_path: Path, capsys
 def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
     calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = {"kind": "train", "global_batch_size": 4, "sequence_length": 128}
     experiments = {"one": {"kind": "sweep", "over": {"dtype": ["bfloat16"]}}}
-    study = write(tmp_path, workload=training, experiments=experiments)
+    study = write(tmp_path, experiments=experiments)
     expected = planned(load_study(study), tmp_path, calibrated, machine="h100-80gb")
     (key,) = expected.plan.cells
     rate = expected.said(key).tokens_per_second
@@ -267,7 +266,10 @@ def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
         tmp_path / "runs" / "old", expected.plan, rate / 3, device="NVIDIA H100 80GB HBM3", torch="2.9.0+cu128"
     )
     pattern = str(tmp_path / "runs" / "*")
-    request = PlanRequest(model="synthetic:llama-1m@0", gpus=1, batch_size=4, sequence_length=128, as_json=True)
+    request = PlanRequest(
+        model="synthetic:llama-1m@0", mode="inference", gpus=1, batch_size=4, sequence_length=16, new_tokens=4,
+        as_json=True,
+    )  # fmt: skip
 
     def answer(**changes: Any) -> dict[str, Any]:
         assert plan_form(replace(request, **changes)) == 0
@@ -276,12 +278,12 @@ def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
 
     plain = answer(accelerator="h100-80gb")
     corrected = answer(accelerator="h100-80gb", learn_from=pattern)
-    times = corrected["step_seconds"] / plain["step_seconds"]
+    times = corrected["batch_seconds"] / plain["batch_seconds"]
     assert 1.2 < times < 3.0, "one record of three times as long"
     assert corrected["correction"] == f"time x {times:.2f}, from 1 records of h100-80gb" and "correction" not in plain
     assert corrected["tokens_per_second"] == pytest.approx(plain["tokens_per_second"] / times)
     assert corrected["usd_per_million_tokens"] == pytest.approx(plain["usd_per_million_tokens"] * times)
-    assert corrected["predicted_time"]["low"] < corrected["step_seconds"] < corrected["predicted_time"]["high"]
+    assert corrected["predicted_time"]["low"] < corrected["batch_seconds"] < corrected["predicted_time"]["high"]
     other = answer(accelerator="a100-80gb", learn_from=pattern)
     assert other["correction"].startswith("no correction: 0 cells of these runs are of a100-80gb")
     cpu = answer(hardware=("cpu",), learn_from=pattern)
