@@ -17,8 +17,8 @@ from engine.planner.catalog import find_model
 from flows.cli.plan.study import planned
 from flows.precheck import check_study
 from tasks.bundle.write import write_bundle
-from tests.support.hub_server import HubServer, Repository
-from tests.support.openllama_model import make_openllama
+from tests.support.servers.hub_server import HubServer, Repository
+from tests.support.servers.openllama_model import make_openllama
 from tests.support.studies import rankwise, write_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies"

@@ -187,7 +187,8 @@ def _corrected(
     from flows.cli.plan.learned import cell_of, learned_from
 
     assert request.learn_from is not None
-    device = selector.hardware.accelerator(config["accelerator"])
+    known, there = selector.hardware, config["machine"]
+    device = known.instance(there).accelerator if "/" in there else known.accelerator(config["accelerator"])
     cell = cell_of(config, request.mode == "training")
     learned, remark = learned_from(request.learn_from, cell, architecture, device, selector.hardware)
     if learned is not None:

@@ -8,7 +8,7 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from engine.tools.sentencepiece_tokenizer import SAMPLES, convert_folder, main
-from tests.support.openllama_model import TOKENIZER_CONFIG, train_sentencepiece
+from tests.support.servers.openllama_model import TOKENIZER_CONFIG, train_sentencepiece
 
 
 def folder_with(tmp_path: Path, config: dict[str, object] | None = None, **options: object) -> Path:

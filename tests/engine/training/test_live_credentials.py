@@ -1,5 +1,6 @@
 """Credentials reach MLflow and Weights & Biases, and neither the ranks, files, records nor logs."""
 
+import base64
 import json
 import os
 import socket
@@ -15,10 +16,9 @@ from engine.training.live import sender as telling
 from engine.training.live import streamer
 from slurm.launcher.starting import rank_environment
 from tasks.campaign.live_credentials import live_credentials
-from tests.engine.training.test_live import LOSSES, opened, tell
-from tests.slurm.test_launch import spread_job
-from tests.support.mlflow_server import MlflowServer
+from tests.support.servers.mlflow_server import MlflowServer
 from tests.support.studies import rankwise, write_study
+from tests.support.training.live_streams import LOSSES, context_of, opened, tell
 
 USER, PASSWORD = "ada", "corr:ect-horse+battery"
 WANDB_KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -32,7 +32,7 @@ def server() -> Iterator[MlflowServer]:
 
 def as_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave this process the environment that the launcher gives to a rank."""
-    environment = rank_environment(spread_job(folder), os.environ, launcher_pid=1)
+    environment = rank_environment(context_of(folder, ()).job, os.environ, launcher_pid=1)
     for name in list(os.environ):
         if name not in environment:
             monkeypatch.delenv(name)
@@ -128,8 +128,6 @@ def test_wandb_online_sends_its_key(
         hub.shutdown()
         thread.join()
         hub.server_close()
-    import base64
-
     assert "Basic " + base64.b64encode(f"api:{WANDB_KEY}".encode()).decode() in seen
     said = capfd.readouterr()
     assert WANDB_KEY not in said.out + said.err

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from engine.tools import convert
 from tasks.models.sources import manifest_path, resolve_model
-from tests.support.hub_server import HubServer, Repository
-from tests.support.openllama_model import make_openllama
+from tests.support.servers.hub_server import HubServer, Repository
+from tests.support.servers.openllama_model import make_openllama
 
 NAME = "openlm-research/open_llama_3b"
 

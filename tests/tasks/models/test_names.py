@@ -15,7 +15,7 @@ from flows.cli.plan.study import planned
 from flows.precheck import check_study
 from tasks.models.sources import full_name, hub_repository, resolve_model
 from tasks.planning.inputs import planned_model, resolved_note, revision_of
-from tests.support.hub_server import Fault, HubServer, Repository, make_model
+from tests.support.servers.hub_server import Fault, HubServer, Repository, make_model
 
 
 @pytest.fixture

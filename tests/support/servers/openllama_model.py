@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 VOCABULARY = 512
-TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 TOKENIZER_CONFIG = {
     "add_bos_token": True,
     "add_eos_token": False,
