@@ -272,6 +272,9 @@ def _convert(snapshot: Snapshot, pickled: list[str], place: Path, hashes: FileHa
         run_converter(original, folder)
     except ValueError as error:
         raise ValueError(f"{identity}: not converted to safetensors: {error}") from error
+    for name in described_by(snapshot.files):
+        if not (folder / name).exists() and not name.endswith(".bin.index.json"):
+            shutil.move(original / name, folder / name)  # such as sentence_bert_config.json
     _log.warning("%s: pickled weights (%s) converted to safetensors", identity, ", ".join(pickled))
     shutil.rmtree(original)
 
