@@ -21,7 +21,7 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.local import this_fingerprint
 from flows.cli.plan.cost import LAUNCH_SECONDS, duration_text, measurement_seconds, study_cost
-from flows.cli.plan.model import plan as plan_form
+from flows.cli.plan.model import run_plan
 from flows.cli.plan.request import PlanRequest
 from flows.cli.plan.study import plan_study, planned
 from tests.support.run_folders.predicted_plans import measured_run
@@ -272,7 +272,7 @@ def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
     )  # fmt: skip
 
     def answer(**changes: Any) -> dict[str, Any]:
-        assert plan_form(replace(request, **changes)) == 0
+        assert run_plan(replace(request, **changes)) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)["plan"]
         return found
 
