@@ -27,11 +27,12 @@ from configs.plans.plan import Plan
 from configs.spec.study import StudySpec, load_study
 from flows.folders import cache_folder
 from flows.measuring import finish_leftovers, measure_missing
+from tasks.campaign.live_credentials import live_credentials
 from tasks.campaign.progress import RunProgress, new_progress
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
-from tasks.fetch import fetch_model
-from tasks.planning.inputs import usable_models
+from tasks.fetch import EarlierPlan, fetch_model
+from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
 from tasks.prefect_api.api import await_api, end_lost_run, one_line, tag_run
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
@@ -171,7 +172,12 @@ def _run(
     """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
     run_progress.stage = "resolving"
-    models, unusable = usable_models(study, lambda spec, position: fetch_model(spec, position, cache, base))
+    before = EarlierPlan(earlier_plan(run))
+    models, unusable = usable_models(study, lambda spec, position: fetch_model(spec, position, cache, base, before))
+    specs = {spec.name: spec for spec in study.models}
+    for note in filter(None, (resolved_note(specs[model.name], model) for model in models)):
+        run_logger().info(note)
+        run_progress.notes.append(f"{note}, pinned in plan.json")
     plan = resolve_study(study, models, run, base, cache, CheckedPlan(handover.plan), unusable)
     if in_flow_run():
         tag_run(flow_run.id, plan)
@@ -180,7 +186,8 @@ def _run(
     finish_leftovers(session)
     preflight(session)
     run_progress.stage = "measuring"
-    already = measure_missing(session, only_failed)
+    with live_credentials(plan.measuring.live):
+        already = measure_missing(session, only_failed)
     run_progress.stage = "reporting"
     summary = render(run)
     remember_run(run, cache)

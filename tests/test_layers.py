@@ -28,6 +28,7 @@ OWNERS = {
     "transformers": {"engine"},
     "safetensors": {"engine"},
     "tokenizers": {"engine"},
+    "sentencepiece": {"engine"},
     "onnx": {"engine"},
     "onnxruntime": {"engine"},
     "onnxscript": {"engine"},

@@ -101,6 +101,20 @@ def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architect
     return found
 
 
+def repository_of(name: str) -> str | None:
+    """Return the Hugging Face repository whose weights a name of the catalog stands for; None for other names.
+
+    A repository among a model's aliases that is called so comes before the model's own: `deepseek-r1` is
+    deepseek-ai/DeepSeek-R1, which has DeepSeek-V3's shape.
+    """
+    word = name.lower()
+    model = _words().get(word)
+    if model is None or "/" in name:
+        return None
+    named = [alias for alias in model.aliases if alias.lower().rpartition("/")[::2] != ("", word) and "/" in alias]
+    return next((alias for alias in named if alias.lower().rpartition("/")[2] == word), model.repository)
+
+
 def planned_family_of(architecture: Architecture) -> str:
     """Return the model's family: text_generation, text2text, embedding, vision or audio."""
     if architecture.kind == "encoder_decoder":

@@ -66,7 +66,9 @@ def predict_cell(
     """Predict one cell. `machine`: the machine with this many ranks computing; its price determines dollars.
 
     learner: correction from past records of this hardware. prompt_lengths: tokens of each prompt, in order, if they
-    come from a file and are not truncated to `prompt_tokens`. Never raises for a valid cell.
+    come from a file and are not truncated to `prompt_tokens`. Other engines are not predicted: their overhead
+    is not calibrated, and a decode step of transformers may take five times as long as ours. Never raises for a valid
+    cell.
     """
     basis, work, known = basis_of(machine), cell.workload, descriptor_of(cell.workload)
     try:
@@ -74,6 +76,8 @@ def predict_cell(
             return Prediction(basis=basis, reason=known.unpredicted)
         if not known.needs_model:
             return _as_stated(cell, machine)
+        if cell.engine != "rankwise":
+            return _of_another_engine(cell, architecture, machine, prompt_lengths)
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
         if isinstance(work, PromptedWorkload):
@@ -125,15 +129,13 @@ def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
     """Return the half-width of the interval as a factor when nothing was learned.
 
     Measured operators on this machine: 1.4 (quiet or busy neighbours alone cause 1.2), more if other processes ran
-    during calibration. Data sheet: DATA_SHEET_FACTOR. CPU known by name or flags: 3. Other engines: twice that, because
-    their overheads are not measured. More cores a rank than were measured: 1.5 times.
+    during calibration. Data sheet: DATA_SHEET_FACTOR. CPU known by name or flags: 3. More cores a rank than
+    were measured: 1.5 times.
     """
     if accelerator.operators:
         factor = _calibration_factor(accelerator.others_cpu_share or 0.0)
     else:
         factor = ESTIMATE_FACTOR if accelerator.kind == "cpu" else DATA_SHEET_FACTOR
-    if cell.engine != "rankwise":
-        factor *= 2
     if accelerator.kind == "cpu" and cell.cores_per_rank > 1:
         factor *= 1.5
     return factor
@@ -238,12 +240,7 @@ def _prompted(
     if rest:
         seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
     widest = inference_setup(cell, architecture, machine, max(lengths), size)
-    taken = _memory(inference_memory(widest, all_logits=False), cell, machine)
-    if work.noise_dtypes:
-        taken = _reference_memory(work, architecture, machine, work.positions(max(lengths)))
-        notes += [] if taken["fits"] else [STREAMED]
-    if cell.engine != "rankwise":
-        notes.append(f"{cell.engine} taken for as fast as our engine")
+    memory = inference_memory(widest, all_logits=False)
     rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
     if descriptor_of(cell.workload).decodes:
         rates = {
@@ -255,7 +252,7 @@ def _prompted(
         **rates,
         factor=prior_factor(cell, machine.accelerator),
         basis="; ".join(notes),
-        **taken,
+        **_memory(memory, cell, machine),
     )
 
 
@@ -294,6 +291,19 @@ def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | boo
     ranks = min(cell.layout.ranks, machine.accelerators)
     whole = machine.host_memory_bytes or accelerator.memory_bytes
     return {"peak_memory_bytes": peak, "fits": peak * ranks <= whole}
+
+
+def _of_another_engine(
+    cell: Cell, architecture: Architecture | None, machine: Machine, prompt_lengths: Sequence[int] | None
+) -> Prediction:
+    """Return why there is no prediction; for a reference with its noise also the memory that it needs."""
+    reason = f"engine {cell.engine}: not predicted, only Rankwise's own engine is modelled"
+    work = cell.workload
+    if architecture is None or not isinstance(work, PromptedWorkload) or not work.noise_dtypes:
+        return Prediction(reason=reason)
+    longest = max([*(prompt_lengths or [work.prompt_tokens or RANDOM_PROMPT_TOKENS]), work.longest_tokens or 0])
+    taken = _reference_memory(work, architecture, machine, work.positions(longest))
+    return Prediction(reason=reason, basis="" if taken["fits"] else STREAMED, **taken)
 
 
 def _reference_memory(

@@ -186,7 +186,6 @@ def features(cell: Cell, architecture: Architecture) -> list[float]:
         math.log2(cell.cores_per_rank),
         3.0 * (cell.dtype != "float32"),
         3.0 * bool(cell.compression),
-        6.0 * (cell.engine != "rankwise"),
     ]
 
 

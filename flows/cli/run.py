@@ -17,7 +17,7 @@ from configs.common.printable import printable, printable_lines
 from configs.common.secrets import redacted, shown_url
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan
+from configs.plans.plan import Plan, PlannedModel
 from configs.plans.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.spec.target import SlurmTarget, Target
@@ -211,7 +211,7 @@ def _print_header(console: Console, plan: Plan) -> None:
         f"measurements{extra}, "
         f"{len(_launches(plan))} launches"
     )
-    models = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
+    models = [f"{model.name}{_remark(model)}" for model in plan.models]
     if models:
         console.print(f"  models   {'   '.join(models)}", markup=False)
     for place, target in enumerate(plan.targets):
@@ -226,6 +226,13 @@ def _print_api(console: Console, api: Lease | None, unavailable: str | None) -> 
         where = f" {shown_url(api.url)}" if api and api.url not in str(unavailable) else ""
         console.print(f"  note: measuring without Prefect{where}: {unavailable}", markup=False)
     console.print()
+
+
+def _remark(model: PlannedModel) -> str:
+    """Return what follows a model's name: a repository's revision until the run has found its commit."""
+    if model.manifest:
+        return " (random weights)" if model.synthetic else ""
+    return f" ({model.identity})"
 
 
 def _place_of(target: Target) -> str:

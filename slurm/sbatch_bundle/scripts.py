@@ -18,6 +18,7 @@ from slurm.launcher.setup_lines import setup_lines
 from slurm.schedulers.accounting import SACCT_ARGUMENTS
 
 SETUP_SCRIPT = "setup_multi_node.sh"
+MULTI_NODE_EXAMPLE = "multi_node_example.py.in"
 DEFINITION = "rankwise.def"
 
 _HERE = Path(__file__).parent
@@ -136,6 +137,11 @@ def readme(manifest: SbatchBundle, folder: Path) -> str:
 def setup_script() -> str:
     """Return a script that starts one node of a multi-node PyTorch job without a scheduler."""
     return (_HERE / SETUP_SCRIPT).read_text()
+
+
+def multi_node_example() -> str:
+    """Return a training script for `setup_script`, a template for the user's own."""
+    return (_HERE / MULTI_NODE_EXAMPLE).read_text()
 
 
 def definition() -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import submitit
 from submitit.core.utils import DelayedSubmission
 
+from configs.common.live_variables import SOCKET_VARIABLE
 from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
@@ -227,7 +228,9 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     return {
         name: value
         for name, value in own.items()
-        if not is_private(name, value) and (not name.startswith("SBATCH_") or name in kept)
+        if not is_private(name, value)
+        and name != SOCKET_VARIABLE  # of this machine
+        and (not name.startswith("SBATCH_") or name in kept)
     }
 
 

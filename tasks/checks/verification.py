@@ -40,7 +40,7 @@ from tasks.checks.verification_inputs import (
 )
 from tasks.models.saved_reference import SavedReference, place_reference
 from tasks.models.sources import load_manifest
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model
+from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note
 from tasks.planning.predictions import with_predictions
 
 BATCH_SIZE = 8
@@ -91,7 +91,7 @@ def prepare(
     model = _resolved(spec, cache, base)
     manifest = load_manifest(Path(model.manifest))
     _check_layout(asked, manifest, model.name)
-    notes: list[str] = []
+    notes = [note for note in [resolved_note(spec, model)] if note is not None]
     if saved is not None:
         tokenizer, prompts = saved_inputs(asked, saved, manifest, run, notes)
         num_prompts = saved.workload.num_prompts or NUM_PROMPTS
@@ -163,8 +163,7 @@ def _resolved(spec: ModelSpec, cache: Path, base: Path) -> PlannedModel:
     try:
         return planned_model(spec, 0, cache, base)
     except StudyError as error:
-        hint = ". Use owner/name@revision" if "needs `revision`" in str(error) else ""
-        raise ValueError(str(error).removeprefix("models[0].id: ") + hint) from error
+        raise ValueError(str(error).removeprefix("models[0].id: ")) from error
 
 
 def _check_layout(asked: VerificationSpec, manifest: ModelManifest, name: str) -> None:

@@ -7,6 +7,7 @@ Only safetensors are weights here: a pickled checkpoint can run any code when it
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ SINGLE = "model.safetensors"
 _TOKENIZER_ENDINGS = (".model", ".tiktoken", ".jinja")
 _TOKENIZER_NAMES = ("vocab.txt", "merges.txt")
 _PICKLED_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PICKLED_WEIGHTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 _COMPARED_BYTES = 1 << 20
 _CONFIG_BYTES = 32 * MIB
 """Of configurations and shard indexes; that of a model with 140,000 tensors has 17 MB."""
@@ -105,6 +107,14 @@ def weights_in(names: Iterable[str], index: dict[str, Any] | None, where: str) -
     if missing:
         raise ValueError(f"{where}: {WEIGHT_INDEX} lists missing files: {some(missing)}. Fetch or copy them")
     return sorted(set(weight_map.values()))
+
+
+def pickled_in(names: Iterable[str]) -> list[str]:
+    """Which of the names are the pickled weights of a repository without safetensors, which can be converted."""
+    names = list(names)
+    if any(name.endswith(".safetensors") and "/" not in name for name in names):
+        return []
+    return sorted(name for name in names if _PICKLED_WEIGHTS.fullmatch(name))
 
 
 def require_safetensors(names: Iterable[str], where: str, folder: str) -> None:

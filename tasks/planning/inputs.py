@@ -28,7 +28,7 @@ from configs.workloads.prompted import PromptedWorkload
 from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
-from tasks.models.sources import ModelContentError, manifest_path, resolve_model
+from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -57,14 +57,15 @@ class UnusableModelsError(StudyError):
         self.models = models
 
 
-def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
+def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None = None) -> PlannedModel:
     """Resolve one model and bring its files.
 
+    before: the plan of an earlier run in the same folder, which pinned the commit of a repository without a revision.
     Raises StudyError for what no retry can mend (UnusableModelError where the model's files are at fault),
     `TransientFetchError` for what one may.
     """
     try:
-        manifest = resolve_model(spec.id, spec.revision, cache, base)
+        manifest = resolve_model(spec.id, revision_of(spec, base, before), cache, base)
     except ModelContentError as error:
         raise UnusableModelError([f"models[{position}].id: {error}"]) from error
     except ValueError as error:
@@ -94,6 +95,24 @@ def usable_models(
     if problems or (unusable and not models):
         raise StudyError([*problems, *(model.reason for model in unusable)])
     return models, tuple(unusable)
+
+
+def revision_of(spec: ModelSpec, base: Path, before: Plan | None) -> str | None:
+    """Return the revision that a study asks for, else the commit that an earlier run has pinned; None: neither."""
+    repository = hub_repository(spec.id, spec.revision, base)
+    if spec.revision is not None or repository is None:
+        return spec.revision
+    pinned = (model.identity.rpartition("@") for model in (before.models if before is not None else ()))
+    return next((commit for name, _, commit in pinned if name == repository), None)
+
+
+def resolved_note(spec: ModelSpec, model: PlannedModel) -> str | None:
+    """Return what a model's name was resolved to; None where the study file says it all."""
+    written = spec.id if spec.revision is None else f"{spec.id}@{spec.revision}"
+    if model.identity == written or model.identity.startswith("folder:") or spec.id.startswith("synthetic:"):
+        return None
+    random = ", random weights" if model.synthetic else ""
+    return f"model {written} is {model.identity}{random}"
 
 
 def make_plan(

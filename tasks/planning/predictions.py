@@ -201,21 +201,24 @@ def remember_run(run: RunPaths, cache: Path) -> int:
         if all(cell.model is None for cell in plan.cells.values()):
             return 0  # noop workloads teach nothing of a model
         here = local_machine(cache).fingerprint
-        return remember(experiences_of(load_run(run), here), experience_path(cache, here))
+        return remember(experiences_of(load_run(run), on_hardware(here)), experience_path(cache, here))
     except Exception as error:  # the run has its report; what it would have taught is lost
         _log.warning("%s: not used for corrections: %s", run.folder, error)
         return 0
 
 
-def experiences_of(study: StudyResult, fingerprint: Fingerprint) -> Known:
+def on_hardware(fingerprint: Fingerprint) -> Callable[[dict[str, object]], bool]:
+    """Whether a record's environment is such hardware."""
+    return lambda environment: hardware_fingerprint(environment) == fingerprint
+
+
+def experiences_of(study: StudyResult, on_such: Callable[[dict[str, object]], bool]) -> Known:
     """The cells of a run that were completed on such hardware, by local targets: a cluster's links are not known here.
 
     A repeat teaches only where others took little of the CPU: else it would teach how busy the machine was.
     """
     alike = {
-        digest
-        for digest, environment in study.environments.items()
-        if environment is not None and hardware_fingerprint(environment) == fingerprint
+        digest for digest, environment in study.environments.items() if environment is not None and on_such(environment)
     }
     devices = {digest: str((study.environments[digest] or {}).get("device", "cpu")) for digest in alike}
     configs = {model.identity: _config(model) for model in study.plan.models}

@@ -48,7 +48,7 @@ def test_more_ranks_than_the_target_has(tmp_path: Path) -> None:
     [
         ("synthetic:llama-1n@0", "did you mean llama-1m?"),
         ("./no-model", "models[0].id: ./no-model"),
-        ("owner/name", "models[0].id: owner/name: a Hugging Face repository needs `revision`"),
+        ("no-model", "models[0].id: no-model: no such folder"),
     ],
 )
 def test_a_model_that_is_not_there(tmp_path: Path, model: str, message: str) -> None:

@@ -260,6 +260,8 @@ def _candidate(setup: TrainingSetup | InferenceSetup, memory: Memory, why_not: s
         time = step_time(setup)
     else:
         time = generation_time(setup)
+    if setup.machine.accelerator.learned_times != 1:
+        time = time.scaled(setup.machine.accelerator.learned_times)
     usd = usd_per_million_tokens(setup.machine, setup.layout.ranks, _throughput(time))
     return EvaluatedSetup(setup, memory, time, usd, True)
 

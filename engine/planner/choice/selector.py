@@ -48,10 +48,14 @@ _SHOWN = 5
 
 
 class HardwareSelector:
-    """Select hardware and configurations from one catalog of hardware and prices; `catalog` adds the user's layers."""
+    """Select hardware and configurations from one catalog of hardware and prices; `catalog` adds the user's layers.
 
-    def __init__(self, hardware: HardwareCatalog | None = None) -> None:
+    learned_times: measured over predicted seconds on the accelerator that a configuration is for.
+    """
+
+    def __init__(self, hardware: HardwareCatalog | None = None, learned_times: float = 1.0) -> None:
         self.hardware = hardware or catalog()
+        self._learned_times = learned_times
 
     def get_distributed_training_config(
         self,
@@ -212,13 +216,17 @@ class HardwareSelector:
         if machine is not None:
             if isinstance(machine, Machine):
                 return machine, []
-            return priced_machine(self.hardware.instance(machine), market, self.hardware), []
+            return self._learned(priced_machine(self.hardware.instance(machine), market, self.hardware)), []
         assumptions = []
         if accelerator is None:
             accelerator = DEFAULT_ACCELERATOR
             assumptions = [f"no accelerator was named; {accelerator} is assumed"]
         device = accelerator if isinstance(accelerator, Accelerator) else self.hardware.accelerator(accelerator)
-        return machine_for(device, gpu_count, self.hardware, market), assumptions
+        return self._learned(machine_for(device, gpu_count, self.hardware, market)), assumptions
+
+    def _learned(self, machine: Machine) -> Machine:
+        device = machine.accelerator.model_copy(update={"learned_times": self._learned_times})
+        return machine.model_copy(update={"accelerator": device})
 
     def _training_answer(
         self, chosen: EvaluatedSetup, found: list[EvaluatedSetup], everything: list[EvaluatedSetup], limit: int | None

@@ -4,7 +4,7 @@
         write({"step": 10, "loss": 2.1, "time": 1700000000.0})
 
 They run in a separate process (`engine.training.live.streamer`) and may raise and hang. No sink uses the network unless
-MLFLOW_TRACKING_URI does, and none writes outside the run folder.
+MLFLOW_TRACKING_URI does or WANDB_MODE is online, and none writes outside the run folder.
 """
 
 import json
@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from configs.common.base import write_atomically
-from configs.common.secrets import shown_url
+from configs.common.live_variables import has_password
+from configs.common.secrets import shown_url, without_password
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
 
 Write = Callable[[dict[str, Any]], None]
@@ -65,7 +67,7 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
     from mlflow.tracking import MlflowClient
 
     root = Path(about["root"])
-    server = os.environ.get("MLFLOW_TRACKING_URI")
+    server = _without_login(os.environ.get("MLFLOW_TRACKING_URI"))
     place = server or f"sqlite:///{root}/mlflow.db"
     root.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri=place)
@@ -88,9 +90,22 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
         client.set_terminated(run, status)
 
 
+def _without_login(address: str | None) -> str | None:
+    """Move user and password of an address into the variables for them, because the library prints the address."""
+    if address is None or not has_password(address):
+        return address
+    parts = urlsplit(address)
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username or "")
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
+    os.environ["MLFLOW_TRACKING_URI"] = without_password(address)
+    return os.environ["MLFLOW_TRACKING_URI"]
+
+
 @contextmanager
 def wandb(about: dict[str, Any]) -> Iterator[Write]:
-    """Write an offline run in the measurement's folder; `wandb sync` uploads it."""
+    """Write an offline run in the measurement's folder, which `wandb sync` uploads; with WANDB_MODE=online, upload it
+    now.
+    """
     folder = Path(about["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(
@@ -103,11 +118,12 @@ def wandb(about: dict[str, Any]) -> Iterator[Write]:
         console="off", disable_git=True, disable_job_creation=True, save_code=False, silent=True,
         x_disable_meta=True, x_disable_stats=True,
     )  # fmt: skip
+    online = os.environ.get("WANDB_MODE") == "online"
     run = library.init(
         project=about["study"], name=about["name"], group=about["cell"], config=about["config"], dir=str(folder),
-        mode="offline", settings=settings,
+        mode="online" if online else "offline", settings=settings,
     )  # fmt: skip
-    _say("wandb", str(Path(run.dir).parent))
+    _say("wandb", str(run.url) if online else str(Path(run.dir).parent))
 
     def write(told: dict[str, Any]) -> None:
         # Its step numbers must increase; evaluations follow the step that they evaluate.

@@ -12,7 +12,7 @@ import typer
 # Files and figures of the user's that a prediction starts from, or that it is written to.
 BenchmarkStudy = Annotated[Path | None, typer.Option(metavar="FILE", help="write a study file that measures training")]
 EarlierRuns = Annotated[
-    str | None, typer.Option(metavar="GLOB", help="correct a study's predictions with these runs; quote the pattern")
+    str | None, typer.Option(metavar="GLOB", help="correct predictions with these runs; quote the pattern")
 ]
 OwnCatalog = Annotated[
     Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="user catalog of hardware and prices")
@@ -29,14 +29,22 @@ def plan(
         list[str] | None, typer.Argument(metavar="[STUDY.yaml]", help="study file: predict every cell")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="name from --list-models, or folder with a config.json")
+        str | None,
+        typer.Option(
+            "--model", "--model-name", metavar="NAME", help="name from --list-models, or folder with a config.json"
+        ),
     ] = None,
     family: Annotated[
         str | None,
-        typer.Option(metavar="FAMILY", help="task: text_generation, text2text, embedding, vision, audio"),
+        typer.Option(
+            "--family",
+            "--model-family",
+            metavar="FAMILY",
+            help="task: text_generation, text2text, embedding, vision, audio",
+        ),
     ] = None,
     mode: Annotated[Literal["training", "inference"], typer.Option(help="workload to plan")] = "training",
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="devices", min=1)] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", "--gpu-count", metavar="N", help="devices", min=1)] = None,
     batch_size: Annotated[
         int,
         typer.Option(metavar="B", help="training: sequences per GPU and step; inference: concurrent requests", min=1),
@@ -56,7 +64,8 @@ def plan(
     new_tokens: Annotated[int, typer.Option(metavar="N", help="tokens to generate", min=1)] = 128,
     spot: Annotated[bool, typer.Option("--spot", help="use spot prices, for interruptible work")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="folder for launcher configurations; for a study, a CSV file")
+        Path | None,
+        typer.Option(metavar="PATH", help="folder for launcher configurations, or FILE.json; for a study, a CSV file"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
     list_models: Annotated[bool, typer.Option("--list-models", help="list the models known by name")] = False,

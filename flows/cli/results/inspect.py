@@ -1,7 +1,6 @@
 """`rankwise status`, `report` and `convert`: inspect a run folder without Prefect."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -165,6 +164,14 @@ def render_again(folder: Path) -> int:
 
 
 def convert_checkpoint(source: Path, destination: Path) -> int:
-    """Run the engine's converter in a separate process, which may read pickled data."""
-    command = [sys.executable, "-P", "-m", "engine.tools.convert", str(source), str(destination)]
-    return subprocess.run(command, check=False).returncode
+    """Run the engine's converters in separate processes, which may read pickled data. Returns the exit code."""
+    from flows.cli.run import WRONG_STUDY
+    from tasks.models.conversion import add_fast_tokenizer, run_converter
+
+    try:
+        print("\n".join(run_converter(source, destination)))
+        print("\n".join(add_fast_tokenizer(destination)))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return WRONG_STUDY
+    return 0

@@ -46,7 +46,7 @@ def test_every_name_repository_and_alias_means_one_model() -> None:
         ("bert-base", "bert-base-uncased"),
         ("t5-small", "t5-small"),
         ("microsoft/DialoGPT-medium", "dialogpt-medium"),
-        ("openlm-research/open_llama_3b_v2", "open-llama-3b"),
+        ("openlm-research/open_llama_3b_v2", "open-llama-v2-3b"),
         ("google/vit-base-patch16-224", "vit-base-patch16-224"),
         ("meta-llama/Llama-2-7b-hf@01c7f73d771dfac7d292323805ebc428287df4f9", "llama-2-7b"),
         ("mpt-7b", "mpt-7b"),

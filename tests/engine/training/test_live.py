@@ -18,54 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from mlflow.tracking import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from configs.common.execution import Layout
-from configs.plans.job import Job, Measurement
-from configs.plans.paths import JobPaths
-from configs.spec.cell import Cell
-from configs.spec.measuring import Measuring
-from configs.workloads.train import TrainWorkload
-from engine.context import Context
-from engine.training.live import Live, open_live
+from engine.training.live import open_live
 from engine.training.live import sender as telling
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
+from tests.support.training.live_streams import LOSSES, context_of, opened, tell
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "training.json"
-LOSSES = [4.0, 3.5, 3.25]
 Told = tuple[Path, str, dict[str, Any], str]
-
-
-def context_of(folder: Path, sinks: tuple[str, ...], rank: int = 0, measuring_pass: Any = "timed") -> Context:
-    cell = Cell(model="m", workload=TrainWorkload(steps=3), layout=Layout(dp=2))
-    job = Job(
-        name="job",
-        study="a study",
-        measuring_pass=measuring_pass,
-        measuring=Measuring(live=sinks, prometheus_port=0),
-        measurements=(Measurement(cell=cell, repeat=1, attempt=1),),
-        ranks_per_node=2,
-        timeout_seconds=60,
-        inputs=str(folder),
-        cache=str(folder),
-    )
-    paths = JobPaths(folder / "jobs" / "job")
-    paths.folder.mkdir(parents=True, exist_ok=True)
-    return Context(job, paths, rank, 2, torch.device("cpu"), None, lambda: None)
-
-
-def opened(folder: Path, *sinks: str) -> Live:
-    context = context_of(folder, sinks)
-    return open_live(context.job.measurements[0], context)
-
-
-def tell(live: Live, step: int, loss: float) -> None:
-    live.tell(
-        step=step, seconds=0.5, tokens=1024, loss=loss, gradient_norm=1.5, learning_rate=1e-3, exposed_seconds=0.1
-    )
 
 
 def the_only(folder: Path, pattern: str) -> Path:

@@ -4,8 +4,8 @@
         os.environ["HF_ENDPOINT"] = hub.endpoint
 
 The calls and headers are those that huggingface_hub 2.4 makes and reads: the repository's description at a
-revision, HEAD and GET of a file. As on the real hub, large files (*.safetensors) are redirected to another
-origin, which serves ranges and must not be shown the token. Faults are real: error answers, connections that
+revision, HEAD and GET of a file. As on the real hub, large files (weights, sentencepiece models) are redirected to
+another origin, which serves ranges and must not be shown the token. Faults are real: error answers, connections that
 are cut in the middle of a file, answers that never come.
 """
 
@@ -26,6 +26,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 PIECE_BYTES = 16384
+LARGE = (".safetensors", ".bin", ".model")
+"""Suffixes of files that the hub keeps in its store of large files."""
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
@@ -217,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
                 blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
                 size = repository.claimed_bytes.get(path.name, len(content))
                 sibling |= {"size": size, "blobId": blob}
-                if path.suffix == ".safetensors":
+                if path.suffix in LARGE:
                     digest = hashlib.sha256(content).hexdigest()
                     sibling["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
             siblings.append(sibling)
@@ -238,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{digest[:40]}"', "Accept-Ranges": "bytes"}
-        if path.suffix == ".safetensors":
+        if path.suffix in LARGE:
             linked = {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{digest}"'}
             location = {"Location": f"{self.state.storage}/stored/{name}/{filename}"}
             self._answer(302, headers | linked | location, b"")
