@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.common.reading import PLAN_BYTES, read_model
 from engine.profiling.nsys import UNDER_NSYS, run_under_nsys
 from engine.rank.failures import classify, log_line, one_line, report
 from engine.rank.joining import make_context
@@ -338,6 +337,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m engine.worker JOB_JSON", file=sys.stderr)
         return 2
     path = Path(arguments[0]).resolve()
+    from configs.common.reading import PLAN_BYTES, read_model
     from configs.plans.job import Job
     from configs.plans.paths import JobPaths
 

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan
+from reports.reading.read import read_plan
 from tasks.prefect_api.api import await_api, one_line, tag_run
 from tasks.publish import publish
 
@@ -24,7 +24,7 @@ def _flow_run_name() -> str:
 def publish_study(folder: Path) -> None:
     """Copy the report of a run folder to the API: report, cell table and link, with the tags of its plan."""
     run = RunPaths(folder)
-    plan = Plan.model_validate_json(run.plan.read_bytes())
+    plan = read_plan(run.plan)
     tag_run(flow_run.id, plan)
     publish(plan.study, run)
 

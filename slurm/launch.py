@@ -90,7 +90,7 @@ def is_second_time(paths: JobPaths) -> bool:
         return False
     for path in paths.folder.glob("launcher_*.json"):
         with suppress(OSError, ValueError):
-            if Launcher.model_validate_json(path.read_bytes()).restarts < now:
+            if read_model(path, Launcher).restarts < now:
                 return True
     return False
 

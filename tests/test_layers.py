@@ -166,6 +166,7 @@ def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:
 
 READERS_OF_THEIR_OWN = {
     "configs/common/forking.py": "/dev/null",
+    "configs/common/memory.py": "/proc and /sys",
     "configs/common/proc.py": "/proc",
     "configs/common/reading.py": "the bounded reader",
     "engine/kernels/build.py": "our own C sources",
@@ -192,7 +193,8 @@ READERS_OF_THEIR_OWN = {
     "slurm/sbatch_bundle/scripts.py": "our own templates",
     "slurm/staging/wheel.py": "our own code",
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
-    "flows/server/guard.py": "a lock",
+    "flows/cli/doctor/optional.py": "/proc and /sys",
+    "flows/server/process.py": "a lock",
     "configs/common/lock_files.py": "locks, never waited for",
 }
 """Modules that open files otherwise than through `configs.common.reading`, and what they open."""

@@ -122,6 +122,8 @@ FAMILIES: dict[str, Family] = {
         # The first releases wrote "gelu" for the tanh form.
         activations={"gelu": "gelu_pytorch_tanh"},
         computed={"use_bidirectional_attention": (None, False)},
+        # transformers reads `hidden_act` alone; the published files have both.
+        harmless=("hidden_activation",),
     ),
     "phi3": _llama(
         {

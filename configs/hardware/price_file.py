@@ -13,7 +13,7 @@
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
@@ -21,6 +21,9 @@ from configs.common.base import Frozen
 from configs.common.reading import brief
 from configs.hardware.prices import Market, Offer, Price
 from configs.spec.study import StudyError, read_mapping, suggestion
+
+Provider = Literal["azure", "aws"]
+"""Clouds whose price lists can be fetched (`tasks.providers.price_lists`)."""
 
 
 class PriceEntry(Frozen):

@@ -161,7 +161,7 @@ def prompts_of_rank(workload: PromptedWorkload, context: Context, config: TextMo
     count = workload.num_prompts or len(lines)
     mine = _my_share(count, context)
     chosen = [lines[index % len(lines)] for index in mine]
-    if workload.answers and mine.stop == count:
+    if workload.answers and mine.stop == count < len(lines):
         chosen[-1] = max(lines, key=_extent)  # answers are compared at every length that the file has
     tokenizer = None if all(prompt.tokens for prompt in chosen) else _tokenizer(workload, context, config)
     known: dict[int, list[int]] = {}

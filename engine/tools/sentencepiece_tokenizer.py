@@ -8,7 +8,6 @@ its token ids differ. Whatever tokenizer is built must give sentencepiece's ids 
 written. On failure the exit code is 2, with one line on stderr.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, proc
 from tokenizers.models import BPE, Unigram
 
 from configs.common.base import write_atomically
+from configs.common.reading import TEXT_BYTES, read_json_object
 
 SOURCES = ("tokenizer.model", "spiece.model")
 RESULT = "tokenizer.json"
@@ -154,11 +154,8 @@ def convert_folder(folder: Path) -> Path | None:
     if model is None:
         return None
     place = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{place}: not JSON ({error}); fetch or copy it again") from error
-    convert_tokenizer(model, config if isinstance(config, dict) else {}, folder / RESULT)
+    config = read_json_object(place, TEXT_BYTES) if place.is_file() else {}
+    convert_tokenizer(model, config, folder / RESULT)
     return folder / RESULT
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from configs.hardware.price_file import Provider
 from flows.cli.tables import print_table
-from tasks.providers import Provider
 
 if TYPE_CHECKING:
     from configs.hardware.catalog import HardwareCatalog

@@ -19,10 +19,10 @@ _RESERVED_BYTES = 8192
 
 
 def read_launcher(paths: JobPaths) -> Launcher | None:
-    """Who runs the job; None before the launcher said so."""
+    """Who runs the job; None before the launcher said so, and where the file is damaged."""
     try:
         return read_model(paths.launcher, Launcher)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
 
 

@@ -255,7 +255,7 @@ def _searched_for(paths: JobPaths) -> str | None:
 
 def _none_of_that_name(paths: JobPaths) -> bool:
     """Cancel whatever bears the job's name. Returns whether scancel succeeded: what it did not find is not there."""
-    intent = Submitting.model_validate_json(paths.submitting.read_bytes())
+    intent = read_model(paths.submitting, Submitting)
     return asked_to_end(shared_queue(), [f"--name={intent.name}"])
 
 

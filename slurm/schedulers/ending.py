@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Launcher
 from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
@@ -120,18 +121,18 @@ def give_up(paths: JobPaths, job_id: str, end: JobEnd) -> None:
 @lru_cache(maxsize=1024)
 def job_of(folder: Path) -> Job:
     """A job as it was written; it does not change."""
-    return Job.model_validate_json(JobPaths(folder).job.read_bytes())
+    return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
 
 
 def _node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
     try:
-        return JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+        return read_model(paths.node_end(node_rank), JobEnd)
     except (FileNotFoundError, ValueError):
         return None
 
 
 def _node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
     try:
-        return Launcher.model_validate_json(paths.node_launcher(node_rank).read_bytes())
+        return read_model(paths.node_launcher(node_rank), Launcher)
     except (FileNotFoundError, ValueError):
         return None

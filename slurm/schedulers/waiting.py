@@ -7,6 +7,7 @@ read_waiting(paths)                          # QueueState | None
 from contextlib import suppress
 
 from configs.common.base import utc_now, write_atomically
+from configs.common.reading import read_model
 from configs.plans.job import QueueState
 from configs.plans.paths import JobPaths
 
@@ -22,6 +23,6 @@ def note_waiting(paths: JobPaths, state: str, reason: str) -> None:
 def read_waiting(paths: JobPaths) -> QueueState | None:
     """The reason that was kept last; None before there was one."""
     try:
-        return QueueState.model_validate_json(paths.queue.read_bytes())
+        return read_model(paths.queue, QueueState)
     except (OSError, ValueError):
         return None

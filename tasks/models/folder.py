@@ -14,7 +14,7 @@ from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.printable import printable
-from configs.common.reading import MIB, brief, read_json, read_json_object
+from configs.common.reading import MIB, brief, open_regular, read_json, read_json_object
 from configs.common.safetensors_header import StoredTensor, stored_tensors
 from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
@@ -200,7 +200,7 @@ def with_stored_head(config: dict[str, Any], stored: Mapping[str, StoredTensor])
 def _same_values(one: StoredTensor, other: StoredTensor) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    with one.file.open("rb") as first, other.file.open("rb") as second:
+    with open_regular(one.file) as first, open_regular(other.file) as second:
         first.seek(one.offset)
         second.seek(other.offset)
         left = one.nbytes

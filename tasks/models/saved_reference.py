@@ -28,7 +28,7 @@ from configs.common.reading import (
     read_json,
     read_model,
 )
-from configs.plans.model_manifest import ModelManifest
+from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.record import MAX_RECORD_BYTES, Record, SchemaError, Status, check_schema, read_record
@@ -189,7 +189,7 @@ def misfits(plan: Plan, inputs: Path) -> list[str]:
         if experiment.reference is None or model is None or not model.manifest:
             continue
         about = read_saved_reference(reference_in(inputs, experiment.reference)).about
-        vocabulary = answer_vocabulary_of(ModelManifest.model_validate_json(Path(model.manifest).read_bytes()))
+        vocabulary = answer_vocabulary_of(read_model_manifest(Path(model.manifest)))
         if vocabulary != about.vocabulary:
             problems.append(
                 f"experiments.{experiment.name}.reference: vocabulary of {about.vocabulary} tokens "

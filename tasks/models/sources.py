@@ -243,11 +243,10 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         for part in folder.glob(".cache/huggingface/download/*.incomplete"):
             part.unlink()
         hashes = _hashes(cache)
-        with _content():
-            if pickled := pickled_in(snapshot.files):
-                _convert(snapshot, pickled, place, hashes)
-            else:
-                _bring(snapshot, folder, hashes)
+        if pickled := pickled_in(snapshot.files):
+            _convert(snapshot, pickled, place, hashes)
+        else:
+            _bring(snapshot, folder, hashes)
         _add_tokenizer(folder, identity)
         with _content():
             config, names = check_folder(folder, identity)
@@ -271,13 +270,16 @@ def _bring(snapshot: Snapshot, folder: Path, hashes: FileHashes, pickled: list[s
     """Bring configuration, tokenizer and weights into a folder. pickled: weights to bring instead of safetensors."""
     identity = f"{snapshot.repository}@{snapshot.commit}"
     described = described_by(snapshot.files)
-    if CONFIG not in described:
-        raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
-    if pickled is None:
-        require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
+    with _content():
+        if CONFIG not in described:
+            raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
+        if pickled is None:
+            require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
     download(snapshot, described, folder, hashes.sha256)
-    read_config(folder, identity)
-    weights = pickled or weights_in(snapshot.files, read_index(folder) if WEIGHT_INDEX in described else None, identity)
+    with _content():
+        read_config(folder, identity)
+        index = read_index(folder) if WEIGHT_INDEX in described else None
+        weights = pickled or weights_in(snapshot.files, index, identity)
     # Converted weights take as much again.
     _check_room(snapshot, weights * 2 if pickled else weights, folder)
     download(snapshot, weights, folder, hashes.sha256)
@@ -292,7 +294,7 @@ def _convert(snapshot: Snapshot, pickled: list[str], place: Path, hashes: FileHa
     try:
         run_converter(original, folder)
     except ValueError as error:
-        raise ValueError(f"{identity}: not converted to safetensors: {error}") from error
+        raise ModelContentError(f"{identity}: not converted to safetensors: {error}") from error
     for name in described_by(snapshot.files):
         if not (folder / name).exists() and not name.endswith(".bin.index.json"):
             shutil.move(original / name, folder / name)  # such as sentence_bert_config.json

@@ -29,8 +29,8 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
 from configs.common.base import write_atomically
+from configs.hardware.price_file import Provider
 from configs.hardware.prices import CATALOG_COLUMNS, Market, Offer, Price, read_catalog
-from tasks.providers import Provider
 
 AZURE_API = "https://prices.azure.com/api/retail/prices"
 _TIMEOUT_SECONDS = 30.0

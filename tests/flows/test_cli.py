@@ -91,7 +91,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     for command in ("status", "report", "logs"):
         refused = rankwise(command, tmp_path, cwd=tmp_path)
-        assert refused.returncode == 1 and "not a run folder" in refused.stderr
+        assert refused.returncode == 2 and "not a run folder" in refused.stderr
 
 
 def test_doctor_answers_in_json(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_the_full_study_is_priced_without_the_model(tmp_path: Path) -> None:
     levels = {key for key, cell in study.plan.cells.items() if set(cell.compression) & {"balanced", "aggressive"}}
     peers = {key for key, cell in study.plan.cells.items() if cell.engine != "rankwise"}
     assert all(said[key].fits and said[key].usd_per_million_tokens for key in said.keys() - levels - peers)
-    assert peers and all(said[key].reason and said[key].fits is None for key in peers)
+    assert peers and all(said[key].reason and said[key].usd_per_million_tokens is None for key in peers)
     assert study.cost.usd and study.cost.usd > 0
     one, two = (
         said[point.cell] for point in next(each for each in study.plan.experiments if each.name == "strong").points

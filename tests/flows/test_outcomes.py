@@ -36,6 +36,9 @@ DENIED = Refusal("target.nodes 2 of c: sbatch: QOSMaxNodePerJobLimit", final=Tru
 AWAY = Refusal("sbatch: Unable to contact slurm controller", final=False)
 
 
+MOMENT = "2026-11-01T12:00:00+00:00"
+
+
 def cells(*nodes: int) -> list[Cell]:
     return [
         Cell(workload=NoopWorkload(label=str(place), items=count), layout=Layout(dp=count), target="c", nodes=count)
@@ -71,7 +74,7 @@ def test_each_launch_that_is_lost_before_it_measures_is_an_attempt_with_its_job(
     for number in (1, 2):
         job = write_job(launch, session.plan, session.run, session.cache)
         paths = session.run.job(job.name)
-        end = JobEnd(status=Status.NODE_FAILED, return_code=None, nodes=("n1",), message="gone", finished_at="9")
+        end = JobEnd(status=Status.NODE_FAILED, return_code=None, nodes=("n1",), message="gone", finished_at=MOMENT)
         paths.end.write_text(end.model_dump_json())
         job_ids.append(str(100 + number))
         paths.accounting.write_text(Accounting(job_id=job_ids[-1], state="NODE_FAIL").model_dump_json())
@@ -169,14 +172,14 @@ def test_status_says_why_jobs_wait_and_why_none_was_taken(tmp_path: Path) -> Non
     session = session_of(tmp_path, asked)
     jobs = [write_job(launch_of(cell), session.plan, session.run, session.cache) for cell in asked]
     held, refused, running = (session.run.job(job.name) for job in jobs)
-    held.submission.write_text(Submission(job_id="7", submitted_at="").model_dump_json())
+    held.submission.write_text(Submission(job_id="7", submitted_at=MOMENT).model_dump_json())
     note_waiting(held, "PENDING", "JobHeldUser")
     note_waiting(refused, "", LIMIT.message)
-    running.submission.write_text(Submission(job_id="8", submitted_at="").model_dump_json())
+    running.submission.write_text(Submission(job_id="8", submitted_at=MOMENT).model_dump_json())
     note_waiting(running, "PENDING", "Resources")  # once; it has begun since
-    launcher = Launcher(pid=1, pid_started=1, host="n1", started_at="")
+    launcher = Launcher(pid=1, pid_started=1, host="n1", started_at=MOMENT)
     running.node_launcher(0).write_text(launcher.model_dump_json())
-    rows = status_rows(session.run, session.plan)
+    rows = status_rows(session.run, session.plan, read_ledger(session.run))
     assert [(row["status"], row["job"], row["waits_for"]) for row in rows] == [
         ("queued", "7", "JobHeldUser"),
         ("waiting", None, LIMIT.message),

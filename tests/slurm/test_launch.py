@@ -62,7 +62,7 @@ def test_a_requeued_job_is_not_begun_twice(
     if driven:
         paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
     if written is not None:
-        launcher = Launcher(pid=1, pid_started=1, host="n1", started_at="", restarts=written)
+        launcher = Launcher(pid=1, pid_started=1, host="n1", started_at="2026-11-01T12:00:00Z", restarts=written)
         paths.node_launcher(0).write_text(launcher.model_dump_json())
     assert is_second_time(paths) is second
 
@@ -269,5 +269,5 @@ def test_job_that_cannot_be_read_ends_with_the_reason(tmp_path: Path) -> None:
     paths = write_job(tmp_path, [noop_measurement("a")])
     paths.job.write_text('{"name": 1}')
     end = launch(paths)
-    assert (end.status, end.kind) == (Status.FAILED, "ValidationError")
+    assert (end.status, end.kind) == (Status.FAILED, "ValueError")
     assert "launcher failed" in (end.message or "")

@@ -57,12 +57,16 @@ def test_what_does_not_fit_layer_by_layer_is_said_before_anything_is_loaded(
         place(tmp_path / "model", [tmp_path / "model" / "model.safetensors"], CPU, 2048, twin=True)
 
 
-PEAK = """
-import resource, sys, torch
+PEAK = r"""
+import re, sys, torch
 from pathlib import Path
 from engine.peers import offloaded
 from engine.planner.memory.reference import reference_memory
 torch.set_num_threads(1)
+
+def peak():  # of this program alone: ru_maxrss begins with that of the process that started it
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:
     offloaded.available_bytes = lambda device: int((reference_memory(0, 500, 512, 12, 8, False).working + limit) / 0.8)
@@ -71,11 +75,11 @@ else:
 placement = offloaded.place(folder, sorted(folder.glob("*.safetensors")), torch.device("cpu"), 8, twin=False)
 assert placement.offloaded == bool(limit)
 import transformers.models.llama.modeling_llama, accelerate
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 with torch.inference_mode():
     model = placement.load(folder, "generate", torch.float32)
     logits = model(input_ids=torch.arange(8)[None]).logits
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, logits.double().sum().item())
+print(peak() - before, logits.double().sum().item())
 """
 
 
@@ -91,7 +95,7 @@ def test_the_peak_stays_near_the_limit(tmp_path: Path) -> None:
         peak, total = done.stdout.split()
         found.append((int(peak), float(total)))
     assert found[0][1] == found[1][1]
-    assert found[0][0] > 0.9 * weights > 180 * MIB and found[1][0] < 0.6 * weights, (found, weights)
+    assert found[0][0] > 0.9 * weights > 170 * MIB and found[1][0] < 0.6 * weights, (found, weights)
 
 
 def test_the_need_is_that_of_weights_twin_and_logits() -> None:

@@ -212,7 +212,7 @@ def test_a_pooling_that_the_model_was_not_trained_for_is_refused(folder: Path, m
         ({"pooling_mode": "cls"}, "mean", "wants first"),
         ({"pooling_mode": "mean"}, "mean", None),
         ({"pooling_mode_max_tokens": True}, "mean", "wants max_tokens .* which is not computed"),
-        ([], "mean", "not a JSON object"),
+        ([], "mean", "expected a JSON object"),
     ],
 )
 def test_how_a_folder_says_what_it_wants(folder: Path, said: Any, pooling: Any, refused: str | None) -> None:

@@ -185,7 +185,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
     good, absent = written(tmp_path, ROWS), tmp_path / "none.csv"
     for predict, fit, said in (
         (absent, None, "No such file"),
-        (tmp_path, None, "Is a directory"),
+        (tmp_path, None, "is a folder, expected a file"),
         (good, absent, "No such file"),
         (good, written(tmp_path, f"{MEMORY}\na,1,b,c,1,1\n", "M.csv"),
          "rows of training memory, but"),

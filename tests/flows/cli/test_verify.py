@@ -169,7 +169,6 @@ def test_layouts_agree_with_the_saved_reference(
         ({"new_tokens": 127}, ["fewer --new-tokens"]),
         ({"positions": 129}, ["--positions 129", "takes 128"]),
         ({"model": "no/such/folder"}, ["no/such/folder", "no such folder; expected"]),
-        ({"model": "owner/name"}, ["Use owner/name@revision"]),
         ({"model": "synthetic:llama-2m@0"}, ["did you mean"]),
     ],
     ids=str,
@@ -183,7 +182,7 @@ def test_what_is_not_supported_is_refused_at_once_with_the_reason(
     assert "running" not in said.err
 
 
-def test_an_unknown_architecture_and_one_that_the_engine_finds_out(
+def test_an_unknown_architecture_and_an_unknown_activation(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = changed(model, tmp_path / "unknown", model_type="nothing-known", architectures=["Nothing"])
@@ -192,7 +191,7 @@ def test_an_unknown_architecture_and_one_that_the_engine_finds_out(
     activation = changed(model, tmp_path / "activation", hidden_act="tanh")
     said = verified(capsys, VerificationSpec(str(activation)))
     assert said.code == 2 and "hidden_act" in said.data["reason"] and said.data["kept"] is None
-    assert "running rankwise" in said.err and "running transformers" not in said.err
+    assert "running" not in said.err
 
 
 @pytest.mark.parametrize(

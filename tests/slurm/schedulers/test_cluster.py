@@ -44,20 +44,20 @@ def made_job(tmp_path: Path, job_id: str | None = "7", **target: Any) -> JobPath
     paths.job.write_text(job.model_dump_json())
     paths.submitting.write_text(Submitting(name="rw-1-0001-timed").model_dump_json())
     if job_id is not None:
-        paths.submission.write_text(Submission(job_id=job_id, submitted_at="").model_dump_json())
+        paths.submission.write_text(Submission(job_id=job_id, submitted_at="2026-11-01T12:00:00Z").model_dump_json())
     return paths
 
 
 def begin(paths: JobPaths) -> None:
     """Both launchers come up."""
     for rank, host in enumerate(("n1", "n2")):
-        launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="")
+        launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-11-01T12:00:00Z")
         paths.node_launcher(rank).write_text(launcher.model_dump_json())
 
 
 def node_ends(paths: JobPaths, status: Status) -> None:
     for rank in (0, 1):
-        end = JobEnd(status=status, return_code=0, finished_at="9")
+        end = JobEnd(status=status, return_code=0, finished_at="2026-11-01T12:00:00Z")
         paths.node_end(rank).write_text(end.model_dump_json())
 
 
