@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from configs.plans.paths import RunPaths
-from reports.reading.read import read_plan
+from configs.plans.plan import read_plan
 from tasks.prefect_api.api import await_api, one_line, tag_run
 from tasks.publish import publish
 

@@ -219,7 +219,8 @@ def test_the_multi_node_example_trains_by_the_setup_script(tmp_path: Path) -> No
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert {"process 0 of 2", "process 1 of 2"} <= set(done.stdout.splitlines())
+    # Both write to one stream, perhaps on one line.
+    assert "process 0 of 2" in done.stdout and "process 1 of 2" in done.stdout
     accuracy = re.search(r"trained on 2 processes: loss .*, accuracy ([0-9.]+)%", done.stdout)
     assert accuracy and float(accuracy[1]) > 95
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
@@ -24,7 +25,11 @@ WORK = {"kind": "generate", "new_tokens": 3, "prompts": "p.jsonl"}
 def planned_model(folder: Path, identity: str, vocabulary: int = VOCABULARY) -> PlannedModel:
     folder.mkdir(parents=True)
     manifest = ModelManifest(
-        identity=identity, source="folder", folder=str(folder), files={}, config={"vocab_size": vocabulary}
+        identity=identity,
+        source="folder",
+        folder=str(folder),
+        files={},
+        config=ARCHITECTURES["llama-1m"] | {"vocab_size": vocabulary},
     )
     path = folder / "manifest.json"
     path.write_text(manifest.model_dump_json())
