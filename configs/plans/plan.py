@@ -6,7 +6,7 @@ Written to `plan.json` before anything runs; the report is rendered from the pla
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.common.execution import Layout
@@ -137,25 +137,6 @@ class Plan(Frozen):
     machines: dict[str, Machine] = Field({}, description="target -> what the planner takes it for")
     predictions: dict[str, Prediction] = Field({}, description="cell -> what the planner said of it beforehand")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "Plan":
-        """What refers to a cell refers to one that is there, and each cell has its number of repeats."""
-        if self.repeats.keys() != self.cells.keys():
-            key = min(self.repeats.keys() ^ self.cells.keys())
-            raise ValueError(f"repeats: cell {brief(key)} is in only one of cells and repeats")
-        for experiment in self.experiments:
-            if not experiment.points and not experiment.refused:
-                raise ValueError(f"experiments: {brief(experiment.name)} has no points")
-            for cell in (point.cell for point in experiment.points):
-                if cell not in self.cells:
-                    raise ValueError(f"experiments: {brief(experiment.name)}: no cell {brief(cell)}")
-                kind = self.cells[cell].workload.kind
-                if experiment.kind == "communication" and kind != "communication":
-                    raise ValueError(f"experiments: {brief(experiment.name)}: cell {brief(cell)} is of kind {kind}")
-            if experiment.kind == "compression" and any("compression" not in it.values for it in experiment.points):
-                raise ValueError(f"experiments: {brief(experiment.name)}: a point does not name its compression")
-        return self
-
     @property
     def usd_per_hour(self) -> float | None:
         """What an hour of the dearest launch costs, all its nodes; None where the price of a target is unknown."""
@@ -177,4 +158,27 @@ class Plan(Frozen):
 
 def read_plan(path: Path) -> Plan:
     """Load `plan.json`. Raises OSError, SchemaError, or ValueError for a file that is no plan."""
-    return as_model(check_schema(read_json_object(path, PLAN_BYTES), path), Plan, str(path))
+    plan = as_model(check_schema(read_json_object(path, PLAN_BYTES), path), Plan, str(path))
+    try:
+        _check_consistent(plan)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return plan
+
+
+def _check_consistent(plan: Plan) -> None:
+    """What refers to a cell refers to one that is there, and each cell has its number of repeats. Raises ValueError."""
+    if plan.repeats.keys() != plan.cells.keys():
+        key = min(plan.repeats.keys() ^ plan.cells.keys())
+        raise ValueError(f"repeats: cell {brief(key)} is in only one of cells and repeats")
+    for experiment in plan.experiments:
+        if not experiment.points and not experiment.refused:
+            raise ValueError(f"experiments: {brief(experiment.name)} has no points")
+        for cell in (point.cell for point in experiment.points):
+            if cell not in plan.cells:
+                raise ValueError(f"experiments: {brief(experiment.name)}: no cell {brief(cell)}")
+            kind = plan.cells[cell].workload.kind
+            if experiment.kind == "communication" and kind != "communication":
+                raise ValueError(f"experiments: {brief(experiment.name)}: cell {brief(cell)} is of kind {kind}")
+        if experiment.kind == "compression" and any("compression" not in it.values for it in experiment.points):
+            raise ValueError(f"experiments: {brief(experiment.name)}: a point does not name its compression")
