@@ -31,9 +31,12 @@ _LOCAL = struct.Struct("<4s5H3L2H")  # the header before a member's bytes, witho
 _NPY = struct.Struct("<6s2BH")  # magic, version 1.0, length of the header text
 _ENCRYPTED = 1
 _HEADER = re.compile(
-    rb"\{'descr': '([<>|=]?[biuf]\d{1,2})', 'fortran_order': (?:True|False), 'shape': \((\d{1,18}),\), \} *\n"
+    rb"\{'descr': '([<>|=]?(?:[biuf]\d{1,2}|U[1-9]\d{0,2}))', 'fortran_order': (?:True|False), "
+    rb"'shape': \((\d{1,18}),\), \} *\n"
 )
 _SAMPLE_KEY = re.compile(r"\d{1,7}/.+")
+TEXT_COLUMNS = ("collective_operation",)
+"""Columns of words; all others hold numbers."""
 _UNPACKED_BYTES = 256 * MIB
 """Of an archive that is not as the engine writes it: a compressed one may hold a thousand times its own size."""
 
@@ -96,7 +99,7 @@ def _plain_archive(data: bytes, wanted: Callable[[str], bool]) -> dict[str, Colu
             raise _NotPlainError
         key = name.removesuffix(".npy")
         if wanted(key):
-            found[key] = _member(data, entry[16], plain, checksum)
+            found[key] = _expected(key, _member(data, entry[16], plain, checksum))
         place += _ENTRY.size + length + extra + remark
     if place != end:
         raise _NotPlainError
@@ -123,9 +126,16 @@ def _column(content: memoryview) -> Column:
     return np.frombuffer(content, dtype, count, _NPY.size + length)
 
 
+def _expected(key: str, column: Column) -> Column:
+    """The column, if it has the type that its readers expect. Raises _NotPlainError for text instead of numbers."""
+    if column.dtype.kind == "U" and key.partition("/")[2] not in TEXT_COLUMNS:
+        raise _NotPlainError
+    return column
+
+
 @lru_cache(maxsize=1024)
 def _header(text: bytes) -> tuple[np.dtype[np.generic], int]:
-    """Type and length of a one-dimensional column of numbers, from the text before it."""
+    """Type and length of a one-dimensional column, from the text before it."""
     match = _HEADER.fullmatch(text)
     if match is None:
         raise _NotPlainError
@@ -148,7 +158,7 @@ def _any_archive(data: bytes, wanted: Callable[[str], bool]) -> dict[str, Column
             if left < 0:
                 raise ValueError(f"unpacked more than {_UNPACKED_BYTES:,} bytes")
             try:
-                found[key] = _column(memoryview(archive.read(member)))
+                found[key] = _expected(key, _column(memoryview(archive.read(member))))
             except (_NotPlainError, struct.error) as error:
                 raise ValueError(f"{printable(key, 60)}: not a one-dimensional column of numbers") from error
     return found
