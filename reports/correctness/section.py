@@ -218,7 +218,7 @@ def verdict_text(verdict: CorrectnessVerdict) -> str:
 def _row(item: JudgedCell, count: int) -> tuple[str, ...]:
     figures = tuple(_named_figures(item.verdict).values()) or (UNKNOWN,) * count
     missed = item.reach.missed_text if item.reach is not None else ""
-    verdict = verdict_text(item.verdict) + (escaped(f" (not reached: {missed})") if missed else "")
+    verdict = verdict_text(item.verdict) + (f" {escaped(f'(not reached: {missed})')}" if missed else "")
     return (escaped(item.label), verdict, *figures)
 
 

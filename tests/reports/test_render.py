@@ -136,7 +136,10 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
     # Pairs: 80/40, 80/32, 80/50.
     assert "| bf\\|16 | 3 | 80.0 [80.0 to 80.0] | 2.00 [1.60 to 2.50] |" in text
     assert "out of memory" in text and "needs \\| about &lt;31&gt; GiB" in text and "`jobs/j/rank_1.log`" in text
-    assert "**agrees** | 2 of 2" in text and "return \\*x\\*" in text
+    assert (
+        "**agrees** (not reached: rows 2 to 8 of a batch; decode steps 1 to 5) | 2 of 2" in text
+        and "return \\*x\\*" in text
+    )
     assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text
     assert "| 4 | 3.00 | 1.50 | 1.50 | 4.482 | 2,048 |" in text
     assert summary.statuses == {"completed": 21, "out_of_memory": 3}
