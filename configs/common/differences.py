@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.common.arrays import Floats
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

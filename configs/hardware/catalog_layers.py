@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from configs.common.reading import read_text
 from configs.hardware.catalog_rows import TABLES, CatalogRow
 from configs.spec.study import suggestion
 
@@ -111,10 +110,10 @@ def _adapter(model: type[CatalogRow], column: str) -> TypeAdapter[Any]:
 
 def _read_table(path: Path, table: str, layer: CatalogLayer) -> CatalogTable:
     try:
-        text = read_text(path)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     rows = csv.DictReader(text.splitlines())
     columns = list(rows.fieldnames or ())

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.jsonl import parse_object
-from configs.common.reading import TEXT_BYTES, read_bytes
 
 ExampleRow = dict[str, Any]
 
@@ -18,7 +17,7 @@ ExampleRow = dict[str, Any]
 def read_examples(path: Path) -> list[ExampleRow]:
     """Return all rows in the file's order. Raises ValueError naming file and line of an invalid row."""
     try:
-        data = read_bytes(path, TEXT_BYTES)
+        data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     rows: list[ExampleRow] = []

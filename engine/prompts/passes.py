@@ -2,7 +2,7 @@
 
 A pass is all requests of this rank's replica, one after the other. The workload defines the processing of a request:
 
-    found = measured_passes(requests, decode, context, check)   # decode(batch) gives a list of results
+    found = measured_passes(requests, decode, context)      # decode(batch) gives a list of results
     found.seconds, found.results, found.last
     unmeasured(requests, decode, context)                   # in the memory pass, and under a profiler
 """
@@ -17,20 +17,20 @@ import numpy as np
 from configs.spec.measuring import Measuring
 from engine.context import Context, Samples
 from engine.prompts.tokens import Batch
-from engine.rank.agreement import max_over_ranks_of, raise_on_all_ranks
+from engine.rank.agreement import max_over_ranks_of
 
-_Result = TypeVar("_Result")
+Result = TypeVar("Result")
 
 
 @dataclass
-class Passes(Generic[_Result]):
+class Passes(Generic[Result]):
     """Wall seconds of each pass, and the results of its requests in order; `last`: results of the last pass."""
 
     warmup_seconds: list[float] = field(default_factory=list)
-    warmup: list[_Result] = field(default_factory=list)
+    warmup: list[Result] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    results: list[_Result] = field(default_factory=list)
-    last: list[_Result] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    last: list[Result] = field(default_factory=list)
 
     def columns(self) -> Samples:
         """Return warmup_pass_seconds and pass_seconds."""
@@ -40,19 +40,10 @@ class Passes(Generic[_Result]):
         }
 
 
-def measured_passes(
-    requests: list[Batch],
-    work: Callable[[Batch], list[_Result]],
-    context: Context,
-    check: Callable[[list[_Result]], None],
-) -> Passes[_Result]:
-    """Warm up, then measure until all ranks have enough.
-
-    check: raises FloatingPointError for results that are not finite numbers; every rank calls it once, after all
-    passes. All ranks raise.
-    """
+def measured_passes(requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context) -> Passes[Result]:
+    """Warm up, then measure until all ranks have enough."""
     rules = context.job.measuring
-    found: Passes[_Result] = Passes()
+    found: Passes[Result] = Passes()
     for _ in range(rules.warmup):
         spent, results = one_pass(requests, work, context)
         found.warmup_seconds.append(spent)
@@ -61,11 +52,10 @@ def measured_passes(
         spent, found.last = one_pass(requests, work, context)
         found.seconds.append(spent)
         found.results += found.last
-    raise_on_all_ranks(lambda: check([*found.warmup, *found.results]), context)
     return found
 
 
-def unmeasured(requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context) -> bool:
+def unmeasured(requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context) -> bool:
     """Run the work of a launch without timing: the largest request for memory, a profiler's pass; else False."""
     if context.measuring_pass == "memory":
         context.barrier()
@@ -81,8 +71,8 @@ def unmeasured(requests: list[Batch], work: Callable[[Batch], list[_Result]], co
 
 
 def one_pass(
-    requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context
-) -> tuple[float, list[_Result]]:
+    requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context
+) -> tuple[float, list[Result]]:
     """Run one pass; return seconds and results. All ranks begin together."""
     context.barrier()
     began = time.perf_counter()

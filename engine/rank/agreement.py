@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from engine.context import Context
 
-_Result = TypeVar("_Result")
+Result = TypeVar("Result")
 
 
 def max_over_ranks_of(value: float, context: Context) -> float:
@@ -33,24 +33,23 @@ def total(values: torch.Tensor, context: Context) -> torch.Tensor:
     return shared.to(values.device)
 
 
-def raise_on_all_ranks(work: Callable[[], _Result], context: Context) -> _Result:
-    """Run work on every rank; if it raises ValueError, OSError or FloatingPointError on one rank, every rank raises.
+def raise_on_all_ranks(work: Callable[[], Result], context: Context) -> Result:
+    """Run work on every rank; if it raises ValueError or OSError on one rank, every rank raises.
 
     An error in one rank's share of the input thus ends the cell at once on all of them.
     """
-    result: list[_Result] = []
+    result: list[Result] = []
     problem: Exception | None = None
     try:
         result.append(work())
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError) as error:
         problem = error
     if context.world_size > 1:
-        problems: list[tuple[bool, str] | None] = [None] * context.world_size
-        dist.all_gather_object(problems, (isinstance(problem, FloatingPointError), str(problem)) if problem else None)
-        others = [each for each in problems if each is not None]
+        problems: list[str | None] = [None] * context.world_size
+        dist.all_gather_object(problems, str(problem) if problem else None)
+        others = [text for text in problems if text is not None]
         if problem is None and others:
-            not_finite, text = others[0]
-            raise FloatingPointError(text) if not_finite else ValueError(text)
+            raise ValueError(others[0])
     if problem is not None:
         raise problem
     return result[0]

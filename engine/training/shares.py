@@ -12,8 +12,10 @@ from engine.training.task_types import load_examples
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch
 
 
-def make_feed(workload: TrainWorkload, options: TrainerOptions, context: Context, task: Task) -> Feed:
-    """The feed of this rank, after `make_task`. On CUDA the next step's rows are made in a thread."""
+def make_feed(
+    workload: TrainWorkload, options: TrainerOptions, context: Context, task: Task, ahead: bool | None = None
+) -> Feed:
+    """The feed of this rank, after `make_task`. ahead: make the next step's rows in a thread; None: on CUDA."""
     train, _ = load_examples(workload, context)
     return Feed(
         train,
@@ -22,7 +24,7 @@ def make_feed(workload: TrainWorkload, options: TrainerOptions, context: Context
         replicas=(options.dp, context.grid.dp_rank),
         seed=context.job.measuring.seed,
         device=context.device,
-        ahead=context.device.type == "cuda",
+        ahead=context.device.type == "cuda" if ahead is None else ahead,
     )
 
 

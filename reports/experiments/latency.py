@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.common.arrays import Floats
 from configs.plans.plan import PlannedExperiment
-from configs.plans.rates import LATENCY_COLUMNS, MeasurementSamples
+from configs.plans.rates import LATENCY_COLUMNS, Floats, MeasurementSamples
 from reports.numbers.percentiles import Percentiles
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
@@ -39,7 +38,7 @@ class LatencyPoint:
 
 
 @dataclass(frozen=True)
-class MeasuredLatency:
+class Latency:
     """The latencies of an experiment. `kind` is what is waited for; `awaited`: by somebody."""
 
     kind: str
@@ -69,7 +68,7 @@ class Curves:
     curves: tuple[LatencyCurve, ...]
 
 
-def latency(study: StudyResult, experiment: PlannedExperiment) -> MeasuredLatency | None:
+def latency(study: StudyResult, experiment: PlannedExperiment) -> Latency | None:
     """The points in the order of the experiment; None where none of them has a latency."""
     points = []
     for point in experiment.points:
@@ -80,10 +79,10 @@ def latency(study: StudyResult, experiment: PlannedExperiment) -> MeasuredLatenc
         return None
     times = [point.result.kind.latency for point in points if point.percentiles]
     first = next((time for time in times if time is not None), None)
-    return None if first is None else MeasuredLatency(first.waited_for, first.awaited, tuple(points))
+    return None if first is None else Latency(first.waited_for, first.awaited, tuple(points))
 
 
-def latency_table(result: MeasuredLatency) -> Table:
+def latency_table(result: Latency) -> Table:
     """One row for each point, in milliseconds, at most as many as a reader bears."""
     columns = ("point", "samples", *(f"P{share} of a {result.kind}, ms" for share in (50, 90)))
     columns += (f"P99 of a {result.kind}, ms (interval)", "P99 to the first token, ms", "P99 between tokens, ms")
@@ -111,7 +110,7 @@ def p99_cell(value: Percentiles | None) -> str:
     return f"{text} ({low} to {high})"
 
 
-def latency_sentence(result: MeasuredLatency) -> str:
+def latency_sentence(result: Latency) -> str:
     """The shortest and the longest tail, and what the mark means where there is one."""
     known = [(point, point.percentiles[result.kind]) for point in result.measured]
     if not known:
@@ -139,7 +138,7 @@ def _milliseconds(value: Percentiles) -> str:
     return f"{number(value.p99 * 1000)} ms" + (MARK if value.marked else "")
 
 
-def latency_curves(study: StudyResult, result: MeasuredLatency) -> Curves:
+def latency_curves(study: StudyResult, result: Latency) -> Curves:
     """The distributions to draw, read again from the samples: those of at most MOST_CURVES points, evenly chosen."""
     chosen = result.measured
     if len(chosen) > MOST_CURVES:

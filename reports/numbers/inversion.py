@@ -13,11 +13,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-
-from configs.common.arrays import Floats
+from numpy.typing import NDArray
 
 EXACT_CANDIDATES = 10_000
 """Up to here the count's exact distribution is used, beyond its normal limit (100 values against 100, 141 points)."""
+
+Floats = NDArray[np.float64]
 
 
 class Null(NamedTuple):

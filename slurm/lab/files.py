@@ -18,28 +18,8 @@ _LATENCY = "50ms"  # what waits longer in a shaped link's queue is dropped, and 
 
 def slurm_conf(plan: LabPlan) -> str:
     """Short time limits, so that faults show within seconds; no requeue, since a repeat must be a fresh job."""
-    lines = [*_daemon_settings(plan), *_job_settings(plan), *_accounting_settings(plan)]
-    for node in plan.node_names:
-        lines.append(
-            f"NodeName={node} NodeAddr={plan.address(node)} CPUs={plan.cores_per_node}"
-            f" RealMemory={plan.memory_per_node_megabytes} Feature=lab,node{plan.number(node)} State=UNKNOWN"
-        )
-    nodes = f"Nodes={','.join(plan.node_names)} MaxTime=INFINITE State=UP"
-    for partition, bandwidth in plan.partitions.items():
-        kind = ["PriorityTier=1"]
-        if partition == DEFAULT_PARTITION:
-            kind = ["Default=YES", *kind]
-        elif partition == PREEMPTING_PARTITION:
-            kind = ["PriorityTier=10", "PreemptMode=OFF"]
-        elif bandwidth is not None:
-            kind.append("OverSubscribe=EXCLUSIVE")  # a link has one speed at a time
-        lines.append(f"PartitionName={partition} {nodes} {' '.join(kind)}")
-    return "\n".join(lines) + "\n"
-
-
-def _daemon_settings(plan: LabPlan) -> list[str]:
-    run = plan.folder / "run"
-    return [
+    etc, run = plan.slurm_conf.parent, plan.folder / "run"
+    lines = [
         f"ClusterName={plan.name}",
         f"SlurmctldHost={plan.host}({plan.head_address})",
         f"SlurmctldPort={plan.slurmctld_port}",
@@ -55,19 +35,6 @@ def _daemon_settings(plan: LabPlan) -> list[str]:
         f"SlurmctldLogFile={plan.logs}/slurmctld.log",
         f"SlurmdLogFile={plan.logs}/slurmd-%n.log",
         "MailProg=/bin/true",
-        "ReturnToService=2",  # a node that answers again works again
-        "SlurmdTimeout=10",
-        "SlurmctldTimeout=10",
-        "BatchStartTimeout=20",
-        "MessageTimeout=10",
-        "SlurmctldDebug=info",
-        "SlurmdDebug=info",
-    ]
-
-
-def _job_settings(plan: LabPlan) -> list[str]:
-    etc = plan.slurm_conf.parent
-    return [
         "MpiDefault=none",
         # Without cgroups a process that left its parent survives its job, and holds it in the queue by its output.
         f"ProctrackType={'proctrack/cgroup' if plan.cgroups else 'proctrack/linuxproc'}",
@@ -84,26 +51,43 @@ def _job_settings(plan: LabPlan) -> list[str]:
         f"FirstJobId={plan.first_job_id}",  # ids of one lab are not those of the one before
         "MaxArraySize=10001",
         "JobRequeue=0",
+        "ReturnToService=2",  # a node that answers again works again
+        "SlurmdTimeout=10",
+        "SlurmctldTimeout=10",
+        "BatchStartTimeout=20",
+        "MessageTimeout=10",
         "KillWait=3",
         "UnkillableStepTimeout=30",
         "PrologFlags=Alloc",  # links are shaped on all nodes before the first process of a job
         f"Prolog={etc}/prolog.sh",
         f"Epilog={etc}/epilog.sh",
-    ]
-
-
-def _accounting_settings(plan: LabPlan) -> list[str]:
-    return [
         "AccountingStorageType=accounting_storage/slurmdbd",
         f"AccountingStorageHost={plan.head_address}",  # nodes ask for accounts too
         f"AccountingStoragePort={plan.slurmdbd_port}",
         f"AccountingStoragePass={plan.munge_socket}",
-        *(["AccountingStorageEnforce=qos,limits"] if plan.enforce_limits else []),
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=1",
         # Where the kernel cannot limit memory, slurmd looks every second.
         *([] if plan.cgroups else ["JobAcctGatherParams=OverMemoryKill"]),
+        "SlurmctldDebug=info",
+        "SlurmdDebug=info",
     ]
+    for node in plan.node_names:
+        lines.append(
+            f"NodeName={node} NodeAddr={plan.address(node)} CPUs={plan.cores_per_node}"
+            f" RealMemory={plan.memory_per_node_megabytes} Feature=lab,node{plan.number(node)} State=UNKNOWN"
+        )
+    nodes = f"Nodes={','.join(plan.node_names)} MaxTime=INFINITE State=UP"
+    for partition, bandwidth in plan.partitions.items():
+        kind = ["PriorityTier=1"]
+        if partition == DEFAULT_PARTITION:
+            kind = ["Default=YES", *kind]
+        elif partition == PREEMPTING_PARTITION:
+            kind = ["PriorityTier=10", "PreemptMode=OFF"]
+        elif bandwidth is not None:
+            kind.append("OverSubscribe=EXCLUSIVE")  # a link has one speed at a time
+        lines.append(f"PartitionName={partition} {nodes} {' '.join(kind)}")
+    return "\n".join(lines) + "\n"
 
 
 def slurmdbd_conf(plan: LabPlan) -> str:

@@ -36,7 +36,7 @@ def machine_holder() -> str:
 
 
 @contextmanager
-def machine_lock(name: str, give_up: Callable[[], bool]) -> Iterator[bool]:
+def machine_lock(name: str, give_up: Callable[[], bool], poll_seconds: float = POLL_SECONDS) -> Iterator[bool]:
     """Hold one of the machine's locks for the block; `give_up` is asked at each look, and may raise."""
     descriptor = open_lock_file(name)
     try:
@@ -47,7 +47,7 @@ def machine_lock(name: str, give_up: Callable[[], bool]) -> Iterator[bool]:
                 if give_up():
                     yield False
                     return
-                time.sleep(POLL_SECONDS)
+                time.sleep(poll_seconds)
                 continue
             yield True
             return

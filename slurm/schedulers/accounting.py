@@ -8,7 +8,6 @@ them up itself; memory is in the steps' rows only, as the largest task's. Fields
 https://slurm.schedmd.com/sacct.html.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,8 +36,7 @@ SACCT_ARGUMENTS = ("--parsable2", "--noconvert", f"--format={SACCT_FORMAT}")
 _MULTIPLES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)$")
-_EMPTY = ("", "Unknown", "None", "None assigned", "N/A", "(null)")
-_MAX_DIGITS = 40
+_EMPTY = ("", "Unknown", "None", "None assigned", "N/A")
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,7 @@ def _rows(text: str) -> list[dict[str, str]]:
     header = lines[0].split("|") if lines else []
     if not {"JobID", "State"} <= set(header):
         raise ValueError(f"no accounts: expected a first line with the columns {SACCT_FORMAT}")
-    rows = [dict(zip(header, line.split("|"), strict=False)) for line in lines[1:]]
-    return [row for row in rows if {"JobID", "State"} <= row.keys()]  # a line may be cut off
+    return [dict(zip(header, line.split("|"), strict=False)) for line in lines[1:]]
 
 
 def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
@@ -91,9 +88,9 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
     job = next((row for row in rows if row["JobID"] == name), None)
     if job is None:
         return None
-    submitted, started = (seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
+    submitted, started = (_seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
     queued = None if submitted is None or started is None else max(0.0, started - submitted)
-    failed, nodes = (hosts_of(job.get(field, "")) for field in ("FailedNode", "NodeList"))
+    failed, nodes = (_hosts(job.get(field, "")) for field in ("FailedNode", "NodeList"))
     energy = max((joules for row in rows if (joules := _number(row.get("ConsumedEnergyRaw", "")))), default=None)
     accounting = Accounting(
         job_id=name,
@@ -111,7 +108,7 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
 
 def duration_seconds(text: str) -> float | None:
     """Seconds of `[DD-[HH:]]MM:SS[.mmm]`; None where nothing was measured."""
-    match = _DURATION.match(text) if len(text) <= _MAX_DIGITS else None
+    match = _DURATION.match(text)
     if match is None:
         return None
     days, hours, minutes, seconds = match.groups(default="0")
@@ -119,28 +116,26 @@ def duration_seconds(text: str) -> float | None:
 
 
 def _bytes(text: str) -> int | None:
-    match = _BYTES.match(text) if len(text) <= _MAX_DIGITS else None
+    match = _BYTES.match(text)
     return round(float(match[1]) * _MULTIPLES[match[2]]) if match else None
 
 
 def _number(text: str) -> float | None:
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
 
 
-def seconds_since_epoch(text: str) -> float | None:
+def _seconds_since_epoch(text: str) -> float | None:
     """Of a time as SLURM_TIME_FORMAT=%s writes it, or as sacct does by itself (local time, no zone)."""
-    if text.isascii() and text.isdigit():
-        return _number(text)
+    if text.isdigit():
+        return float(text)
     try:
         return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
+    except ValueError:
         return None
 
 
-def hosts_of(text: str) -> tuple[str, ...]:
-    """Of a host list; none where there is none."""
+def _hosts(text: str) -> tuple[str, ...]:
     return () if text in _EMPTY else host_names(text)

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from configs.common.printable import shortened
 from reports.numbers.statistics import Estimate
-from reports.text import Table, code, count, escaped, estimate_cell, estimate_text, joined, number, percent
+from reports.text import Table, code, count, escaped, estimate_cell, estimate_text, joined, number, percent, shortened
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from configs.common.execution import Layout, Strategy
-from configs.workloads.train import Offload
-from engine.planner.setup import Checkpointing, TrainingSetup
+from engine.planner.setup import Checkpointing, Offload, TrainingSetup
 
 _SMALL_BELOW, _LARGE_FROM = 1e9, 10e9
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from configs.common.arrays import Floats
-from reports.laws.fit import Fit
+from reports.laws.fit import Fit, Floats
 from reports.laws.laws import TITLES, ScalingLaws, scaled
 from reports.numbers.statistics import Estimate, Ratio
 from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS, crosses, log2
@@ -31,7 +30,7 @@ MOST_ABOVE = 1.8
 MANY_POINTS = 15
 
 
-def draw_laws(figure: "Figure", laws: ScalingLaws) -> None:
+def draw_laws(figure: "Figure", laws: ScalingLaws, unit: str = "items/s") -> None:
     """Throughput on the left, efficiency on the right, with every law that was fitted; a band round the supported."""
     left, right = figure.subplots(1, 2)
     ranks = [point.ranks for point in laws.points]
@@ -48,7 +47,7 @@ def draw_laws(figure: "Figure", laws: ScalingLaws) -> None:
     points_with_bars(left, [(point.ranks, point.throughput) for point in laws.points])
     points_with_bars(right, [(point.ranks, percents(point.efficiency)) for point in laws.points if point.efficiency])
     mark_changed(left, [(point.ranks, point.throughput) for point in laws.points if point.changed])
-    left.set_ylabel("throughput, in the unit of the file")
+    left.set_ylabel("throughput, in the unit of the file" if unit == "items/s" else f"throughput, {unit}")
     finish(figure, left, right, ranks, [], base.ranks)
 
 
@@ -80,7 +79,7 @@ def law_line(axes: "Axes", fit: Fit, ranks: Sequence[int], over: float | None, i
     )
 
 
-def points_with_bars(axes: "Axes", points: Sequence[tuple[int, Estimate]]) -> None:
+def points_with_bars(axes: "Axes", points: Sequence[tuple[int, Estimate]], label: str = "measured, median") -> None:
     """Measured points, not joined: a law is what joins them."""
     if not points:
         return
@@ -92,7 +91,7 @@ def points_with_bars(axes: "Axes", points: Sequence[tuple[int, Estimate]]) -> No
             [_bar(value, value.median - value.bounds[0]) for _, value in ordered],
             [_bar(value, value.bounds[1] - value.median) for _, value in ordered],
         ],
-        label="measured, median",
+        label=label,
         capsize=3,
         linewidth=1.2,
         color=COLOURS[0],

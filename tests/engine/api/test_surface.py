@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import engine
-from configs.families.config import ModelConfig
 from engine.api.current_group import world_communicator
 from engine.api.inference_benchmark import BenchmarkConfig, DistributedInferenceBenchmark
 from engine.api.nccl import NCCLCommunicator
@@ -32,6 +31,7 @@ from engine.api.tensor_parallel import (
     TensorParallelConfig,
     create_tensor_parallel_config,
 )
+from engine.models.config import ModelConfig
 from engine.parallel.communicator import open_communicators
 from engine.parallel.grid import Grid
 from engine.rank.devices import VisibleDevice, claim_device
