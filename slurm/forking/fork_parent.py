@@ -82,16 +82,16 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _read(connection: socket.socket) -> dict[str, Any]:
-    """The next request; {} at the end. The other side sends one and waits for the answer."""
+    """The next request; {} at the end. No byte of the one after it: a launch may follow a start at once."""
     received = b""
     while not received.endswith(b"\n"):
         try:
-            piece = connection.recv(65536)
+            waiting = connection.recv(65536, socket.MSG_PEEK)
+            received += connection.recv(waiting.find(b"\n") + 1 or len(waiting))
         except ConnectionResetError:
             return {}
-        if not piece:
+        if not waiting:
             return {}
-        received += piece
     request: dict[str, Any] = json.loads(received)
     return request
 

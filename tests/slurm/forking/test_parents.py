@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from configs.common.proc import parent_of
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
-from slurm.forking import parents
+from slurm.forking import fork_parent, parents
 from slurm.launcher.job_files import read_launcher
 from slurm.schedulers import local
 from tests.support.launches import (
@@ -170,6 +171,18 @@ def test_a_parent_given_up_for_its_silence_launches_nothing_later(
     wait_until(lambda: not leftovers(again.folder), "whatever it launched to end")
     assert read_launcher(again) == launcher
     assert_nothing_left(again.folder)
+
+
+def test_requests_that_arrive_together_are_read_one_by_one() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        ours.sendall(b'{"start": 1}\n{"launch": "a"}\n{"start"')
+        assert fork_parent._read(theirs) == {"start": 1}
+        assert fork_parent._read(theirs) == {"launch": "a"}
+        ours.sendall(b": 2}\n")
+        assert fork_parent._read(theirs) == {"start": 2}
+        ours.close()
+        assert fork_parent._read(theirs) == {}
 
 
 def test_nothing_outlives_a_killed_launcher_that_was_forked(tmp_path: Path) -> None:
