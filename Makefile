@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training structure test-faults test-resume screenshots clean
+.PHONY: study team test test-slow test-slurm test-nightly lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training structure test-faults test-resume fuzz screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -33,7 +33,10 @@ test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print w
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
 	$(BIN)/python -m benchmarks.training.faults $(if $(KEEP),--runs $(KEEP))
 
-lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started
+fuzz: $(VENV)/.installed-fuzz  ## hostile inputs for every reader, hypothesis and atheris in turn; MINUTES=10, TARGET=study.file for one alone
+	$(BIN)/python -m benchmarks.fuzz --minutes $(or $(MINUTES),10) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED))
+
+lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started or enabled at boot
 	sh slurm/lab/install.sh
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
@@ -111,3 +114,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) with what developers need (a few minutes the first time)"
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	@$(PIP) --editable '.[fuzz]'
+	@touch $@

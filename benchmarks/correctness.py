@@ -21,7 +21,7 @@ from typing import Any
 from configs.common.execution import Dtype
 from reports.text import UNKNOWN, Table, number
 
-SCRIPT = Path(__file__).parents[1] / "tests" / "support" / "correctness_campaign.py"
+SCRIPT = Path(__file__).parents[1] / "tests" / "support" / "answers" / "correctness_campaign.py"
 MODEL = Path(__file__).parents[1] / "configs" / "models" / "tiny-stdlib"
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 _LONGEST_SECONDS = 3600

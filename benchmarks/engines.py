@@ -20,11 +20,11 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.rates import MeasurementSamples, rates_of
 from configs.plans.record import Status
+from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import PromptedWorkload
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, estimate, paired_ratio
-from reports.reading.samples import read_samples
 from tasks.campaign.ledger import read_ledger
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "studies" / "bench_engines.yaml"

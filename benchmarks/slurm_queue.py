@@ -31,7 +31,7 @@ from configs.plans.job import Submission
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.record import Record, Status
-from flows.server.local import begin
+from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment
 from reports.numbers.statistics import Estimate, estimate
 from slurm.lab import cluster
@@ -290,12 +290,12 @@ def main() -> int:
         request = LabRequest(name=arguments.name, folder=folder / "lab", nodes=2)
         try:
             cluster.up(request)
-            lab = cluster.find(request.name)
+            lab = cluster.find_lab(request.name)
             asked = (lab, folder, arguments.jobs, arguments.cells, arguments.max_queued)
             if api_named_by_environment():
                 wrong = measure(*asked)
             else:
-                with begin() as lease:
+                with lease_server() as lease:
                     lease.wait_until_healthy()
                     wrong = measure(*asked)
         finally:

@@ -59,22 +59,22 @@ class Meter:
 
     def __init__(self, place: RankPlace) -> None:
         from configs.common.base import utc_now
-        from engine.rank import host_usage as measure
+        from engine.rank import host_usage
 
         self._place = place
         self.started_at = utc_now()
-        self._busy = measure.machine_busy_seconds(place.allowed) if place.local_rank == 0 else None
-        self._storage = measure.storage_bytes()
-        self._cpu = measure.process_cpu_seconds()
+        self._busy = host_usage.machine_busy_seconds(place.allowed) if place.local_rank == 0 else None
+        self._storage = host_usage.storage_bytes()
+        self._cpu = host_usage.process_cpu_seconds()
         self._began = time.perf_counter()
 
     def figures(self) -> "dict[str, Figure]":
         """Return figures of the measurement so far; `cpu_busy_seconds` is of all processes on the job's cores."""
-        from engine.rank import host_usage as measure
+        from engine.rank import host_usage
 
         measurement_seconds = time.perf_counter() - self._began
-        cpu_seconds = measure.process_cpu_seconds() - self._cpu
-        storage = measure.storage_bytes()
+        cpu_seconds = host_usage.process_cpu_seconds() - self._cpu
+        storage = host_usage.storage_bytes()
         figures: dict[str, Figure] = {
             "measurement_seconds": measurement_seconds,
             "cpu_seconds": cpu_seconds,
@@ -84,7 +84,7 @@ class Meter:
             "io_write_bytes": storage.written - self._storage.written if storage and self._storage else None,
         }
         if self._place.local_rank == 0:
-            busy = measure.machine_busy_seconds(self._place.allowed)
+            busy = host_usage.machine_busy_seconds(self._place.allowed)
             figures["machine_cores"] = len(self._place.allowed)
             figures["cpu_busy_seconds"] = None if busy is None or self._busy is None else busy - self._busy
         return figures
@@ -199,15 +199,15 @@ def run_workload(
         return timed_measurement(measurement, context, workload)
     import torch
 
-    from engine.rank import host_usage as measure
+    from engine.rank import host_usage
 
     on_gpu = context.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(context.device)
-    measure.reset_peak_memory()
-    before = torch.cuda.memory_allocated(context.device) if on_gpu else measure.resident_memory_bytes()
+    host_usage.reset_peak_memory()
+    before = torch.cuda.memory_allocated(context.device) if on_gpu else host_usage.resident_memory_bytes()
     outcome = workload(measurement, context)
-    host_peak = measure.peak_memory_bytes()
+    host_peak = host_usage.peak_memory_bytes()
     peak = torch.cuda.max_memory_allocated(context.device) if on_gpu else host_peak
     figures: dict[str, Figure] = {
         "peak_memory_bytes": peak,
@@ -337,6 +337,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m engine.worker JOB_JSON", file=sys.stderr)
         return 2
     path = Path(arguments[0]).resolve()
+    from configs.common.reading import PLAN_BYTES, read_model
     from configs.plans.job import Job
     from configs.plans.paths import JobPaths
 
@@ -345,7 +346,7 @@ def main(arguments: list[str]) -> int:
     redirect_output(paths.rank_log(place.rank))
     progress = ProgressFile(paths.progress(place.rank), place.rank)
     try:
-        job = Job.model_validate_json(path.read_bytes()).located(paths.folder)
+        job = read_model(path, Job, PLAN_BYTES).located(paths.folder)
         paths.parts.mkdir(exist_ok=True)
         if job.measuring_pass == "nsys":
             run_under_nsys(job, path, paths, place)

@@ -10,16 +10,19 @@ killed, the next run adopts them.
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.plan import Stop
 from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
-from flows.outcomes import collect, give_up_job, leave_out, resolve, row_of
+from flows.held_groups import HeldGroup, HeldGroups, asked_of
+from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of
+from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.partitions import ClusterError, usable_nodes
+from slurm.schedulers.waiting import note_waiting
 from tasks.campaign.active_jobs import ActiveJobs, Flown
 from tasks.campaign.jobs import write_job
 from tasks.campaign.leftovers import mark_collected
@@ -31,20 +34,8 @@ from tasks.campaign.session import Session
 from tasks.submit import submit_launches
 from tasks.wait import wait_for_jobs
 
-_FIRST_PAUSE_SECONDS = 2.0
-_LONGEST_PAUSE_SECONDS = 60.0
-"""Interval between attempts to submit to a scheduler that accepts no jobs."""
 _USABLE_SECONDS = 30.0
 """Validity of a list of usable nodes."""
-
-
-@dataclass
-class Group:
-    """Jobs that are submitted together. `jobs`: written already, where the scheduler took none of them before."""
-
-    launches: list[tuple[Launch, ProgressRow]]
-    exclude: tuple[str, ...]
-    jobs: list[tuple[Job, ProgressRow]] | None = None
 
 
 def run_on_clusters(
@@ -67,9 +58,8 @@ class SubmissionQueue:
         self._waiting: dict[str, deque[tuple[Launch, ProgressRow]]] = {}
         for launch, row in launches:
             self._waiting.setdefault(launch.measurements[0].cell.target, deque()).append((launch, row))
-        self._held: dict[str, Group] = {}
+        self._held = HeldGroups()
         self._active_jobs = ActiveJobs()
-        self._pause_seconds, self._try_again_at = _FIRST_PAUSE_SECONDS, 0.0
         self._usable: dict[str, tuple[float, tuple[str, ...]]] = {}
 
     def run(self) -> None:
@@ -82,15 +72,17 @@ class SubmissionQueue:
                     self._leave_out_rest(ended_by)
                 else:
                     self._fill()
-                if self._active_jobs.jobs or self._held:
+                if self._active_jobs.jobs or self._held.groups:
                     for name in wait_for_jobs(self._what(), self._active_jobs, self._session, self._enough):
                         self._land(name)
         except BaseException:
+            for held in self._held.take_all():
+                self._cancel_unsubmitted(held)
             self._active_jobs.abandon(self._session)
             raise
 
     def _open(self) -> bool:
-        return bool(self._held) or any(self._waiting.values())
+        return bool(self._held.groups) or any(self._waiting.values())
 
     def _what(self) -> str:
         """What is waited for, for the name of the task."""
@@ -100,7 +92,7 @@ class SubmissionQueue:
         """Jobs of an earlier run fly on as if they were ours."""
         session = self._session
         for name in session.adopted:
-            job = Job.model_validate_json(session.run.job(name).job.read_bytes())
+            job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
             row = row_of(Launch(job.measuring_pass, job.measurements), session.plan)
             session.run_progress.rows.append(row)
             self._active_jobs.add([(job, row)])
@@ -114,7 +106,7 @@ class SubmissionQueue:
 
     def _enough(self) -> bool:
         """What ends the waiting although no job has ended: a budget, or that it is time to submit again."""
-        if self._held and time.monotonic() >= self._try_again_at:
+        if self._held.due(time.monotonic()):
             return True
         waits = any(flown.running_since is None for flown in self._active_jobs.jobs.values())
         return self._spent() is not None and (self._open() or waits)
@@ -122,11 +114,11 @@ class SubmissionQueue:
     def _leave_out_rest(self, ended_by: Stop) -> None:
         """No launch is begun any more: not those that wait here, nor those that wait in the queue."""
         session = self._session
-        for group in self._held.values():
-            for job, row in group.jobs or ():
+        for held in self._held.take_all():
+            self._cancel_unsubmitted(held)
+            for job, row in held.jobs:
                 mark_collected(session.run, job.name)
                 leave_out(session, Launch(job.measuring_pass, job.measurements), row, ended_by)
-        self._held = {}
         for queue in self._waiting.values():
             for launch, row in queue:
                 leave_out(session, launch, row, ended_by)
@@ -142,31 +134,65 @@ class SubmissionQueue:
     # Into the queue
 
     def _fill(self) -> None:
-        """Submit as much as the targets' bounds allow."""
-        if time.monotonic() < self._try_again_at:
-            return
+        """Submit as much as the targets' bounds and the scheduler allow."""
         for name in self._in_order():
             target = self._session.target(name)
             assert isinstance(target, SlurmTarget)
-            while group := self._held.pop(name, None) or self._next_group(target):
-                if not self._submit(target, group):
-                    return
+            self._give_up_overdue(target)
+            for held in self._held.take_due(name, time.monotonic()):
+                if len(held.jobs) <= room_for(target, self._active_jobs):
+                    self._submit(target, held)
+                else:
+                    self._held.put_back(held, time.monotonic())
+            while not self._held.is_away(name) and (jobs := self._next_jobs(target)):
+                self._submit(target, HeldGroup(name, jobs))
+
+    def _give_up_overdue(self, target: SlurmTarget) -> None:
+        """Record what the scheduler has refused for longer than the target allows, while nothing of the run ran."""
+        now = time.monotonic()
+        if any(flown.running_since is not None for flown in self._active_jobs.jobs.values()):
+            self._held.restart_clocks(target.name, now)
+        limit = target.max_queue_minutes
+        for held in self._held.take_overdue(target.name, now, None if limit is None else 60 * limit):
+            if not self._cancel_unsubmitted(held):
+                self._held.put_back(held, now)  # perhaps the scheduler has it after all
+                continue
+            message = f"target.max_queue_minutes {limit:g} of {target.name}: not submitted in time: {held.reason}"
+            for job, row in held.jobs:
+                give_up_job(self._session, job, row, Status.CANCELLED, message)
+
+    def _cancel_unsubmitted(self, held: HeldGroup) -> bool:
+        """End what a scheduler may have taken although it did not say so. Returns whether it is sure to be ended."""
+        folders = [self._session.run.job(job.name).folder for job, _ in held.jobs]
+        try:
+            adapter_for(held.jobs[0][0].target.kind).cancel_many(folders)
+        except OSError:
+            return False
+        return True
 
     def _in_order(self) -> list[str]:
         """Targets, those first that have most to do yet: drift of what they share then hits all alike."""
         return sorted(self._waiting, key=lambda name: -len(self._waiting[name]))
 
-    def _next_group(self, target: SlurmTarget) -> Group | None:
-        """The next launches of one shape, of one block, and no more than may be in the queue."""
-        queue = self._waiting[target.name]
+    def _next_jobs(self, target: SlurmTarget) -> list[tuple[Job, ProgressRow]]:
+        """Write the jobs of the next launches of one shape, of one block, no more than may be in the queue.
+
+        Shapes that the scheduler refuses now are passed over; others go on.
+        """
+        session, queue = self._session, self._waiting[target.name]
         room = room_for(target, self._active_jobs)
+        refused = self._held.shapes(target.name)
         if not queue or room < 1:
-            return None
-        exclude = self._exclude(target, queue[0][0])
+            return []
         taken = take_alike(
-            queue, room, target.max_queued, lambda launch: (*shape_of(launch), self._exclude(target, launch))
+            queue,
+            room,
+            target.max_queued,
+            lambda launch: (*shape_of(launch), self._exclude(target, launch)),
+            passed_over=lambda launch: asked_of(launch) in refused,
         )
-        return Group(taken, exclude)
+        exclude = self._exclude(target, taken[0][0]) if taken else ()
+        return [(write_job(launch, session.plan, session.run, session.cache, exclude), row) for launch, row in taken]
 
     def _exclude(self, target: SlurmTarget, launch: Launch) -> tuple[str, ...]:
         blamed = self._retries.blamed(launch)
@@ -187,35 +213,33 @@ class SubmissionQueue:
             self._usable[target.name] = (now, nodes)
         return nodes
 
-    def _submit(self, target: SlurmTarget, group: Group) -> bool:
-        """Hand a group over. False where the scheduler takes nothing now; the group is kept."""
-        session = self._session
-        if group.jobs is None:
-            group.jobs = [
-                (write_job(launch, session.plan, session.run, session.cache, group.exclude), row)
-                for launch, row in group.launches
-            ]
-        names = [job.name for job, _ in group.jobs]
-        for _, row in group.jobs:
-            row.state, row.note = "starting", ""
+    def _submit(self, target: SlurmTarget, held: HeldGroup) -> None:
+        """Hand a group over. One that the scheduler does not take now is kept; of a limited one half is tried."""
+        session, names = self._session, [job.name for job, _ in held.jobs]
+        for _, row in held.jobs:
+            row.state, row.note, row.reason = "starting", "", ""
         # In flight from here on: whatever happens meanwhile, they are looked for when the run is ended.
-        self._active_jobs.add(group.jobs)
+        self._active_jobs.add(held.jobs)
         refusal = submit_launches(several(names), names, target.kind, session)
-        if refusal is not None:
-            for name in names:
-                self._active_jobs.jobs.pop(name)
-        if refusal is not None and refusal.final:
-            for job, row in group.jobs:
+        if refusal is None:
+            self._held.accepted(held)
+            return
+        for name in names:
+            self._active_jobs.jobs.pop(name)
+        if refusal.final:
+            for job, row in held.jobs:
                 give_up_job(session, job, row, Status.FAILED, refusal.message)
-        elif refusal is not None:
-            for _, row in group.jobs:
-                row.state, row.note = "waiting", f"the scheduler accepts no jobs now: {refusal.message}"
-            self._held[target.name] = group
-            self._try_again_at = time.monotonic() + self._pause_seconds
-            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
-            return False
-        self._pause_seconds = _FIRST_PAUSE_SECONDS
-        return True
+            return
+        for job, row in held.jobs:
+            row.state, row.note = "waiting", f"the scheduler accepts no such jobs now: {refusal.message}"
+            row.reason = refusal.message
+            note_waiting(session.run.job(job.name), "", refusal.message)
+        if refusal.limited and len(held.jobs) > 1:
+            first, rest = held.halves()
+            self._held.refused(rest, refusal, time.monotonic())
+            self._submit(target, first)
+        else:
+            self._held.refused(held, refusal, time.monotonic())
 
     # Out of it
 
@@ -225,7 +249,7 @@ class SubmissionQueue:
         collected = collect(session, name, flown.row)
         target = flown.job.target
         self._budget.paid(target.name, _node_seconds(flown, collected))
-        _, again = resolve(session, self._retries, collected, flown.launch, flown.row)
+        _, again = resolve_retries(session, self._retries, collected, flown.launch, flown.row)
         if again is not None:
             self._waiting.setdefault(target.name, deque()).appendleft(again)
             self._usable.pop(target.name, None)
@@ -257,11 +281,18 @@ def room_for(target: SlurmTarget, active_jobs: ActiveJobs) -> int:
 
 
 def take_alike(
-    queue: deque[tuple[Launch, ProgressRow]], most: int, window: int, alike: Callable[[Launch], Hashable]
+    queue: deque[tuple[Launch, ProgressRow]],
+    most: int,
+    window: int,
+    alike: Callable[[Launch], Hashable],
+    passed_over: Callable[[Launch], bool] = lambda launch: False,
 ) -> list[tuple[Launch, ProgressRow]]:
-    """Take the first launch off the queue, and of the next ones, within a window, those that are like it."""
-    near = [alike(launch) for launch, _ in islice(queue, window)]
-    chosen = [position for position, shape in enumerate(near) if shape == near[0]][:most]
+    """Take the first launch off the queue that is not passed over, and of the next ones those that are like it."""
+    first = next((place for place, (launch, _) in enumerate(queue) if not passed_over(launch)), None)
+    if first is None:
+        return []
+    near = [alike(launch) for launch, _ in islice(queue, first, first + window)]
+    chosen = [first + place for place, shape in enumerate(near) if shape == near[0]][:most]
     taken = [queue[position] for position in chosen]
     for position in reversed(chosen):
         del queue[position]
@@ -270,5 +301,4 @@ def take_alike(
 
 def shape_of(launch: Launch) -> tuple[Hashable, ...]:
     """Block and pass, and what the scheduler is asked for."""
-    cell = launch.measurements[0].cell
-    return launch.measuring_pass, launch.block, cell.nodes, cell.layout.ranks, cell.cores_per_rank
+    return launch.measuring_pass, launch.block, *asked_of(launch)

@@ -18,7 +18,7 @@ from configs.spec.form import StudyForm, study_of_form
 from configs.spec.study import StudyError, StudySpec, load_study
 from flows.folders import cache_folder
 from flows.precheck import check_study
-from flows.scaling_study import RunSummary, checked_before, measure_study
+from flows.scaling_study import Handover, RunSummary, handed_over, measure_study
 
 _EXAMPLE = StudyForm()
 
@@ -93,7 +93,7 @@ def _checked_and_measured(
 ) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
     plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
-    with checked_before(plan):
+    with handed_over(Handover(plan)):
         return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
 
 

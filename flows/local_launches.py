@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from configs.plans.packing import Launch
-from flows.outcomes import collect, leave_out, resolve
+from flows.outcomes import collect, leave_out, resolve_retries
 from slurm.forking.parents import end_parents
 from slurm.schedulers.local import cancel
 from tasks.campaign.jobs import write_job
@@ -44,7 +44,7 @@ def _run_launches(session: Session, queue: deque[tuple[Launch, ProgressRow]], re
             continue
         collected = _measurement(session, launch, row)
         budget.waited(row.waited_seconds)  # it pays for measuring
-        outcome, again = resolve(session, retries, collected, launch, row)
+        outcome, again = resolve_retries(session, retries, collected, launch, row)
         if again is not None:
             queue.appendleft(again)
             time.sleep(outcome.failed_starts * 1.0)

@@ -1,7 +1,7 @@
 """Measurement loop of a study: its launches, and further repeats until the target interval is reached.
 
     finish_leftovers(session)                     # what an earlier run left going
-    already = measure(session, only_failed=False)
+    already = measure_missing(session, only_failed=False)
 
 What is submitted, waited for and collected are Prefect tasks; this is the loop around them. Launches on
 clusters are many at once (`flows.cluster_launches`), those on this machine one after the other (`flows.local_launches`)
@@ -11,6 +11,7 @@ and after them: to ask a scheduler again and again, or a cluster whose nodes are
 import threading
 from typing import get_args
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.record import MeasuringPass
@@ -19,7 +20,7 @@ from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of
 from reports.render import preload_reports
 from tasks.adopt import adopt_jobs
-from tasks.campaign.ledger import missing_measurements, places, read_ledger
+from tasks.campaign.ledger import missing_measurements, places, set_aside_damaged
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
@@ -34,7 +35,7 @@ def finish_leftovers(session: Session) -> None:
     leftovers = adopt_jobs(session)
     session.run_progress.notes += leftovers.notes
     for name in leftovers.running:
-        job = Job.model_validate_json(session.run.job(name).job.read_bytes())
+        job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
         if job.target.kind != "local":
             session.adopted.append(name)
             continue
@@ -44,7 +45,7 @@ def finish_leftovers(session: Session) -> None:
         collect(session, name, row)
 
 
-def measure(session: Session, only_failed: bool) -> int:
+def measure_missing(session: Session, only_failed: bool) -> int:
     """Measure all that is missing, and more of what is not yet known well enough.
 
     Returns how many measurements were measured before.
@@ -64,9 +65,9 @@ def measure(session: Session, only_failed: bool) -> int:
 def _missing(session: Session, only_failed: bool) -> list[Launch]:
     """The launches that the plan still lacks and no adopted job makes, in the order of their blocks."""
     plan, run_progress = session.plan, session.run_progress
-    ledger = read_ledger(session.run)
+    ledger = set_aside_damaged(session.run)
     run_progress.notes += ledger.set_aside
-    adopted = [Job.model_validate_json(session.run.job(name).job.read_bytes()) for name in session.adopted]
+    adopted = [read_model(session.run.job(name).job, Job, PLAN_BYTES) for name in session.adopted]
     under_way = {
         (job.measuring_pass, measurement.cell.key, measurement.repeat)
         for job in adopted

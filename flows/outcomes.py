@@ -83,7 +83,23 @@ def leave_out(session: Session, launch: Launch, row: ProgressRow, ended_by: str)
         row.state = "left out"
 
 
-def resolve(
+def _record_failed_start(session: Session, collected: Collected, outcome: RetryDecision, row: ProgressRow) -> None:
+    """Records of a launch that ended before its first measurement: an attempt too, of the job that the scheduler had.
+
+    Those that are tried again count as neither made nor failed yet.
+    """
+    records = failed_records(session.run, collected.job, collected.unreached, outcome.status, outcome.message)
+    given_up = {measurement.name for measurement in outcome.given_up}
+    final = [
+        record for record, measurement in zip(records, collected.unreached, strict=True) if measurement.name in given_up
+    ]
+    if final:
+        account(session.run_progress, row, Collected(records=final))
+    else:
+        row.state, row.note = outcome.status.value, outcome.message
+
+
+def resolve_retries(
     session: Session, retries: Retries, collected: Collected, launch: Launch, row: ProgressRow
 ) -> tuple[RetryDecision, tuple[Launch, ProgressRow] | None]:
     """Decide what becomes of measurements that a launch left without figures, and record those that are given up.
@@ -92,13 +108,12 @@ def resolve(
     """
     run_progress = session.run_progress
     outcome = retries.after(collected, launch.measuring_pass, session.target(launch.measurements[0].cell.target))
+    if collected.start_failure:
+        _record_failed_start(session, collected, outcome, row)
     # A measurement that is tried again was counted as made, and failed; it is neither yet.
     tried_again = len(outcome.again) + len(outcome.given_up) - len(collected.unreached)
     run_progress.done -= tried_again
     run_progress.failed -= tried_again
-    if outcome.given_up:
-        given_up = Launch(launch.measuring_pass, outcome.given_up)
-        give_up(session, given_up, row, outcome.status, outcome.message)
     if not outcome.again:
         return outcome, None
     # Whatever ended the launch has its record; the others go on without it, and training from its checkpoint.

@@ -8,35 +8,46 @@ import tempfile
 from pathlib import Path
 
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from tasks.checks.machine import check_clusters, check_resources
-from tasks.models.sources import is_hub_repository
-from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan, planned_model
+from tasks.checks.requirements import check_requirements
+from tasks.models.sources import DEFAULT_REVISION, hub_repository
+from tasks.planning.inputs import (
+    copy_inputs,
+    earlier_plan,
+    make_sound_plan,
+    planned_model,
+    revision_of,
+    usable_models,
+)
 
 
 def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clusters: bool = False) -> Plan:
     """The plan of a study as far as it can be made without a network.
 
+    A model whose files are at fault is left out and named in the plan, unless there is no other.
     A model on a hub is not asked for: its cells carry the name instead of the commit. clusters: ask their schedulers,
     too. A run takes the plan as it is where nothing else is learnt of its models. Raises StudyError naming every
     problem.
     """
     problems: list[str] = []
-    models = []
-    for position, spec in enumerate(study.models):
-        try:
-            models.append(_known_model(spec, position, cache, base))
-        except StudyError as error:
-            problems += error.problems
+    models: list[PlannedModel] = []
+    unusable: tuple[UnusableModel, ...] = ()
+    before = earlier_plan(RunPaths(run_folder))
+    try:
+        models, unusable = usable_models(study, lambda spec, at: _known_model(spec, at, cache, base, before))
+    except StudyError as error:
+        problems += error.problems
     with tempfile.TemporaryDirectory() as folder:
         scratch = RunPaths(Path(folder))
         try:
             inputs = copy_inputs(study, scratch, base)
             if problems:
                 raise StudyError([])
-            plan = make_plan(study, models, inputs, scratch.inputs, cache, earlier_plan(RunPaths(run_folder)))
+            plan = make_sound_plan(study, models, unusable, inputs, scratch.inputs, cache, before)
             check_resources(plan, run_folder)
+            check_requirements(plan, cache)
         except StudyError as error:
             problems += error.problems
     if problems:
@@ -46,7 +57,9 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     return plan
 
 
-def _known_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
-    if spec.revision is not None and is_hub_repository(spec.id, base):
-        return PlannedModel(name=spec.name, identity=f"{spec.id}@{spec.revision}", manifest="")
+def _known_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None) -> PlannedModel:
+    repository = hub_repository(spec.id, spec.revision, base)
+    if repository is not None:
+        revision = revision_of(spec, base, before) or DEFAULT_REVISION
+        return PlannedModel(name=spec.name, identity=f"{repository}@{revision}", manifest="")
     return planned_model(spec, position, cache, base)

@@ -5,7 +5,7 @@
 
 The stages are Prefect tasks. A failed cell is a record, not a failed task; the flow fails only if the pipeline
 cannot continue. The files in the run folder are authoritative, independent of the Prefect API: an interrupted run
-resumes where it left off.
+resumes where it left off. Measuring needs no API: without one `flows.running` calls the flow as a plain function.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
@@ -26,23 +26,23 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.study import StudySpec, load_study
 from flows.folders import cache_folder
-from flows.measuring import finish_leftovers, measure
+from flows.measuring import finish_leftovers, measure_missing
+from tasks.campaign.live_credentials import live_credentials
 from tasks.campaign.progress import RunProgress, new_progress
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
-from tasks.fetch import fetch_model
+from tasks.fetch import EarlierPlan, fetch_model
+from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
-from tasks.prefect_api.api import await_api, end_lost_run, tag_run
+from tasks.prefect_api.api import await_api, end_lost_run, one_line, tag_run
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
 from tasks.prefect_api.credentials import api_environment
+from tasks.prefect_api.stages import in_flow_run, run_logger
 from tasks.preflight import preflight
 from tasks.provision import provision
 from tasks.publish import begin_jobs, begin_progress, publish
 from tasks.render import render
 from tasks.resolve import CheckedPlan, resolve_study
-
-_API_SECONDS = 300.0
-"""So long a run that has its report waits for an API that is away, to tell it."""
 
 
 class RunSummary(Frozen):
@@ -85,40 +85,74 @@ def scaling_study(
     return measure_study(study, runs, base or Path.cwd(), only_failed, accept_environment)
 
 
-_CHECKED: ContextVar[Plan | None] = ContextVar("checked", default=None)
+class Handover:
+    """What passes between a flow and the code of this process that calls it, beside parameters and result.
+
+    No parameter of the flow: Prefect keeps parameters in its API, and a plan may hold thousands of cells. No result:
+    Prefect loses it where its API cannot be told how the flow ended.
+
+    Args:
+        plan: of `check_study`, used instead of making it again.
+        api_seconds: so long a run that has its report waits for an API that is away, to tell it.
+    """
+
+    def __init__(self, plan: Plan | None = None, api_seconds: float = 300.0) -> None:
+        self.plan = plan
+        self.api_seconds = api_seconds
+        self.began = False
+        self.published = False
+        self.result: RunSummary | State[Any] | None = None
+        self.error: BaseException | None = None
+
+
+_HANDOVER: ContextVar[Handover | None] = ContextVar("handover", default=None)
 
 
 @contextlib.contextmanager
-def checked_before(plan: Plan | None) -> Iterator[None]:
-    """Have the flow that is called in the block use this plan of `check_study`, instead of making it again.
-
-    No parameter of the flow: Prefect keeps parameters in its API, and a plan may hold thousands of cells.
-    """
-    token = _CHECKED.set(plan)
+def handed_over(handover: Handover) -> Iterator[None]:
+    """Have the flow that is called in the block use and fill this."""
+    token = _HANDOVER.set(handover)
     try:
         yield
     finally:
-        _CHECKED.reset(token)
+        _HANDOVER.reset(token)
 
 
 def measure_study(
     study: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
 ) -> RunSummary | State[Any]:
-    """What every flow of this project does with its study; to be called inside a flow run."""
+    """What every flow of this project does with its study, inside a flow run or as a plain function."""
+    handover = _HANDOVER.get() or Handover()
+    handover.began = True
+    try:
+        handover.result = _measured(study, runs, base, only_failed, accept_environment, handover)
+    except BaseException as error:
+        handover.error = error
+        raise
+    return handover.result
+
+
+def _measured(
+    study: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool, handover: Handover
+) -> RunSummary | State[Any]:
     run = RunPaths((runs / study.study).absolute())
-    identifier = flow_run.id
-    with run_lock(run, identifier) as before, _signals_raise(), api_environment():
-        if before is not None and end_lost_run(before):
-            get_run_logger().info("flow run %s stopped responding and is marked as crashed", before)
+    identifier = flow_run.id if in_flow_run() else None
+    run_progress = new_progress()
+    run_progress.study = study.study
+    with run_lock(run, identifier) as before, _signals_raise(), contextlib.ExitStack() as told:
         run.jobs.mkdir(exist_ok=True)
-        run_progress = new_progress()
-        run_progress.study = study.study
-        with_jobs = any(target.kind != "local" for target in study.targets)
-        jobs = begin_jobs(study.study) if with_jobs else None
-        watcher = ApiWatcher(identifier, run_progress, begin_progress(run_progress), jobs)
+        progress_artifact = jobs_artifact = None
+        if identifier is not None:
+            told.enter_context(api_environment())
+            if before is not None and end_lost_run(before):
+                run_logger().info("flow run %s stopped responding and is marked as crashed", before)
+            progress_artifact = begin_progress(run_progress)
+            if any(target.kind != "local" for target in study.targets):
+                jobs_artifact = begin_jobs(study.study)
+        watcher = ApiWatcher(identifier, run_progress, progress_artifact, jobs_artifact)
         with watcher:
             try:
-                return _run(study, run, run_progress, watcher, only_failed, accept_environment, base)
+                return _run(study, run, run_progress, watcher, only_failed, accept_environment, base, handover)
             except RunCancelled:
                 return Cancelled(message="cancelled through the API; completed measurements are kept")
             finally:
@@ -133,25 +167,33 @@ def _run(
     only_failed: bool,
     accept_environment: bool,
     base: Path,
+    handover: Handover,
 ) -> RunSummary:
     """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
     run_progress.stage = "resolving"
-    models = [fetch_model(spec, position, cache, base) for position, spec in enumerate(study.models)]
-    plan = resolve_study(study, models, run, base, cache, CheckedPlan(_CHECKED.get()))
-    tag_run(flow_run.id, plan)
+    before = EarlierPlan(earlier_plan(run))
+    models, unusable = usable_models(study, lambda spec, position: fetch_model(spec, position, cache, base, before))
+    specs = {spec.name: spec for spec in study.models}
+    for note in filter(None, (resolved_note(specs[model.name], model) for model in models)):
+        run_logger().info(note)
+        run_progress.notes.append(f"{note}, pinned in plan.json")
+    plan = resolve_study(study, models, run, base, cache, CheckedPlan(handover.plan), unusable)
+    if in_flow_run():
+        tag_run(flow_run.id, plan)
     session = Session(run, plan, cache, run_progress, watcher)
     provision(session, accept_environment)
     finish_leftovers(session)
     preflight(session)
     run_progress.stage = "measuring"
-    already = measure(session, only_failed)
+    with live_credentials(plan.measuring.live):
+        already = measure_missing(session, only_failed)
     run_progress.stage = "reporting"
     summary = render(run)
     remember_run(run, cache)
-    run_progress.stage = "waiting for the Prefect API"
-    if await_api(_API_SECONDS):
-        _publish(study.study, run)
+    if in_flow_run():
+        run_progress.stage = "report written; waiting for the Prefect API"
+        handover.published = await_api(handover.api_seconds) is None and _publish(study.study, run)
     return RunSummary(
         folder=str(run.folder),
         report=str(run.report),
@@ -162,12 +204,14 @@ def _run(
     )
 
 
-def _publish(study: str, run: RunPaths) -> None:
-    """Artifacts are a copy for the UI: the report stands without them."""
+def _publish(study: str, run: RunPaths) -> bool:
+    """Artifacts are a copy for the UI: the report stands without them. Returns whether they are there."""
     try:
         publish(study, run)
     except Exception as error:
-        get_run_logger().warning("artifacts not published: %s", error)
+        run_logger().warning("artifacts not published: %s", one_line(error))
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -8,14 +8,18 @@ the report makes the lead bold, a terminal prints both.
 
 from dataclasses import dataclass
 
+from configs.common.printable import shortened
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_cost, price_of
 from reports.experiments.compression import compression, compression_sentence
-from reports.experiments.engines import engines, engines_sentence
+from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.numbers.statistics import Estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
-from reports.text import estimate_text, joined, mebibytes, number, plural, shortened
+from reports.text import estimate_text, joined, mebibytes, number, plural
+
+_MOST_FILES = 3
+"""Named in a sentence; the table of failures has all."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,38 @@ class Sentence:
 
 def answer(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
-    sentences = [best for group in _groups(study) if (best := _best(study, group)) is not None]
+    sentences = _damaged(study)
+    sentences += [best for group in _groups(study) if (best := _best(study, group)) is not None]
     sentences += _experiments(study, judged)
     if judged:
         sentences.append(_correctness(judged))
     sentences.append(_lost(study))
     return sentences
+
+
+def _damaged(study: StudyResult) -> list[Sentence]:
+    """What the other sentences are missing: records that cannot be read, and those that a run has set aside."""
+    found = []
+    if study.unreadable:
+        shown = [f"{item.path} ({item.reason})" for item in study.unreadable[:_MOST_FILES]]
+        if len(study.unreadable) > len(shown):
+            shown.append(f"{len(study.unreadable) - len(shown):,} more")
+        told = (
+            f"{joined(shown)}. {'It is' if len(study.unreadable) == 1 else 'They are'} left out, so figures and "
+            "recommendations may be others than with all files. `rankwise run` sets damaged records aside and measures "
+            "them again."
+        )
+        found.append(Sentence(f"{plural(len(study.unreadable), 'file')} of the run cannot be read:", told))
+    if study.set_aside:
+        shown = [*study.set_aside[:_MOST_FILES]]
+        if len(study.set_aside) > len(shown):
+            shown.append(f"{len(study.set_aside) - len(shown):,} more")
+        count = len(study.set_aside)
+        lead = f"{plural(count, 'record')} {'was' if count == 1 else 'were'} unreadable and set aside:"
+        found.append(
+            Sentence(lead, f"{joined(shown)}. `rankwise run` measures {'it' if count == 1 else 'them'} again.")
+        )
+    return found
 
 
 def _experiments(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
@@ -157,10 +187,10 @@ def _correctness(judged: list[tuple[str, JudgedCell]]) -> Sentence:
         lead = "Whether the answers are right is not known."
     else:
         lead = "The answers that could be judged are right." if by_word["not judged"] else "The answers are right."
+    missed = dict.fromkeys(part for _, item in right if item.reach is not None for part in item.reach.missed)
+    if missed:
+        bodies.append(f"Not reached by the comparison: {'; '.join(missed)}.")
     return Sentence(lead, " ".join(bodies))
-
-
-WORST_FIRST = ("defect", "not judged", "agrees")
 
 
 def _cells(pairs: list[tuple[str, JudgedCell]]) -> str:
@@ -193,12 +223,15 @@ def _lost(study: StudyResult) -> Sentence:
     verb = "is" if refused == 1 else "are"
     told = f"; {plural(refused, 'point')} of the grids {verb} unsupported, listed under failures"
     unsupported = told if refused else ""
+    unusable = [f"model {model.name}" for model in study.plan.unusable]
+    if unusable:
+        unsupported += f"; {joined(unusable)} could not be measured at all, listed under failures"
     if not lost:
         failed = sum(len(result.measurements) - len(result.completed) for result in study.cells.values())
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
             done = f"Each of {plural(total, 'cell')} was measured as often as planned"
-            return Sentence("Nothing is missing.", f"{done}{unsupported}.")
+            return Sentence("Models are missing:" if unusable else "Nothing is missing.", f"{done}{unsupported}.")
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
         return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.")

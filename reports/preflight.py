@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from configs.common.reading import read_model
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import NodeFigures, PairFigures, Preflight, TargetPreflight
 from reports.text import UNKNOWN, Table, escaped, joined, number, percent, plural
@@ -94,7 +95,7 @@ def sentences(found: TargetPreflight) -> list[str]:
 def read_preflight(run: RunPaths) -> Preflight | None:
     """What was found in this run; None where nothing was tested, or by a version that wrote it otherwise."""
     try:
-        return Preflight.model_validate_json(run.preflight.read_bytes())
+        return read_model(run.preflight, Preflight)
     except (FileNotFoundError, ValueError):
         return None
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 from reports.numbers.drift import drift, noise
 from reports.numbers.statistics import LEAST_REPEATS, min_repeats
-from reports.numbers.stopping import within
+from reports.numbers.stopping import is_narrow
 from reports.reading.load import CellResult, StudyResult
 from reports.text import Table, code, escaped, estimate_cell, number, percent, plural
 
@@ -92,7 +92,7 @@ def stopped_table(study: StudyResult) -> Table | None:
     for key, ended in study.plan.stopped.items():
         result = study.cells[key]
         found = result.estimate("throughput")
-        if ended == "target reached" or within(found, target):
+        if ended == "target reached" or is_narrow(found, target):
             continue
         reached = None
         if found is not None and found.interval is not None:

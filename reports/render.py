@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
+from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from reports import provenance, tables
-from reports.answer import answer
+from reports.answer import Sentence, answer
 from reports.correctness.section import JudgedCell, judge_experiment
 from reports.export import cells_csv, records_parquet
 from reports.plots.album import Album
@@ -58,8 +59,22 @@ def preload_reports() -> None:
 
 def render_report(run: RunPaths) -> ReportSummary:
     """Write the report of a run folder. Raises the errors of `configs.plans.record` for files that cannot be read."""
-    study = load_run(run)
-    album = Album()
+    study, album = load_run(run), Album()
+    sentences, text = compose(study, album)
+    album.write(run)
+    write_atomically(run.cells_csv, cells_csv(study))
+    write_atomically(run.records_parquet, records_parquet(study))
+    write_atomically(run.report, text)
+    return ReportSummary(
+        path=run.report,
+        sentences=tuple(printable(sentence.text) for sentence in sentences),
+        statuses=tables.status_counts(study),
+        cells_without_measurement=sum(not result.completed for result in study.cells.values()),
+    )
+
+
+def compose(study: StudyResult, album: Album) -> tuple[list[Sentence], str]:
+    """The opening sentences and the whole text of a report; its figures go to `album`."""
     verdicts = [
         (experiment, *judge_experiment(study, experiment)) for experiment in experiments_of(study, "correctness")
     ]
@@ -69,17 +84,7 @@ def render_report(run: RunPaths) -> ReportSummary:
         "correctness": [correctness_section(study, *verdict) for verdict in verdicts],
     }
     sentences = answer(study, judged)
-    text = report_text({**sections, **_study_wide(study, album, judged), "sentences": sentences})
-    album.write(run)
-    write_atomically(run.cells_csv, cells_csv(study))
-    write_atomically(run.records_parquet, records_parquet(study))
-    write_atomically(run.report, text)
-    return ReportSummary(
-        path=run.report,
-        sentences=tuple(sentence.text for sentence in sentences),
-        statuses=tables.status_counts(study),
-        cells_without_measurement=sum(not result.completed for result in study.cells.values()),
-    )
+    return sentences, report_text({**sections, **_study_wide(study, album, judged), "sentences": sentences})
 
 
 def report_text(context: dict[str, Any]) -> str:
@@ -107,6 +112,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "scheduler": scheduler_table(study),
         "preflight": preflight_sections(RunPaths(study.folder)),
         "failures": tables.failures_table(study),
+        "unreadable": tables.unreadable_table(study),
         "models": provenance.models_table(study),
         "measuring": [*provenance.measuring_lines(study), *steady_lines(study), *quality_lines(study)],
         "stopped": stopped_table(study),

@@ -6,10 +6,11 @@ Each function takes the study as read and gives a `Table`, or None where there i
 
 from statistics import fmean, median
 
+from configs.common.printable import shortened
 from configs.plans.record import Status
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.reading.read import Reading
-from reports.text import UNKNOWN, Table, code, count, escaped, joined, mebibytes, number, percent, plural, shortened
+from reports.text import UNKNOWN, Table, code, count, escaped, joined, mebibytes, number, percent, plural
 
 NOISE_LIMIT = 0.10
 """Share of the machine's CPU taken by others from which a cell's figures are called into question."""
@@ -149,8 +150,16 @@ def failures_table(study: StudyResult) -> Table | None:
         for item in experiment.refused:
             name = (escaped(experiment.model or UNKNOWN), escaped(f"{experiment.name}: {item.label}"))
             rows.append((*name, "all", "unsupported", "0", escaped(item.reason), UNKNOWN, UNKNOWN))
+    for model in study.plan.unusable:
+        rows.append((escaped(model.name), "all", "all", "unsupported", "0", escaped(model.reason), UNKNOWN, UNKNOWN))
     columns = ("model", "cell", "repeat", "state", "attempts", "why", "log", "record")
     return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where="records.parquet") if rows else None
+
+
+def unreadable_table(study: StudyResult) -> Table | None:
+    """Every damaged file that the report leaves out, and why."""
+    rows = tuple((code(item.path), escaped(item.reason)) for item in study.unreadable)
+    return first_rows(Table(("file", "why"), rows, text_columns=2)) if rows else None
 
 
 def _failures(result: CellResult) -> list[tuple[str, ...]]:

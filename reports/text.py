@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from configs.common.printable import printable
 from reports.numbers.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
@@ -139,7 +140,7 @@ def mebibytes(value: float | None) -> str:
 
 def escaped(text: str) -> str:
     """Text from elsewhere (a message, a prompt) on one line, with no meaning to Markdown or HTML."""
-    flat = " ".join(text.split())
+    flat = printable(" ".join(text.split()))
     for character, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         flat = flat.replace(character, instead)
     for character in "\\`*_[]|~":
@@ -149,18 +150,13 @@ def escaped(text: str) -> str:
 
 def code(text: str) -> str:
     """A path or a name in a table, as code."""
-    return f"`{text.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+    return f"`{printable(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 def joined(items: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     texts = list(items)
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else ""
-
-
-def shortened(text: str, limit: int) -> str:
-    """At most so many characters, with an ellipsis where something was cut."""
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
 def aligned(table: Table) -> str:

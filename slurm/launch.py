@@ -7,10 +7,10 @@ signals, and ends with its parent process. The launchers of a job first register
 
     python -m slurm.launch JOB_JSON
 
-Exit code 0: the job has ended, with any outcome; 3: its folder cannot be used on this node.
+Exit code 0: the job has ended, with any outcome, or is a requeued one, which is not run again; 3: its folder cannot
+be used on this node.
 """
 
-import json
 import os
 import signal
 import socket
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.proc import become_subreaper, end_with_parent, start_ticks
+from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.plans.job import Job, Launcher
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
@@ -29,7 +30,7 @@ from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end
 from slurm.launcher.machine_lock import launch_lock
-from slurm.launcher.node import JobNode, node_of, under_slurm
+from slurm.launcher.node import JobNode, node_of, restarts, under_slurm
 from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of, free_port
 from slurm.launcher.ranks import RankSupervisor
 
@@ -59,7 +60,7 @@ def isolate(log: Path, scheduled: bool) -> None:
 def scheduled_rank(paths: JobPaths) -> int | None:
     """Which node of a Slurm job this is; None for a job that no scheduler started, wherever it runs."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        if json.loads(paths.job.read_bytes())["target"]["kind"] == "slurm" and under_slurm(os.environ):
+        if read_json(paths.job, PLAN_BYTES)["target"]["kind"] == "slurm" and under_slurm(os.environ):
             return int(os.environ["SLURM_NODEID"])
     return None
 
@@ -74,14 +75,29 @@ def write_launcher(paths: JobPaths, node_rank: int | None, lock_acquired_at: str
         host=socket.gethostname(),
         started_at=utc_now(),
         lock_acquired_at=lock_acquired_at,
+        restarts=0 if node_rank is None else restarts(os.environ),
     )
     path = paths.launcher if node_rank is None else paths.node_launcher(node_rank)
     write_atomically(path, launcher.model_dump_json())
 
 
+def is_second_time(paths: JobPaths) -> bool:
+    """Whether Slurm runs a job of ours again that had begun before: it would overwrite what the first time left.
+
+    A bundle's job, which nobody submitted from here, goes on where it stopped instead.
+    """
+    if not paths.submitting.exists() or not (now := restarts(os.environ)):
+        return False
+    for path in paths.folder.glob("launcher_*.json"):
+        with suppress(OSError, ValueError):
+            if read_model(path, Launcher).restarts < now:
+                return True
+    return False
+
+
 def launch(paths: JobPaths, node_rank: int | None) -> tuple[JobVerdict, int | None]:
     """Run the job in this folder, or its part on this node. Returns how it ended and torchrun's exit code."""
-    job = Job.model_validate_json(paths.job.read_bytes()).located(paths.folder)
+    job = read_model(paths.job, Job, PLAN_BYTES).located(paths.folder)
     running = RankSupervisor(job, paths)
 
     def cancel(*_: object) -> None:
@@ -150,6 +166,11 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"{paths.folder}: not usable on {socket.gethostname()}: {error.strerror}", file=sys.stderr)
         return NOT_SEEN
+    if node_rank is not None and is_second_time(paths):
+        with suppress(OSError):
+            paths.requeued.touch()
+        print(f"{paths.folder}: requeued by Slurm, and not run again", file=sys.stderr)
+        return 0
     return_code = None
     try:
         verdict, return_code = launch(paths, node_rank)

@@ -7,24 +7,22 @@ hours takes it as it is.
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from configs.common.base import write_atomically
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
 from configs.spec.target import SlurmTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
-from tasks.campaign.ledger import places, read_ledger
+from tasks.campaign.ledger import places, set_aside_damaged
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import Observer, check_nodes, settings_of
 from tasks.planning.predictions import with_predictions
+from tasks.prefect_api.stages import stage
 
 REUSED = timedelta(hours=12)
 
 
-@task(name="preflight", task_run_name="test the nodes", cache_policy=NO_CACHE)
+@stage("preflight", "test the nodes")
 def preflight(session: Session) -> Preflight:
     """Test the nodes of every target that asks for it and has something to measure; tell the session and the
     progress."""
@@ -59,7 +57,7 @@ def _predict_again(session: Session, found: Preflight) -> None:
 
 def wanted(session: Session) -> list[SlurmTarget]:
     """Targets whose nodes are to be tested: as they say, else where a cell that is not measured yet has several."""
-    ledger = read_ledger(session.run)
+    ledger = set_aside_damaged(session.run)
     session.run_progress.notes += ledger.set_aside
     nodes: dict[str, int] = {}
     for place in places(session.plan):

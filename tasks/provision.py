@@ -6,15 +6,13 @@ are then copied to the shared folders of the clusters.
 
 from typing import Any
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
-
 from tasks.campaign.session import Session
 from tasks.campaign.staging import stage_targets
 from tasks.checks.machine import check_environment
+from tasks.prefect_api.stages import run_logger, stage
 
 
-@task(name="provision", task_run_name="provision", cache_policy=NO_CACHE)
+@stage("provision", "provision")
 def provision(session: Session, accept_environment: bool) -> dict[str, Any]:
     """Check the environment and bring code and models to the clusters; return the environment's fingerprint.
 
@@ -28,4 +26,4 @@ def provision(session: Session, accept_environment: bool) -> dict[str, Any]:
 def _say(session: Session, line: str) -> None:
     """What is brought to a cluster, where people look: it may take minutes."""
     session.run_progress.stage = line
-    get_run_logger().info(line)
+    run_logger().info(line)

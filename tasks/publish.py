@@ -6,18 +6,17 @@ report, so figures are embedded, and links to files become their paths.
 
 import base64
 import csv
+import io
 import re
 from pathlib import Path
 from uuid import UUID
 
-from prefect import task
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
 )
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -27,10 +26,13 @@ from prefect.client.schemas.filters import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from configs.common.printable import printable
+from configs.common.reading import PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.plans.paths import RunPaths
 from reports.text import MIB, UNKNOWN, number
 from tasks.campaign.progress import RunProgress
-from tasks.prefect_api.api import quick_client
+from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.stages import stage
 
 _MOST_ROWS = 500
 _MOST_BYTES = 2_000_000
@@ -50,15 +52,14 @@ _FIGURES = {
 """Figures in the cell table: the column of `cells.csv`, and what it is multiplied by."""
 
 
-@task(name="publish", task_run_name="publish {study}", cache_policy=NO_CACHE)
+@stage("publish", "publish {study}")
 def publish(study: str, run: RunPaths) -> None:
     """Create the artifacts. Raises whatever Prefect's API raises; files on disk are the report itself."""
     key = artifact_key(study)
     create_markdown_artifact(
         report_for_ui(run), key=f"report-{key}", description=f"Report of study {study}, a copy of `{run.report}`"
     )
-    with run.cells_csv.open(newline="") as file:
-        rows = cell_rows(list(csv.DictReader(file)))
+    rows = cell_rows(list(csv.DictReader(io.StringIO(read_text(run.cells_csv, PLAN_BYTES), newline=""))))
     create_table_artifact(rows[:_MOST_ROWS], key=f"cells-{key}", description=_table_description(study, len(rows)))
     create_link_artifact(
         run.folder.resolve().as_uri(),
@@ -76,7 +77,7 @@ def begin_progress(run_progress: RunProgress) -> UUID | None:
             0.0, key=f"progress-{artifact_key(run_progress.study)}", description=run_progress.description
         )
     except Exception as error:
-        get_run_logger().warning("progress artifact not published: %s", error)
+        get_run_logger().warning("progress artifact not published: %s", one_line(error))
         return None
     return created if isinstance(created, UUID) else None
 
@@ -88,7 +89,7 @@ def begin_jobs(study: str) -> UUID | None:
             [], key=f"jobs-{artifact_key(study)}", description=f"Study {study}: jobs that wait in the queue or run now"
         )
     except Exception as error:
-        get_run_logger().warning("table of jobs not published: %s", error)
+        get_run_logger().warning("table of jobs not published: %s", one_line(error))
         return None
     return created if isinstance(created, UUID) else None
 
@@ -100,7 +101,7 @@ def artifact_key(study: str) -> str:
 
 def report_for_ui(run: RunPaths, max_bytes: int = _MOST_BYTES) -> str:
     """The report with its figures inside, as many as fit, the first first; links to files as their paths."""
-    text = _LINK.sub(r"\1 (`\2`)", _SVG_LINK.sub("", run.report.read_text()))
+    text = _LINK.sub(r"\1 (`\2`)", _SVG_LINK.sub("", read_text(run.report, TEXT_BYTES)))
     left = max_bytes - len(text.encode())
 
     def embedded(match: re.Match[str]) -> str:
@@ -116,7 +117,7 @@ def report_for_ui(run: RunPaths, max_bytes: int = _MOST_BYTES) -> str:
 
 
 def _data_uri(path: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(read_bytes(path)).decode()}"
 
 
 def cell_rows(cells: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -128,7 +129,7 @@ def cell_rows(cells: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _row(cell: dict[str, str], figures: dict[str, tuple[str, float]], with_model: bool) -> dict[str, str]:
     row = {"model": cell["model"]} if with_model else {}
-    row |= {"cell": cell["name"], "state": cell["status"]}
+    row |= {"cell": printable(cell["name"]), "state": cell["status"]}
     for name, (column, scale) in figures.items():
         row[name] = number(float(cell[column]) * scale) if cell[column] else UNKNOWN
     row["repeats"] = f"{cell['repeats_completed']} of {cell['repeats_planned']}"

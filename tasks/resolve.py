@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from configs.common.base import write_atomically
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import StudySpec, study_yaml
 from tasks.campaign.repeats import carried_on
 from tasks.checks.machine import check_clusters, check_resources
-from tasks.planning.inputs import copy_inputs, earlier_plan, make_plan
+from tasks.checks.requirements import check_requirements
+from tasks.models.saved_reference import place_references
+from tasks.planning.inputs import copy_inputs, earlier_plan, make_sound_plan
 from tasks.planning.predictions import with_predictions
+from tasks.prefect_api.stages import stage
 
 
 class CheckedPlan:
@@ -22,9 +22,15 @@ class CheckedPlan:
         self.plan = plan
 
 
-@task(name="resolve study", task_run_name="resolve {study.study}", cache_policy=NO_CACHE)
+@stage("resolve study", "resolve {study.study}")
 def resolve_study(
-    study: StudySpec, models: list[PlannedModel], run: RunPaths, base: Path, cache: Path, checked: CheckedPlan
+    study: StudySpec,
+    models: list[PlannedModel],
+    run: RunPaths,
+    base: Path,
+    cache: Path,
+    checked: CheckedPlan,
+    unusable: tuple[UnusableModel, ...] = (),
 ) -> Plan:
     """Copy inputs, expand the grid, predict it, write `study.yaml` and `plan.json`.
 
@@ -34,13 +40,15 @@ def resolve_study(
     inputs = copy_inputs(study, run, base)
     before = earlier_plan(run)
     plan = checked.plan
-    if plan is None or list(plan.models) != models:
-        plan = make_plan(study, models, inputs, run.inputs, cache, before)
+    if plan is None or (list(plan.models), plan.unusable) != (models, unusable):
+        plan = make_sound_plan(study, models, unusable, inputs, run.inputs, cache, before)
         check_resources(plan, run.folder)
+        check_requirements(plan, cache)
         check_clusters(plan)
     if before is not None:
         plan = carried_on(plan, before)
     plan = with_predictions(plan, run.inputs, cache, before.predictions if before else None)
     write_atomically(run.study, study_yaml(study))
     write_atomically(run.plan, plan.model_dump_json(indent=1))
+    place_references(plan, run)
     return plan

@@ -3,23 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.refusals import Refused, Unavailable
+from slurm.schedulers.refusals import Limited, Refused, Unavailable
 from tasks.campaign.session import Session
+from tasks.prefect_api.stages import stage
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why nothing was submitted. `final`: it never will be, as it stands; else another time it may."""
+    """Why nothing was submitted. `final`: it never will be, as it stands; else another time it may.
+
+    `limited`: the scheduler answered, and takes no more such jobs now; those of another shape it may take.
+    """
 
     message: str
     final: bool
+    limited: bool = False
 
 
-@task(name="submit", task_run_name="submit {what}", cache_policy=NO_CACHE)
+@stage("submit", "submit {what}")
 def submit_launches(what: str, names: Sequence[str], kind: str, session: Session) -> Refusal | None:
     """Hand job folders, which hold their `job.json`, to the adapter of their target's kind.
 
@@ -31,5 +33,5 @@ def submit_launches(what: str, names: Sequence[str], kind: str, session: Session
     except Refused as error:
         return Refusal(str(error), final=True)
     except Unavailable as error:
-        return Refusal(str(error), final=False)
+        return Refusal(str(error), final=False, limited=isinstance(error, Limited))
     return None

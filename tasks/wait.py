@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import JobState
+from slurm.schedulers.waiting import read_waiting
 from tasks.campaign.active_jobs import ActiveJobs, Flown
 from tasks.campaign.jobs import follow_job, measured_so_far, waits_for
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.session import Session
+from tasks.prefect_api.stages import stage
 
 _SWEEP_SECONDS = 0.5
 """Between two looks at all jobs in flight; they are looks at files, the scheduler is asked more seldom."""
@@ -22,10 +22,10 @@ _SCHEDULER_GRACE_SECONDS = 300.0
 """So much later than its limit a job is taken for lost; the launcher's and the scheduler's limits come before."""
 
 
-@task(name="wait", task_run_name="wait for {name}", cache_policy=NO_CACHE)
+@stage("wait", "wait for {name}")
 def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
     """Return when no process of this machine's job is left. Ends the job if the run is cancelled or interrupted."""
-    job = Job.model_validate_json(session.run.job(name).job.read_bytes())
+    job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
     told_at = 0.0
 
     def look(state: JobState, waited_seconds: float) -> None:
@@ -44,7 +44,7 @@ def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
         raise
 
 
-@task(name="wait", task_run_name="wait for {what}", cache_policy=NO_CACHE)
+@stage("wait", "wait for {what}")
 def wait_for_jobs(what: str, active_jobs: ActiveJobs, session: Session, enough: Callable[[], bool]) -> list[str]:
     """Watch all jobs in flight; return the names of those that ended, as soon as there are any.
 
@@ -71,5 +71,7 @@ def _look(session: Session, name: str, flown: Flown) -> str:
         if time.monotonic() - flown.running_since > flown.job.timeout_seconds + _SCHEDULER_GRACE_SECONDS:
             adapter.cancel(folder)
     if state != "ended":
+        waits = read_waiting(session.run.job(name)) if state == "waiting" else None
+        row.reason = waits.reason if waits else ""
         row.state, row.note = ("running" if state == "running" else "queued"), adapter.note(folder)
     return state

@@ -11,8 +11,8 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.lab import Lab
-    from tests.support.offline_team import OfflineTeam
     from tests.support.rank_pool import RankPool
+    from tests.support.servers.offline_team import OfflineTeam
 
 # The same examples in every run, on machines however slow.
 hypothesis.settings.register_profile("rankwise", derandomize=True, deadline=None, database=None)
@@ -46,7 +46,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def team(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[OfflineTeam]":
     """One Prefect server and Prefect worker for all tests of deployments; use it within `team.inside()`."""
-    from tests.support.offline_team import OfflineTeam
+    from tests.support.servers.offline_team import OfflineTeam
 
     made = OfflineTeam(tmp_path_factory.mktemp("team"))
     try:

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ OWNERS = {
     "transformers": {"engine"},
     "safetensors": {"engine"},
     "tokenizers": {"engine"},
+    "sentencepiece": {"engine"},
     "onnx": {"engine"},
     "onnxruntime": {"engine"},
     "onnxscript": {"engine"},
@@ -48,7 +50,7 @@ OWNERS = {
     "rich": {"flows"},
 }
 ORDER = {
-    "configs": ("plans", "hardware", "spec", "workloads", "common"),
+    "configs": ("plans", "hardware", "spec", "workloads", "families", "common"),
     "engine": (
         "agents",
         "worker",
@@ -94,6 +96,13 @@ def test_imports_point_down(path: Path) -> None:
     assert not foreign, f"{folder} may not import {foreign}"
     stolen = {name for name in imported & OWNERS.keys() if folder not in OWNERS[name]}
     assert not stolen, f"{stolen} belong to {[OWNERS[name] for name in stolen]}"
+
+
+def test_tests_share_helpers_through_support_alone() -> None:
+    tree = SourceTree.read(ROOT, ["tests"])
+    shared = {f"{one.importer}:{one.line} imports {one.imported}" for one in import_graph(tree)
+              if not one.imported.startswith("tests.support")}  # fmt: skip
+    assert shared == set()
 
 
 @functools.cache
@@ -153,3 +162,101 @@ def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not forbidden & set(loaded)
+
+
+READERS_OF_THEIR_OWN = {
+    "configs/common/forking.py": "/dev/null",
+    "configs/common/memory.py": "/proc and /sys",
+    "configs/common/proc.py": "/proc",
+    "configs/common/reading.py": "the bounded reader",
+    "engine/kernels/build.py": "our own C sources",
+    "engine/kernels/linear.py": "no file: a function of a library in C",
+    "engine/loading/access.py": "weights in pieces, by the ranges of a header that was checked",
+    "engine/loading/page_cache.py": "weights in pieces",
+    "engine/loading/read_ahead.py": "weights in pieces",
+    "engine/parallel/shared_memory.py": "a segment of another rank",
+    "engine/planner/local.py": "/proc",
+    "engine/profiling/trace.py": "what torch wrote a moment before, in a folder of its own",
+    "engine/rank/processes.py": "a block that this process allocated",
+    "engine/tools/calibrate.py": "/sys",
+    "engine/tools/convert.py": "pickles, in a process of its own",
+    "engine/training/checkpoints/files.py": "a folder, to flush it",
+    "engine/training/checkpoints/streams.py": "files that it writes",
+    "engine/training/data/text.py": "memory-mapped tokens, after check_regular",
+    "engine/training/network.py": "/proc",
+    "engine/training/task_types/images.py": "images, after check_regular",
+    "engine/workloads/noop.py": "/proc",
+    "slurm/forking/fork_parent.py": "a folder, to stay in it",
+    "slurm/launcher/job_files.py": "a block that this process allocated",
+    "slurm/launcher/processes.py": "/sys",
+    "slurm/launcher/profilers.py": "/proc",
+    "slurm/sbatch_bundle/scripts.py": "our own templates",
+    "slurm/staging/wheel.py": "our own code",
+    "tasks/campaign/run_lock.py": "a lock, after check_regular",
+    "flows/cli/doctor/optional.py": "/proc and /sys",
+    "flows/server/process.py": "a lock",
+    "configs/common/lock_files.py": "locks, never waited for",
+}
+"""Modules that open files otherwise than through `configs.common.reading`, and what they open."""
+
+
+def reads(path: Path) -> Iterator[str]:
+    """Calls of a module that open a file by its name to read it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        owner = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
+        text = ast.unparse(node)
+        if (
+            (name in ("read_text", "read_bytes") and owner and not re.match(r"\(?Path\(f?'/(proc|sys)/", owner))
+            or (name == "open" and owner == "os" and "O_WRONLY" not in text)
+            or (name == "open" and owner not in ("os", "self") and _opens_to_read(node, bool(owner)))
+            or (name == "load" and owner in ("np", "numpy", "torch"))
+            or name in ("safe_open", "load_file", "read_csv", "read_parquet", "read_table", "ParquetFile")
+        ):
+            yield f"line {node.lineno}: {text[:80]}"
+
+
+def _opens_to_read(call: ast.Call, method: bool) -> bool:
+    """Whether the mode of `open(path, mode)` or `path.open(mode)` reads; openers of addresses have no mode."""
+    modes = [keyword.value for keyword in call.keywords if keyword.arg == "mode"] + call.args[0 if method else 1 :][:1]
+    given = [mode.value for mode in modes if isinstance(mode, ast.Constant) and isinstance(mode.value, str)]
+    return (
+        "r" in given[0] or "+" in given[0] if given else not (method and (call.args or "timeout" in ast.unparse(call)))
+    )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_of_others_are_read_within_bounds(path: Path) -> None:
+    """A pipe, a device or a file of 50 GB in a run folder, a cache or a model must stop nobody."""
+    if str(path.relative_to(ROOT)) not in READERS_OF_THEIR_OWN:
+        assert not list(reads(path)), "use configs.common.reading, or say in READERS_OF_THEIR_OWN why not"
+
+
+def test_readers_of_their_own_are_still_needed() -> None:
+    for name in READERS_OF_THEIR_OWN:
+        assert (ROOT / name).is_file() and list(reads(ROOT / name)), f"{name} opens no file by itself"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("path.read_text()", True),
+        ("(folder / 'a').read_bytes()", True),
+        ("Path('/proc/self/stat').read_text()", False),
+        ("path.open()", True),
+        ("path.open('rb')", True),
+        ("path.open('wb')", False),
+        ("open(path, 'a+')", True),
+        ("open(path, mode='w')", False),
+        ("np.load(path)", True),
+        ("os.open(path, os.O_RDONLY)", True),
+        ("os.open(path, os.O_WRONLY | os.O_CREAT)", False),
+        ("opener.open(url, timeout=3)", False),
+    ],
+)
+def test_reads_are_found(tmp_path: Path, code: str, found: bool) -> None:
+    (tmp_path / "module.py").write_text(code)
+    assert bool(list(reads(tmp_path / "module.py"))) is found

@@ -9,8 +9,6 @@ whether anything was lost or left. Prints a Markdown table; exit code 1 where an
 """
 
 import argparse
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,162 +18,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
+from benchmarks.faults.injections import (
+    cut_link,
+    cut_link_shortly,
+    fill_disk,
+    hold,
+    hold_for_ever,
+    kill_flow,
+    kill_launcher,
+    kill_node,
+    kill_rank,
+    kill_slurmd,
+    lose_start,
+    nothing,
+    preempt,
+    requeue,
+    restart_slurmctld,
+    scancel,
+    stop_slurmdbd,
+)
 from benchmarks.faults.scenario import Fault, Row, Scenario, judge
 from configs.plans.record import Status
-from flows.server.local import begin
+from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment
-from slurm.lab import cluster, daemons, members, network
+from slurm.lab import cluster, daemons
+from slurm.lab.commands import obey
 from slurm.lab.plan import LabPlan, LabRequest
 
-_DOWN_LIMIT_SECONDS = 60.0
-_CUT_SECONDS = 3.0
-_AWAY_SECONDS = 5.0
 _DISK = "small-disk"
 _DISK_BYTES = 96 << 20
 
 
-def kill_rank(scene: Scenario) -> None:
-    """SIGKILL to the rank on the second node."""
-    progress = scene.progress(scene.victim())[1]
-    assert progress is not None
-    os.kill(progress.pid, signal.SIGKILL)
-
-
-def kill_slurmd(scene: Scenario) -> None:
-    """Kill the daemon of the second node; start it again when the job's end is known."""
-    victim, lab = scene.victim(), scene.lab
-    slurmd = daemons.slurmd(lab, lab.node_names[1])
-    daemons.stop(lab, slurmd)
-    try:
-        scene.await_end_of(victim)
-    finally:
-        daemons.start(lab, slurmd)
-        daemons.wait_until_it_works(lab, slurmd)
-
-
-def kill_node(scene: Scenario) -> None:
-    """Kill all that lives on the second node, as a loss of power does; it boots when the job's end is known."""
-    victim, lab = scene.victim(), scene.lab
-    node = lab.node_names[1]
-    daemons.stop(lab, daemons.slurmd(lab, node))
-    for pid in members.inhabitants(lab.name, node):
-        os.kill(pid, signal.SIGKILL)
-    try:
-        scene.await_end_of(victim)
-    finally:
-        daemons.start(lab, daemons.slurmd(lab, node))
-        daemons.wait_until_it_works(lab, daemons.slurmd(lab, node))
-
-
-def kill_launcher(scene: Scenario) -> None:
-    """SIGKILL to our launcher on the first node: nobody is left there who could say how the job ended."""
-    paths = scene.victim()
-    for pid in members.inhabitants(scene.lab.name, scene.lab.node_names[0]):
-        command = psutil.Process(pid).cmdline()
-        if "slurm.launch" in command and any(str(paths.folder.resolve()) in word for word in command):
-            os.kill(pid, signal.SIGKILL)
-            return
-    raise RuntimeError("no launcher was found on the first node")
-
-
-def cut_link(scene: Scenario) -> None:
-    """Pull the second node's plug, and put it in again when the job's end is known."""
-    victim = scene.victim()
-    with _cut(scene.lab):
-        scene.await_end_of(victim)
-
-
-def cut_link_shortly(scene: Scenario) -> None:
-    """Pull it for so short a time that nobody needs to mind."""
-    scene.victim()
-    with _cut(scene.lab):
-        time.sleep(_CUT_SECONDS)
-
-
-@contextmanager
-def _cut(lab: LabPlan) -> Iterator[None]:
-    node = lab.node_names[1]
-    network.cut_link(lab, node)
-    try:
-        yield
-    finally:
-        network.restore_link(lab, node)
-
-
-def restart_slurmctld(scene: Scenario) -> None:
-    """Kill the scheduler while jobs run, and start it again after some seconds."""
-    scene.victim()
-    _away(scene, "slurmctld")
-
-
-def stop_slurmdbd(scene: Scenario) -> None:
-    """No accounts are kept from the victim's measurement on until the study has ended."""
-    scene.victim()
-    database = daemons.find(scene.lab, "slurmdbd")
-    daemons.stop(scene.lab, database)
-    try:
-        scene.await_flow()
-    finally:
-        daemons.start(scene.lab, database)
-        daemons.wait_until_it_works(scene.lab, database)
-
-
-def _away(scene: Scenario, program: str) -> None:
-    daemon = daemons.find(scene.lab, program)
-    daemons.stop(scene.lab, daemon)
-    time.sleep(_AWAY_SECONDS)
-    daemons.start(scene.lab, daemon)
-    daemons.wait_until_it_works(scene.lab, daemon)
-
-
-def scancel(scene: Scenario) -> None:
-    """Somebody ends the job by hand."""
-    scene.slurm("scancel", scene.job_id(scene.victim()))
-
-
-def nothing(_: Scenario) -> None:
-    """The victim brings the fault about by itself."""
-
-
-def fill_disk(scene: Scenario) -> None:
-    """Fill the run folder's disk until the study has ended; then make room and go on with it."""
-    scene.victim()
-    filler = scene.folder / "filler"
-    try:
-        with filler.open("wb", buffering=0) as file:
-            for piece in (1 << 20, 4096, 1):
-                _write_until_full(file.fileno(), piece)
-        scene.await_flow()
-    finally:
-        filler.unlink()
-    scene.start()
-
-
-def _write_until_full(descriptor: int, piece: int) -> None:
-    try:
-        while True:
-            os.write(descriptor, b"x" * piece)
-    except OSError:
-        return
-
-
-def preempt(scene: Scenario) -> None:
-    """A job of a partition with a higher priority needs the second node for some seconds."""
-    scene.victim()
-    node = scene.lab.node_names[1]
-    asked = ["--partition=high", f"--nodelist={node}", "--exclusive", "--output=/dev/null", "--job-name=urgent"]
-    scene.slurm("sbatch", *asked, "--wrap=sleep 3")
-
-
-def kill_flow(scene: Scenario) -> None:
-    """Kill the submitting process while its jobs run and wait, and go on with the study."""
-    scene.victim()
-    scene.kill_flow()
-    scene.start()
-
-
+_SILENT_SQUEUE = """#!/bin/sh
+echo . >>HERE/calls
+[ $(($(wc -l <HERE/calls) % 10)) -lt 5 ] || exit 0
+exec REAL "$@"
+"""
+_NO_SACCT = "#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2\nexit 1\n"
+_QOS = {"denies": ["MaxTRESPerJob=node=1"], "few": ["MaxSubmitJobsPerUser=2"]}
 _MEMORY = {"memory_per_node": "900M"}
 FAULTS = (
     Fault("rank killed", "SIGKILL to the rank on node 2", kill_rank, (Status.FAILED,)),
@@ -243,6 +123,67 @@ FAULTS = (
         (Status.PREEMPTED, Status.COMPLETED),
         word="PREEMPTED",
     ),
+    Fault(
+        "squeue silent",
+        "five of each ten calls of squeue print nothing, with exit code 0",
+        nothing,
+        (Status.COMPLETED,),
+        programs={"squeue": _SILENT_SQUEUE},
+    ),
+    Fault(
+        "requeue",
+        "`scontrol requeue` of the running job",
+        requeue,
+        (Status.PREEMPTED, Status.COMPLETED),
+        word="REQUEUED",
+    ),
+    Fault(
+        "hold",
+        "`scontrol hold` of the pending job, released when the others are measured",
+        hold,
+        (Status.COMPLETED,),
+        said="held: JobHeldAdmin",
+    ),
+    Fault(
+        "hold for ever",
+        "`scontrol hold` of the pending job; `max_queue_minutes: 0.3`",
+        hold_for_ever,
+        (Status.CANCELLED,),
+        word="CANCELLED",
+        target={"max_queue_minutes": 0.3},
+        said="max_queue_minutes 0.3",
+    ),
+    Fault(
+        "deny",
+        "a QOS of one node per job, with DenyOnLimit",
+        nothing,
+        (Status.FAILED,),
+        target={"qos": "denies"},
+        said="QOSMaxNodePerJobLimit",
+        shared_by=("large",),
+    ),
+    Fault(
+        "submit limit",
+        "a QOS of two jobs per user, with DenyOnLimit",
+        nothing,
+        (Status.COMPLETED,),
+        target={"qos": "few"},
+        said="QOSMaxSubmitJobPerUserLimit",
+    ),
+    Fault(
+        "no accounts",
+        "sacct says that accounting storage is disabled",
+        nothing,
+        (Status.COMPLETED,),
+        word="COMPLETED",
+        programs={"sacct": _NO_SACCT},
+    ),
+    Fault(
+        "start lost",
+        "SIGKILL to the launcher on node 2 while the ranks start",
+        lose_start,
+        (Status.NODE_FAILED, Status.COMPLETED),
+    ),
     Fault("flow killed", "SIGKILL to `rankwise run`, and another run at once", kill_flow, (Status.COMPLETED,)),
 )
 
@@ -292,14 +233,24 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def add_qos(lab: LabPlan) -> None:
+    """The QOS of the faults that need one; the database tells slurmctld of them."""
+    manager = ["sacctmgr", "--immediate"]
+    for name, limits in _QOS.items():
+        obey([*manager, "add", "qos", name, *limits, "flags=DenyOnLimit"], daemons.client(lab))
+    obey([*manager, "modify", "user", "root", "set", f"qos+={','.join(_QOS)}"], daemons.client(lab))
+    time.sleep(2.0)
+
+
 def campaign(faults: list[Fault], folder: Path, name: str) -> list[Row]:
     """All faults, one after the other, on a lab of their own."""
     rows: list[Row] = []
     with small_disk(folder / _DISK) as disk:
-        request = LabRequest(name=name, folder=folder / "lab", nodes=2)
+        request = LabRequest(name=name, folder=folder / "lab", nodes=2, enforce_limits=True)
         try:
             cluster.up(request)
-            lab = cluster.find(name)
+            lab = cluster.find_lab(name)
+            add_qos(lab)
             for number, fault in enumerate(faults, 1):
                 place = (disk if fault.inject is fill_disk else folder) / f"{number:02d}"
                 print(f"{fault.name} ...", flush=True)
@@ -324,7 +275,7 @@ def main() -> int:
         if api_named_by_environment():
             rows = campaign(chosen, folder, arguments.name)
         else:
-            with begin() as lease:
+            with lease_server() as lease:
                 lease.wait_until_healthy()
                 rows = campaign(chosen, folder, arguments.name)
     print(table(rows))

@@ -6,6 +6,7 @@ scene.start(); job = scene.victim(); ...; scene.finish(); row = judge(scene)
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -50,6 +51,12 @@ class Fault:
     word: str | None = None
     victim: dict[str, Any] = field(default_factory=dict)
     target: dict[str, Any] = field(default_factory=dict)
+    programs: dict[str, str] = field(default_factory=dict)
+    """Shell scripts that the study finds on its PATH before Slurm's programs of these names; REAL is the program."""
+    said: str = ""
+    """What the study must print."""
+    shared_by: tuple[str, ...] = ()
+    """Labels of other cells that end as the victim does."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,11 @@ class Scenario:
         self.queue_empty_seconds: float | None = None
         folder.mkdir(parents=True)
         (folder / "study.yaml").write_text(study_of(fault))
+        for name, script in fault.programs.items():
+            program = folder / "programs" / name
+            program.parent.mkdir(exist_ok=True)
+            program.write_text(script.replace("REAL", str(shutil.which(name))).replace("HERE", str(program.parent)))
+            program.chmod(0o755)
 
     def start(self) -> None:
         """Begin the study, or go on with it."""
@@ -85,7 +97,7 @@ class Scenario:
         with (self.folder / "out.log").open("a") as log:
             self.flow = subprocess.Popen(
                 [*command, "--runs", str(self.folder / "runs")],
-                env=self.environment(),
+                env=self.environment() | {"PATH": f"{self.folder / 'programs'}:{os.environ['PATH']}"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -142,6 +154,19 @@ class Scenario:
             except (FileNotFoundError, ValueError):
                 found.append(None)
         return found
+
+    def submitted_victim(self) -> JobPaths:
+        """The victim's first job, when the scheduler has it."""
+        self.await_true(
+            lambda: bool(self.victims()) and self.victims()[0].submission.exists(),
+            "the victim's submission",
+            _MEASUREMENT_LIMIT_SECONDS,
+        )
+        return self.victims()[0]
+
+    def printed(self) -> str:
+        """What the study has printed so far."""
+        return (self.folder / "out.log").read_text()
 
     def job_id(self, paths: JobPaths) -> str:
         """As Slurm calls it."""
@@ -222,15 +247,20 @@ def judge(scene: Scenario) -> Row:
     ledger = read_ledger(scene.run)
     attempts: tuple[Record, ...] = ()
     others: list[Status | None] = []
+    shared: list[str] = []
     for place in places(plan):
         entries = sorted(ledger.entries.get(place, []), key=lambda entry: entry.attempt)
-        if getattr(plan.cells[place[0]].workload, "label", None) == VICTIM:
+        label, decisive = getattr(plan.cells[place[0]].workload, "label", ""), ledger.decisive(place)
+        if label == VICTIM:
             attempts = tuple(entry.record for entry in entries)
-        else:
-            decisive = ledger.decisive(place)
+        elif label not in fault.shared_by:
             others.append(decisive.status if decisive else None)
+        elif decisive is None or decisive.status is not fault.expected[-1]:
+            shared.append(f"{label} is {decisive.status if decisive else 'lost'}, not {fault.expected[-1]}")
     found = tuple(record.status for record in attempts)
-    wrong = list(ledger.set_aside)
+    wrong = [*ledger.set_aside, *shared]
+    if fault.said not in scene.printed():
+        wrong.append(f"the study did not print {fault.said}")
     if found != fault.expected:
         wrong.append(f"the victim's attempts ended {' '.join(found) or 'never'}, not {' '.join(fault.expected)}")
     word = attempts[0].accounting.state if attempts and attempts[0].accounting else None

@@ -15,11 +15,11 @@ import numpy as np
 from configs.plans.paths import RunPaths
 from configs.plans.rates import Column, by_rank
 from configs.plans.record import Record, Status
+from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
 from configs.workloads.communication import Collective, CommunicationWorkload
 from configs.workloads.generate import GenerateWorkload
 from reports.numbers.statistics import Bounds, estimate, paired_ratio
-from reports.reading.samples import read_samples
 from tasks.campaign.ledger import read_ledger
 
 COLUMNS = (

@@ -24,7 +24,7 @@ from benchmarks.pipeline.pairs import compare
 from benchmarks.pipeline.phases import Phases, phases_of, print_phases
 from configs.plans.paths import RunPaths
 from configs.plans.record import Status
-from flows.server.local import begin
+from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment, data_folder
 from tasks.campaign.ledger import read_ledger
 
@@ -87,7 +87,7 @@ def make_database() -> float | None:
     if api_named_by_environment():
         return None
     began = time.monotonic()
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         seconds = time.monotonic() - began
     await_no_server()

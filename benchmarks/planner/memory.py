@@ -3,10 +3,9 @@
     python -m benchmarks.planner.memory [docs/measurements/published] [--shapes all] [--tp 2] [--output FILE.csv]
 
 Four model shapes x five strategies x checkpointing x accumulation are trained on two CPU ranks by the engine's own
-strategies (tests/support/memory_cells.py, a few minutes), every byte of torch's allocator counted. Printed beside the
-planner:
-what `accelerate estimate-memory` and DeepSpeed's own estimators say of the same cells. The planner's formulas were
-worked out against the `worked` shapes; the `heldout` ones were measured afterwards.
+strategies (tests/support/training/memory_cells.py, a few minutes), every byte of torch's allocator counted. Printed
+beside the planner: what `accelerate estimate-memory` and DeepSpeed's own estimators say of the same cells. The
+planner's formulas were worked out against the `worked` shapes; the `heldout` ones were measured afterwards.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from engine.planner.trained_cells import as_split
 RANKS = 2
 FILE = "training_memory.csv"
 PUBLISHED = Path("docs/measurements/published")
-SCRIPT = Path(__file__).parents[2] / "tests" / "support" / "memory_cells.py"
+SCRIPT = Path(__file__).parents[2] / "tests" / "support" / "training" / "memory_cells.py"
 OUTPUT = Path("docs/measurements/planner_memory.csv")
 STRATEGIES = tuple(strategy for strategy in get_args(Strategy) if strategy != "none")
 

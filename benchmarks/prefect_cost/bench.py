@@ -25,8 +25,8 @@ from pathlib import Path
 from benchmarks.prefect_cost.parts import Samples, ask, server_cpu_seconds, server_processes
 from configs.plans.paths import RunPaths
 from configs.plans.record import Status
-from flows.server.guard import prefect_version, read_guard
-from flows.server.local import begin
+from flows.server.local import lease_server
+from flows.server.process import prefect_version, read_server
 from flows.server.settings import api_named_by_environment, data_folder
 from tasks.campaign.ledger import read_ledger
 from tasks.checks.machine import machine_fingerprint
@@ -58,7 +58,7 @@ _LONGEST_PART_SECONDS = 600.0
 def time_start_up(repeats: int, idle_seconds: float, scratch: Path) -> Samples:
     """Seconds to a first finished flow run, in a new data folder, then with its database, then with its server.
 
-    Then the memory of guard and server, and their CPU in a minute in which nobody asks them anything,
+    Then the memory of the server, and their CPU in a minute in which nobody asks them anything,
     from a window of `idle_seconds`. Leaves the last data folder in the environment.
     """
     samples: Samples = {}
@@ -68,7 +68,7 @@ def time_start_up(repeats: int, idle_seconds: float, scratch: Path) -> Samples:
         add(samples, {"cold": [_seconds_to_first_flow()]}, "start/")
         end_server()
         add(samples, {"warm": [_seconds_to_first_flow()]}, "start/")
-        with begin() as lease:
+        with lease_server() as lease:
             lease.wait_until_healthy()
             add(samples, {"up": [_seconds_to_first_flow()]}, "start/")
             time.sleep(_SETTLE_SECONDS)
@@ -83,7 +83,7 @@ def time_start_up(repeats: int, idle_seconds: float, scratch: Path) -> Samples:
 def time_cells(repeats: int) -> Samples:
     """Every way to do a cell at every size, the server's memory after each repetition, and the seams."""
     samples: Samples = {}
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         for repeat in range(repeats):
             sizes = {way: _counts(repeat, counts) for way, counts in SIZES.items()}
@@ -138,10 +138,10 @@ def time_run(arm: str, count: int, runs: Path) -> float:
 
 def end_server() -> None:
     """End the local server of the current data folder without its usual wait for another run."""
-    guard = read_guard(data_folder())
+    server = read_server(data_folder())
     deadline = time.monotonic() + _SERVER_END_SECONDS
-    while guard is not None and guard.alive and time.monotonic() < deadline:
-        os.kill(guard.pid, signal.SIGTERM)
+    while server is not None and server.alive and time.monotonic() < deadline:
+        os.kill(server.pid, signal.SIGTERM)
         time.sleep(0.1)
 
 
@@ -177,7 +177,7 @@ def _server_bytes() -> int:
 
 def _count_runs() -> tuple[int, int]:
     """How many task runs and flow runs the data folder's server knows, then end it."""
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         known, before = _known(lease.url), (-1, -1)
         while known != before:  # it records what a run sent at its end within moments
@@ -212,8 +212,8 @@ def start_table(samples: Samples) -> str:
         ("first flow run, server up", "up", 1.0, "s"),
         ("`import prefect`", "import", 1.0, "s"),
         ("`from prefect import flow, task`", "import_used", 1.0, "s"),
-        ("guard and server, resident", "memory", 2**-20, "MiB"),
-        ("guard and server at rest, CPU in a minute", "idle_cpu", 1.0, "s"),
+        ("server, resident", "memory", 2**-20, "MiB"),
+        ("server at rest, CPU in a minute", "idle_cpu", 1.0, "s"),
     ]
     lines = [
         [what, figure(samples[f"start/{name}"], scale, 0 if unit == "MiB" else 2), unit]

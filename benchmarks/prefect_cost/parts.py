@@ -25,15 +25,12 @@ from typing import Any, Generic, Never, TypeVar
 import httpx
 import psutil
 
-from flows.server.guard import read_guard
-from flows.server.local import begin, prefect_api
+from flows.server.local import lease_server, prefect_api
+from flows.server.process import read_server
 from flows.server.settings import apply_environment, data_folder, drain_prefect, prefect_environment
 
 THREADS = 4
 """Of the task runner for submitted tasks; Prefect's own default is a thread for each task."""
-
-API_ONLY = ("api_environment", "await_api", "begin_progress", "end_lost_run", "tag_run")
-"""What `flows.scaling_study` does for the API's sake alone, and would wait for."""
 
 _RECORDED_SECONDS = 180.0
 
@@ -42,15 +39,15 @@ Samples = dict[str, list[float]]
 
 
 def server_processes() -> list[psutil.Process]:
-    """Guard and local server."""
-    guard = read_guard(data_folder())
-    assert guard is not None, "the caller holds a lease"
-    process = psutil.Process(guard.pid)
+    """The local server, and what it started."""
+    server = read_server(data_folder())
+    assert server is not None, "the caller holds a lease"
+    process = psutil.Process(server.pid)
     return [process, *process.children(recursive=True)]
 
 
 def server_cpu_seconds() -> float:
-    """CPU that guard and local server have used so far."""
+    """CPU that the local server has used so far."""
     return sum(process.cpu_times().user + process.cpu_times().system for process in server_processes())
 
 
@@ -78,7 +75,7 @@ def first_flow() -> Samples:
 
     As `rankwise run` does it: Prefect is imported while the server comes up.
     """
-    with begin() as lease:
+    with lease_server() as lease:
         apply_environment(lease.environment)
         from prefect import flow
 
@@ -239,6 +236,8 @@ class _WithoutPrefect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def _invent(self, module: str, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "FlowRunContext":
+            return SimpleNamespace(get=lambda: None)
         if module == "prefect.exceptions":
             return type(name, (Exception,), {})
         return _away if module == "prefect.artifacts" else _Inert()
@@ -257,6 +256,7 @@ def _plain(function: Callable[..., Any] | None = None, **_: object) -> Callable[
         value = function(*arguments, **named)
         return _State(value) if return_state else value
 
+    call.fn = function  # type: ignore[attr-defined]
     return call
 
 
@@ -264,16 +264,13 @@ def without_prefect(arguments: list[str]) -> None:
     """The command line as shipped, its flow and tasks as plain functions, no API, nothing imported of Prefect."""
     assert "prefect" not in sys.modules
     sys.meta_path.insert(0, _WithoutPrefect())
-    import flows.scaling_study
     import flows.server.local
-    import flows.server.settings
     from flows.cli.main import app
 
-    flows.server.local.begin = _Inert()  # type: ignore[assignment]
-    flows.server.settings.apply_environment = _Inert()  # type: ignore[assignment]
-    for name in API_ONLY:
-        assert hasattr(flows.scaling_study, name), name
-        setattr(flows.scaling_study, name, _Inert())
+    def no_server() -> Never:
+        raise flows.server.local.LocalServerError("there is no Prefect here")
+
+    flows.server.local.lease_server = no_server
     app(arguments)
 
 

@@ -19,8 +19,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats
 from configs.spec.measuring import Measuring
-from reports.numbers.inversion import Floats
 from reports.numbers.statistics import CONFIDENCE, Bounds, median_intervals, paired_ratio, unpaired_ratio
 from reports.numbers.stopping import confidence, schedule
 
@@ -148,7 +148,7 @@ def mixture_median(centres: Floats) -> Floats:
 
 
 def near(samples: Floats, confidence: float, target: float) -> NDArray[np.bool_]:
-    """Of each study, whether half its interval is within that share of its median; as `stopping.within`."""
+    """Of each study, whether half its interval is within that share of its median; as `stopping.is_narrow`."""
     found = median_intervals(samples, confidence)
     if found is None:
         return np.zeros(len(samples), dtype=bool)

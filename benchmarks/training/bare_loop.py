@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.models.config import ModelConfig
+from configs.families.config import ModelConfig
 from engine.models.llama import Llama
 
 _BATCHES = 32

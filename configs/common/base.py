@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from configs.common.reading import open_regular
+
 SCHEMA_VERSION = 2
 
 
@@ -36,7 +38,7 @@ def content_hash(data: Any, digits: int = 16) -> str:
 
 def sha256_of_file(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal, read in chunks."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -48,7 +50,15 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> Non
     has its `mode` only its owner may read it.
     """
     data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        _write_and_rename(path, data, mode)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # not the temporary name, which nobody asked for
+        raise
+
+
+def _write_and_rename(path: Path, data: bytes, mode: int) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from configs.common.base import Frozen
 
@@ -21,6 +21,10 @@ that follow what the hardware can do (`engine.compression.passes`)."""
 LEVELS = ("balanced", "aggressive")
 
 
+Degree = Annotated[int, Field(gt=0, le=65_536)]
+"""Of parallelism along one axis, or a number of ranks or nodes."""
+
+
 class Layout(Frozen):
     """Data (`dp`), tensor (`tp`) and pipeline (`pp`) parallel degrees.
 
@@ -28,9 +32,9 @@ class Layout(Frozen):
     `stage_balance` applies only to inference with `pp` above 1.
     """
 
-    dp: PositiveInt = 1
-    tp: PositiveInt = 1
-    pp: PositiveInt = 1
+    dp: Degree = 1
+    tp: Degree = 1
+    pp: Degree = 1
     strategy: Strategy = "none"
     stage_balance: StageBalance = Field(
         "memory",

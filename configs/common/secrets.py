@@ -1,28 +1,110 @@
-"""Secrets, by the one rule for all that is printed or kept: which variables hold one, and what is shown instead.
+"""The one detector of secrets, for all that is printed, kept or passed on.
 
-shown("HF_TOKEN", value)                                  # "(hidden)"
-without_password("postgresql://a:b@host/db?x=1")          # "postgresql://host/db"
+is_secret("HF_TOKEN")                                          # by a variable's name
+holds_secret("DATABASE_URL", "postgresql://a:b@host/db")       # by its name or its value
+shown_value("DATABASE_URL", "postgresql://a:b@host/db")        # "postgresql://(hidden)@host/db"
+redacted("GET https://host/x?token=abc failed")                # "GET https://host/x?token=(hidden) failed"
+
+A value counts as a secret where its form says so: user and password in a URL, a parameter or setting that is named like
+a secret, an Authorization header, a private key, the tokens of well-known services. In text also the values of this
+process's own variables that are named like secrets.
 """
 
+import os
 import re
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 HIDDEN = "(hidden)"
+_WORDS = r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH_STRING|AUTHORIZATION|SIGNATURE"
 # A whole word at the end of a part, so that TOKENIZERS_PARALLELISM is none.
-_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH_STRING)S?(_|$)", re.IGNORECASE)
+_SECRET = re.compile(rf"({_WORDS})S?(_|$)", re.IGNORECASE)
+_NO_SECRETS = {"PWD", "OLDPWD"}
+_SHORTEST = 6
+"""Shorter values of secret variables are not searched for in text: they would hide words."""
+
+_USERINFO = re.compile(r"(?P<kept>[a-z][a-z0-9+.-]{1,20}://)(?![$({])[^\s/?#@'\"<>]+@", re.IGNORECASE)
+# name=value of a query, a connection string (libpq's and ADO's), or a setting; a number is a count (new_tokens=8).
+_SETTING = re.compile(
+    r"(?P<kept>\b(?:[a-z0-9]+[_-])*(?:(?:api|access|account|private|secret|shared|subscription)[_-]?key|token|secret"
+    r"|password|passwd|passphrase|pwd|credential|auth[_-]string|signature|sig)\s?=\s?)"
+    r"(?!\(hidden\)|\d+\b)(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s&;,\"')<>{}\[\]$]{3,})",
+    re.IGNORECASE,
+)
+_OPTION = re.compile(
+    r"(?P<kept>(?<!\S)--?(?:[a-z0-9]+[_-])*(?:token|api[_-]?key|secret|password|passwd)\s+)(?![-(])\S+", re.IGNORECASE
+)
+_HEADER = re.compile(
+    r"(?P<kept>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?|\bbearer\s+)"
+    r"(?!\(hidden\)|(?:bearer|basic|token)\s)[A-Za-z0-9._~+/=-]{6,}",
+    re.IGNORECASE,
+)
+# Forms of tokens: Hugging Face, AWS, GitHub, GitLab, OpenAI and others, Slack, Google, Prefect, JSON web tokens, PEM.
+_TOKEN = re.compile(
+    r"(?P<kept>)(?:\bhf_[A-Za-z0-9]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[opusr]_[A-Za-z0-9]{20,}"
+    r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}"
+    r"|\bpn[ub]_\w{20,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*))",
+    re.DOTALL,
+)
+_FORMS = (_TOKEN, _USERINFO, _HEADER, _SETTING, _OPTION)
 
 
 def is_secret(name: str) -> bool:
     """Return whether a variable's name looks like that of a secret."""
-    return _SECRET.search(name) is not None
+    return name.upper() not in _NO_SECRETS and _SECRET.search(name) is not None
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Return whether a variable must not be kept or passed on, by its name or by the form of its value."""
+    return is_secret(name) or _without_forms(value) != value
 
 
 def shown_value(name: str, value: str) -> str:
     """Return a variable's value as it may be printed or kept."""
-    return HIDDEN if is_secret(name) else value
+    return HIDDEN if is_secret(name) else redacted(value)
+
+
+def redacted(text: str) -> str:
+    """Return a text without secrets: those that their form gives away, and those of this process's environment."""
+    for value in sorted(_own_secrets(), key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return _without_forms(text)
 
 
 def without_password(url: str) -> str:
     """Return a URL without user, password and query, any of which may hold a secret. Raises ValueError for no URL."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as it may be printed: without user and password, other secrets hidden."""
+    return redacted(url).replace(f"://{HIDDEN}@", "://")
+
+
+def secret_fields(data: Any, where: str = "") -> Iterator[str]:
+    """Yield the dotted fields of nested data (as of YAML) whose text holds a secret by its form."""
+    if isinstance(data, str):
+        if _without_forms(data) != data:
+            yield where
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield from secret_fields(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(data, list | tuple):
+        for place, value in enumerate(data):
+            yield from secret_fields(value, f"{where}.{place}")
+
+
+def _without_forms(text: str) -> str:
+    for form in _FORMS:
+        text = form.sub(lambda match: f"{match['kept']}{HIDDEN}{'@' if match[0].endswith('@') else ''}", text)
+    return text
+
+
+def _own_secrets() -> set[str]:
+    """Values of secret variables; the user name beside a password (`AUTH_STRING=user:password`) may be shown."""
+    own = {value for name, value in os.environ.items() if is_secret(name)}
+    own |= {value.partition(":")[2] for value in own if ":" in value}
+    return {value for value in own if len(value) >= _SHORTEST and not value.startswith(("/", "~"))}

@@ -38,7 +38,7 @@ def _llama(
 _NO_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
-def _gpt2(hidden: int, layers: int, heads: int, vocabulary: int, positions: int = 1024) -> dict[str, Any]:
+def _gpt2(hidden: int, layers: int, heads: int, vocabulary: int) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -46,7 +46,7 @@ def _gpt2(hidden: int, layers: int, heads: int, vocabulary: int, positions: int 
         "n_inner": None,
         "n_layer": layers,
         "n_head": heads,
-        "n_positions": positions,
+        "n_positions": 1024,
         "vocab_size": vocabulary,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.common.base import Frozen, content_hash
+from configs.common.reading import read_model
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 
 CALIBRATION_VERSION = 2
@@ -202,7 +203,7 @@ def calibration_path(cache: Path, fingerprint: Fingerprint) -> Path:
 def read_calibration(path: Path) -> Calibration | None:
     """What was measured; None where there is no file, or one that this version does not read."""
     try:
-        calibration = Calibration.model_validate_json(path.read_bytes())
+        calibration = read_model(path, Calibration)
         calibration.to_machine()  # every figure is there
     except (OSError, ValueError, KeyError):
         return None  # it can be made again in seconds

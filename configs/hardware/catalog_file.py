@@ -26,9 +26,9 @@ from pydantic import Field, ValidationError
 from configs.common.base import Frozen
 from configs.hardware.catalog_layers import Tables, figures_of
 from configs.hardware.catalog_rows import TABLES
-from configs.hardware.price_file import PriceEntry, offers_of, problem_line, read_mapping
+from configs.hardware.price_file import PriceEntry, offers_of, problem_line
 from configs.hardware.prices import Offer
-from configs.spec.study import StudyError
+from configs.spec.study import StudyError, read_mapping
 
 Entries = dict[str, dict[str, Any]]
 

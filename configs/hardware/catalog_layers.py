@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from configs.common.reading import read_text
 from configs.hardware.catalog_rows import TABLES, CatalogRow
 from configs.spec.study import suggestion
 
@@ -110,10 +111,10 @@ def _adapter(model: type[CatalogRow], column: str) -> TypeAdapter[Any]:
 
 def _read_table(path: Path, table: str, layer: CatalogLayer) -> CatalogTable:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     rows = csv.DictReader(text.splitlines())
     columns = list(rows.fieldnames or ())

@@ -62,6 +62,7 @@ class Accelerator(Frozen):
     others_cpu_share: float | None = Field(None, ge=0, description="taken by other processes while it was measured")
     framework_bytes: PositiveInt | None = Field(None, description="of a process that generates, its model left out")
     training_framework_bytes: PositiveInt | None = Field(None, description="of one that trains")
+    learned_times: PositiveFloat = Field(1.0, description="measured over predicted seconds, learned from runs on it")
     source: str
     as_of: str | None = Field(None, description="YYYY-MM-DD")
 

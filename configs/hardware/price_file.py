@@ -13,14 +13,17 @@
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import yaml
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from configs.common.base import Frozen
+from configs.common.reading import brief
 from configs.hardware.prices import Market, Offer, Price
-from configs.spec.study import StrictLoader, StudyError, suggestion, yaml_message
+from configs.spec.study import StudyError, read_mapping, suggestion
+
+Provider = Literal["azure", "aws"]
+"""Clouds whose price lists can be fetched (`tasks.providers.price_lists`)."""
 
 
 class PriceEntry(Frozen):
@@ -56,7 +59,9 @@ def read_price_file(path: Path, name: str) -> tuple[Offer, ...]:
     try:
         prices = PriceList.model_validate(data)
     except ValidationError as error:
-        lines = [problem_line(dict(detail), PriceList, {"prices": PriceEntry}) for detail in error.errors()]
+        lines = [
+            problem_line(dict(detail), PriceList, {"prices": PriceEntry}) for detail in error.errors(include_url=False)
+        ]
         raise StudyError([f"{name}: {line}" for line in lines]) from error
     return offers_of(prices.prices, prices.as_of, name)
 
@@ -64,21 +69,6 @@ def read_price_file(path: Path, name: str) -> tuple[Offer, ...]:
 def offers_of(entries: list[PriceEntry], as_of: date | None, name: str) -> tuple[Offer, ...]:
     """The entries as offers. `as_of`: the date of those that have none; `name`: what the user calls the file."""
     return tuple(_offer(entry, as_of, name) for entry in entries)
-
-
-def read_mapping(path: Path, name: str, what: str) -> dict[Any, Any]:
-    """A YAML file that holds a mapping, no key twice. Raises StudyError; `what` says what the file should be."""
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
-    except OSError as error:
-        raise StudyError([f"{name}: {error.strerror or error}"]) from error
-    except UnicodeDecodeError as error:
-        raise StudyError([f"{name}: not UTF-8 text (byte {error.start})"]) from error
-    except yaml.YAMLError as error:
-        raise StudyError([f"{name}: not YAML: {yaml_message(error)}"]) from error
-    if not isinstance(data, dict):
-        raise StudyError([f"{name}: {what}, got {type(data).__name__}"])
-    return data
 
 
 def _offer(entry: PriceEntry, as_of: date | None, name: str) -> Offer:
@@ -110,4 +100,4 @@ def problem_line(detail: dict[str, Any], whole: type[Frozen], entries: Mapping[s
     if kind == "value_error":
         return f"{dotted}: {detail.get('ctx', {}).get('error', detail['msg'])}"
     text = detail["msg"][:1].lower() + detail["msg"][1:]
-    return f"{dotted}: {text}" + ("" if isinstance(given, dict | list) else f", got {given!r}")
+    return f"{dotted}: {text}" + ("" if isinstance(given, dict | list) else f", got {brief(given)}")

@@ -8,6 +8,7 @@ source). What else is known of the same machine (spot, reserved, other regions) 
 """
 
 import csv
+import io
 from collections.abc import Sequence
 from datetime import date
 from fnmatch import fnmatchcase
@@ -18,6 +19,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from configs.common.base import Frozen
+from configs.common.reading import PLAN_BYTES, read_text
 from configs.spec.target import Resources
 
 Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
@@ -179,7 +181,7 @@ def _read_catalog(path: Path, changed_ns: int, size: int) -> tuple[Offer, ...]:
     """changed_ns, size: of the file, so that a refreshed one is read anew."""
     offers: list[Offer] = []
     seen: set[tuple[str, str, str]] = set()
-    with path.open(newline="", encoding="utf-8") as file:
+    with io.StringIO(read_text(path, PLAN_BYTES), newline="") as file:
         rows = csv.DictReader(file)
         if tuple(rows.fieldnames or ()) != CATALOG_COLUMNS:
             raise ValueError(f"{path}: columns are {rows.fieldnames}; expected {', '.join(CATALOG_COLUMNS)}")

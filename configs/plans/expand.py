@@ -6,18 +6,19 @@ Cells that two experiments share appear once. Raises StudyError with every probl
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
 from configs.common.execution import Layout
-from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point, RefusedPoint
+from configs.plans.answered import answering_drafts, kept_answers, used_workloads
+from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
+from configs.plans.points import CountPrompts, PointBuilder
 from configs.plans.prediction import Prediction
-from configs.plans.refusals import CHOICES, refusal, unmeasurable_reason, why_none
+from configs.plans.refusals import CHOICES, unmeasurable_reason, why_none
 from configs.spec.cell import Cell
-from configs.spec.drafts import Draft, copied, override, reference_of
+from configs.spec.drafts import Draft, copied
 from configs.spec.experiments import (
     Communication,
     CompressionPasses,
@@ -25,23 +26,15 @@ from configs.spec.experiments import (
     Experiment,
     Layouts,
     Optimization,
-    Overrides,
     StrongScaling,
     Sweep,
     WeakScaling,
 )
-from configs.spec.placement import grown_over_nodes, placed, unplaced
+from configs.spec.placement import grown_over_nodes, unplaced
 from configs.spec.study import StudyError, StudySpec
 from configs.spec.target import Target
 from configs.workloads import STUDIED, kinds_with
 from configs.workloads.prompted import PromptedWorkload
-
-_INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for field in known.input_fields))
-
-CountPrompts = Callable[[PromptedWorkload], int]
-
-_ANSWERED = 20
-"""Default number of random prompts with answers."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +55,29 @@ def expand(
     inputs: dict[str, str],
     count_prompts: CountPrompts,
     layout_choice: LayoutChoice | None = None,
+    references: Mapping[str, PromptedWorkload] | None = None,
 ) -> Plan:
     """Make the plan.
 
-    models: resolved, in the study's order. inputs: path as written in the study -> name in the inputs
-    folder. count_prompts: how many prompts a workload (its inputs already replaced) selects.
-    layout_choice: needed where an experiment is of kind layouts.
+    models: resolved, in the study's order; an experiment of other models alone is left out. inputs: path as written in
+    the study -> name in the inputs folder. count_prompts: how many prompts a workload (its inputs already replaced)
+    selects. layout_choice: needed where an experiment is of kind layouts. references: path of a saved reference as
+    written -> what it answered.
     """
-    builder = _Builder(study, inputs, count_prompts, layout_choice)
-    planned = []
-    for name, experiment in study.experiments.items():
-        chosen = [model for model in models if experiment.models is None or model.name in experiment.models]
+    builder = _Builder(study, inputs, count_prompts, layout_choice=layout_choice, references=references or {})
+    planned: dict[str, list[PlannedExperiment]] = {name: [] for name in study.experiments}
+    # Answers are compared at the sizes that the other experiments measure.
+    for name, experiment in sorted(study.experiments.items(), key=lambda item: item[1].kind == "correctness"):
+        wanted = {model.name for model in study.models if experiment.models is None or model.name in experiment.models}
+        chosen = [model for model in models if model.name in wanted]
+        if wanted and not chosen:
+            continue
         for target in study.targets:
             for model in builder.subjects(name, experiment, chosen):
-                points, candidates = builder.points(name, experiment, model, target)
+                points, candidates = builder.checked_points(name, experiment, model, target)
                 refused = builder.refused_points(f"experiments.{name}", points)
                 suffix = f" on {target.name}" if len(study.targets) > 1 else ""
-                planned.append(
+                planned[name].append(
                     PlannedExperiment(
                         name=name + suffix,
                         kind=experiment.kind,
@@ -87,13 +86,14 @@ def expand(
                         points=tuple(points),
                         candidates=tuple(candidates),
                         refused=refused,
+                        reference=inputs.get(getattr(experiment, "reference", None) or ""),
                     )
                 )
     if builder.problems:
-        raise StudyError(builder.problems)
+        raise StudyError(list(builder.problems))
     return empty_plan(study, models).model_copy(
         update={
-            "experiments": tuple(planned),
+            "experiments": tuple(itertools.chain.from_iterable(planned.values())),
             "cells": builder.cells,
             "repeats": {
                 key: 1 if cell.workload.keeps_answers else study.measuring.repeats
@@ -119,32 +119,12 @@ def empty_plan(study: StudySpec, models: Sequence[PlannedModel]) -> Plan:
     )
 
 
-class _Builder:
-    """Collects cells and problems while the experiments are walked."""
+@dataclass
+class _Builder(PointBuilder):
+    """The points of each kind of experiment."""
 
-    def __init__(
-        self,
-        study: StudySpec,
-        inputs: dict[str, str],
-        count_prompts: CountPrompts,
-        layout_choice: LayoutChoice | None,
-    ) -> None:
-        self.study = study
-        self.inputs = inputs
-        self.count_prompts = count_prompts
-        self.layout_choice = layout_choice
-        self.targets = {target.name: target for target in study.targets}
-        self.cells: dict[str, Cell] = {}
-        self.problems: list[str] = []
-        self.refused: list[RefusedPoint] = []
-
-    def refused_points(self, where: str, points: list[Point]) -> tuple[RefusedPoint, ...]:
-        """What the last experiment's grid could not have; a grid of nothing else is a problem of the study."""
-        refused, self.refused = tuple(self.refused), []
-        if refused and not points:
-            for reason in dict.fromkeys(item.reason for item in refused):
-                self._problem(f"{where}: no point can be measured: {reason}")
-        return refused
+    layout_choice: LayoutChoice | None = None
+    references: Mapping[str, PromptedWorkload] = field(default_factory=dict)
 
     def subjects(self, name: str, experiment: Experiment, models: list[PlannedModel]) -> list[PlannedModel | None]:
         workload = experiment.base.get("workload")
@@ -155,6 +135,20 @@ class _Builder:
         if not models:
             self._problem(f"models: experiments.{name} of kind {kind} requires a model. Add at least one")
         return list(models)
+
+    def checked_points(
+        self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
+    ) -> tuple[list[Point], list[Candidate]]:
+        """The points of an experiment; none, and the problems noted, where its fields are wrong."""
+        try:
+            return self.points(name, experiment, model, target)
+        except StudyError as error:
+            self.problems |= dict.fromkeys(error.problems)
+        except ValidationError as error:
+            self._invalid(f"experiments.{name}", error)
+        except ValueError as error:
+            self._problem(f"experiments.{name}: {error}")
+        return [], []
 
     def points(
         self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
@@ -178,18 +172,6 @@ class _Builder:
             return self._compression(where, experiment, draft), []
         return self._correctness(where, experiment, draft), []
 
-    def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
-        return {
-            "model": model.identity if model else None,
-            "workload": self.study.workload.model_dump(),
-            "layout": self.study.layout.model_dump(),
-            "dtype": self.study.dtype,
-            "engine": self.study.engine,
-            "target": target.name,
-            "cores_per_rank": target.cores_per_rank,
-            "env": dict(target.env),
-        }
-
     def _scaling(self, where: str, experiment: StrongScaling | WeakScaling, draft: Draft) -> list[Point]:
         points = []
         degrees = experiment.degrees
@@ -204,10 +186,11 @@ class _Builder:
                 available = self._prompts_in_file(cell_draft)
                 replicas = Layout.model_validate(draft["layout"]).dp if experiment.grow == "nodes" else 1
                 replicas *= 1 if experiment.kind == "weak" else max(degrees)
-                work["num_prompts"] = available or (work.get("batch_size") or 1) * replicas
+                work["num_prompts"] = available or _whole(work.get("batch_size")) * replicas
             if experiment.kind == "weak" and known.grows is not None:
                 default = known.model.model_fields[known.grows].default
-                work[known.grows] = (work.get(known.grows) or default) * degree
+                value = work.get(known.grows) or default
+                work[known.grows] = value * degree if isinstance(value, int) else value
             ranks = Layout.model_validate(cell_draft["layout"]).ranks
             point = self._point(f"{where} at {label}", cell_draft, {"ranks": ranks}, label, baseline=position == 0)
             points.extend(point)
@@ -217,7 +200,10 @@ class _Builder:
         """Grow a draft along an axis; returns what it is called then, None and a problem noted where it cannot."""
         if grow == "nodes":
             try:
-                count = grown_over_nodes(draft, degree, self.targets[draft["target"]])
+                count = grown_over_nodes(draft, degree, self._target(draft["target"]))
+            except ValidationError as error:
+                self._invalid(where, error)
+                return None
             except ValueError as error:
                 self._problem(f"{where}.{error}")
                 return None
@@ -259,28 +245,23 @@ class _Builder:
             answering = " or ".join(kinds_with("answers"))
             self._problem(f"{where}: correctness requires a workload of kind {answering}")
             return []
-        self._keep_answers(draft, experiment.prompts)
-        if known.decodes:
-            work["new_tokens"] = experiment.new_tokens
-        dtypes = list(dict.fromkeys([*experiment.dtypes, "float32"]))
-        reference = reference_of(draft)
-        reference["workload"].update(noise_dtypes=tuple(dtypes), noise_orders=experiment.noise_orders)
-        values = {"engine": "transformers", "dtype": "float32", "layout": "1 rank"}
-        points = self._point(f"{where} reference", reference, values, "transformers, 1 rank, float32", baseline=True)
-        for engine, layout, dtype in itertools.product(experiment.engines, experiment.layouts, dtypes):
-            candidate = copied(draft) | {"engine": engine, "dtype": dtype, "layout": layout.model_dump()}
-            values = {"engine": engine, "dtype": dtype, "layout": str(layout)}
-            label = f"{engine}, {layout}, {dtype}"
-            several = len(experiment.engines) > 1 or bool(draft.get("compression"))
-            points.extend(self._point(f"{where} {label}", candidate, values, label, False, several))
+        if not all(isinstance(work.get(name), int | None) for name in ("batch_size", "num_prompts", "prompt_tokens")):
+            return self._point(where, draft, {}, where, True)  # which says what is wrong
+        used = used_workloads(self.cells.values(), draft)
+        saved = self.references.get(experiment.reference or "")
+        try:
+            drafts = answering_drafts(experiment, draft, self._prompts_in_file(draft), used, saved)
+        except ValueError as error:
+            self._problem(f"{where}.reference: {experiment.reference}: {error}")
+            return []
+        several = len(experiment.engines) > 1 or bool(draft.get("compression"))
+        points: list[Point] = []
+        for each in drafts:
+            refusable = several and not each.baseline
+            points += self._point(
+                f"{where} {each.label}", each.draft, each.values, each.label, each.baseline, refusable
+            )
         return points
-
-    def _keep_answers(self, draft: Draft, most: int | None) -> None:
-        """So many of the prompts are answered, and what is answered is kept."""
-        work = draft["workload"]
-        available = self._prompts_in_file(draft) or work.get("num_prompts")
-        count = min(most or available or _ANSWERED, available or most or _ANSWERED)
-        work.update(answers=True, num_prompts=count, batch_size=min(work.get("batch_size") or 1, count))
 
     def _compression(self, where: str, experiment: CompressionPasses, draft: Draft) -> list[Point]:
         """For the uncompressed model and each pass, in each precision: a cell for its speed, one for its answers."""
@@ -298,7 +279,8 @@ class _Builder:
             for answers in (False, True):
                 cell_draft = copied(draft) | {"dtype": dtype, "compression": one}
                 if answers:
-                    self._keep_answers(cell_draft, experiment.prompts)
+                    work = cell_draft["workload"]
+                    work |= kept_answers(work, experiment.prompts, self._prompts_in_file(cell_draft))
                 values = {"compression": one, "dtype": dtype, "answers": answers}
                 base = dtype == dtypes[0] and one == "none"
                 named = f"{label}, answers" if answers else label
@@ -337,7 +319,7 @@ class _Builder:
         assert self.layout_choice is not None, "a study of layouts needs the planner"
         ranks = experiment.ranks or self.layout_choice.ranks(target)
         if known.takes_prompts and work.get("num_prompts") is None:
-            work["num_prompts"] = self._prompts_in_file(draft) or (work.get("batch_size") or 1) * ranks
+            work["num_prompts"] = self._prompts_in_file(draft) or _whole(work.get("batch_size")) * ranks
         if draft.pop("nodes", None) is not None:
             self._problem(f"{where}.base.nodes: determined by the ranks of a layout. Leave nodes out")
             return [], []
@@ -362,63 +344,7 @@ class _Builder:
             self._problem(f"{where}: {why_none(candidates, ranks)}")
         return points, candidates
 
-    def _point(
-        self,
-        where: str,
-        draft: Draft,
-        values: dict[str, Any],
-        label: str,
-        baseline: bool = False,
-        refusable: bool = False,
-    ) -> list[Point]:
-        """One point, or none and a problem noted; of a grid that may be refused points, none and the reason kept."""
-        reason = refusal(draft) if refusable else None
-        if reason is not None:
-            self.refused.append(RefusedPoint(label=label, values=values, reason=reason))
-            return []
-        cell = self._cell(where, draft)
-        if cell is None:
-            return []
-        self.cells.setdefault(cell.key, cell)
-        return [Point(cell=cell.key, values=values, label=label, baseline=baseline)]
 
-    def _cell(self, where: str, draft: Draft) -> Cell | None:
-        """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""
-        work = draft["workload"] = {**draft["workload"]}
-        for field in _INPUT_FIELDS:
-            if work.get(field) is not None:
-                work[field] = self.inputs.get(work[field], work[field])
-        try:
-            cell = Cell.model_validate(draft)
-            if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
-                count = self.count_prompts(cell.workload) if cell.workload.prompts else None
-                work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
-                cell = Cell.model_validate(draft)
-            return placed(cell, self.targets[cell.target], draft.get("nodes"))
-        except ValidationError as error:
-            for detail in error.errors():
-                # The union's tag stands second in the location of a workload's field.
-                location = [str(item) for item in detail["loc"] if item not in STUDIED]
-                text = str(detail.get("ctx", {}).get("error", detail["msg"]))
-                self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
-        except ValueError as error:
-            self._problem(f"{where}: {error}")
-        return None
-
-    def _prompts_in_file(self, draft: Draft) -> int | None:
-        work = draft["workload"]
-        if work.get("prompts") is None:
-            return None
-        fields = {name: work.get(name) for name in ("variant", "limit")}
-        return self.count_prompts(PromptedWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
-
-    def _override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
-        """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
-        problems = override(draft, overrides)
-        for problem in problems:
-            self._problem(f"{where}.{problem}")
-        return not problems
-
-    def _problem(self, text: str) -> None:
-        if text not in self.problems:
-            self.problems.append(text)
+def _whole(value: object, default: int = 1) -> int:
+    """A number of an override that is not validated yet; the default for what the cell's validation will refuse."""
+    return value if isinstance(value, int) and value > 0 else default

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from configs.common.base import SCHEMA_VERSION, Frozen
-from configs.plans.record import MeasuringPass, Status
+from configs.plans.record import FILE_NAME, MeasuringPass, Moment, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.target import LocalTarget, Target
@@ -42,12 +42,12 @@ class Job(Frozen):
     """Everything that a launch needs to know. All measurements share one pack key."""
 
     schema_version: int = SCHEMA_VERSION
-    name: str
+    name: str = Field(pattern=FILE_NAME)
     study: str
     measuring_pass: MeasuringPass
     measuring: Measuring
     target: Target = LocalTarget()
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[Measurement, ...] = Field(min_length=1)
     ranks_per_node: PositiveInt
     timeout_seconds: PositiveFloat
     manifest: str | None = Field(None, description="path of the model's manifest.json")
@@ -108,7 +108,15 @@ class Submission(Frozen):
     """Written when a scheduler took the job: by what name to ask for it from any process."""
 
     job_id: str = Field(description="as the scheduler writes it: 123, or 123_4 for a task of an array")
-    submitted_at: str
+    submitted_at: Moment
+
+
+class QueueState(Frozen):
+    """Written whenever a scheduler gives another reason why a job waits, or is not taken."""
+
+    state: str = Field(description="as the scheduler writes it: PENDING; none: it has not taken the job")
+    reason: str
+    since: str
 
 
 class Launcher(Frozen):
@@ -118,8 +126,11 @@ class Launcher(Frozen):
     pid: int
     pid_started: int
     host: str
-    started_at: str
-    lock_acquired_at: str | None = Field(None, description="since when it has the machine for itself; none: it waits")
+    started_at: Moment
+    lock_acquired_at: Moment | None = Field(
+        None, description="since when it has the machine for itself; none: it waits"
+    )
+    restarts: int = Field(0, ge=0, description="how often the scheduler had started the job before")
 
 
 class JobEnd(Frozen):
@@ -135,7 +146,8 @@ class JobEnd(Frozen):
     return_code: int | None
     measurement: str | None = Field(None, description="the measurement that was going on")
     nodes: tuple[str, ...] = Field((), description="of a cluster, those to blame: a retry leaves them out")
+    suspects: tuple[str, ...] = Field((), description="where none is to blame by name: where it was lost; left out too")
     rank: int | None = Field(None, description="the rank that failed first, where known")
     kind: str | None = None
     message: str | None = None
-    finished_at: str
+    finished_at: Moment

@@ -6,6 +6,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
+from configs.common.reading import PLAN_BYTES, read_model
+
+WEIGHT_INDEX = "model.safetensors.index.json"
+"""The file that names the file of each tensor, where a model has several."""
 
 
 class ModelFile(Frozen):
@@ -37,5 +41,5 @@ class ModelManifest(Frozen):
 
 def read_model_manifest(path: Path) -> ModelManifest:
     """A manifest with the absolute path of its files. Raises OSError, and ValueError for what is no manifest."""
-    manifest = ModelManifest.model_validate_json(path.read_bytes())
+    manifest = read_model(path, ModelManifest, PLAN_BYTES)
     return manifest.model_copy(update={"folder": str(path.absolute().parent / manifest.folder)})

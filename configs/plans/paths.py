@@ -16,7 +16,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.plans.record import MeasuringPass
+from configs.plans.record import MeasuringPass, record_name
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,16 @@ class JobPaths:
     @property
     def submission(self) -> Path:
         return self.folder / "submission.json"
+
+    @property
+    def queue(self) -> Path:
+        """Of a job under a scheduler: why it waits, or is not taken."""
+        return self.folder / "queue.json"
+
+    @property
+    def requeued(self) -> Path:
+        """Of a job under a scheduler: there where it was put back into the queue after it had begun."""
+        return self.folder / "requeued"
 
     @property
     def accounting(self) -> Path:
@@ -190,8 +200,7 @@ class RunPaths:
         return JobPaths(self.jobs / name)
 
     def record(self, key: str, measuring_pass: MeasuringPass, repeat: int, attempt: int) -> Path:
-        kind = "" if measuring_pass == "timed" else f"{measuring_pass}-"
-        return self.records / key / f"{kind}r{repeat}-a{attempt}.json"
+        return self.records / key / record_name(measuring_pass, repeat, attempt)
 
     def environment(self, digest: str) -> Path:
         return self.environments / f"{digest}.json"

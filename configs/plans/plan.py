@@ -3,30 +3,47 @@
 Written to `plan.json` before anything runs; the report is rendered from the plan and the records alone.
 """
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.common.execution import Layout
+from configs.common.printable import printable
+from configs.common.reading import PLAN_BYTES, as_model, brief, read_json_object
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.prediction import Prediction
+from configs.plans.record import check_schema
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.target import Target
 
+MAX_REPEATS = 100_000
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
 ExperimentKind = Literal[
     "strong", "weak", "sweep", "optimization", "correctness", "compression", "communication", "layouts"
 ]
 
 
+Name = Annotated[str, AfterValidator(printable)]
+"""Shown in tables, plots and on terminals; whoever wrote it, no control character of it gets there."""
+
+
+def _printable_values(values: dict[str, Any]) -> dict[str, Any]:
+    return {printable(key): printable(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+Values = Annotated[dict[str, Any], AfterValidator(_printable_values)]
+"""What tells the points of an experiment apart."""
+
+
 class PlannedModel(Frozen):
     """A model after its identity was resolved."""
 
-    name: str
+    name: Name
     identity: str
     manifest: str = Field(description="path of the manifest.json; empty: on a hub, not fetched yet")
 
@@ -36,27 +53,34 @@ class PlannedModel(Frozen):
         return self.identity.startswith("synthetic:")
 
 
+class UnusableModel(Frozen):
+    """A model whose files cannot be measured; the other models of the study are."""
+
+    name: str
+    reason: str
+
+
 class Point(Frozen):
     """One cell's place in an experiment."""
 
     cell: str
-    values: dict[str, Any]
-    label: str
+    values: Values
+    label: Name
     baseline: bool = False
 
 
 class RefusedPoint(Frozen):
     """A point of a grid that this version cannot measure, such as an engine in a layout that it does not have."""
 
-    label: str
-    values: dict[str, Any]
-    reason: str
+    label: Name
+    values: Values
+    reason: Name
 
 
 class Candidate(Frozen):
     """A layout that was considered, with what the planner said of it."""
 
-    label: str
+    label: Name
     layout: Layout
     prediction: Prediction
     cell: str | None = Field(None, description="key of the cell that measures it; none: it is not measured")
@@ -82,27 +106,29 @@ class PlannedExperiment(Frozen):
     been points, had the engine or the pass been able to.
     """
 
-    name: str
+    name: Name
     kind: ExperimentKind
-    model: str | None
+    model: Name | None
     grow: str | None = None
     points: tuple[Point, ...]
     candidates: tuple[Candidate, ...] = ()
     refused: tuple[RefusedPoint, ...] = ()
+    reference: str | None = Field(None, description="name in the inputs of a saved reference, for correctness")
 
 
 class Plan(Frozen):
     """What is to be measured: every cell, how often, and for which experiments."""
 
     schema_version: int = SCHEMA_VERSION
-    study: str
+    study: Name
     models: tuple[PlannedModel, ...]
+    unusable: tuple[UnusableModel, ...] = Field((), description="models of the study without cells, and why")
     targets: tuple[Target, ...]
     measuring: Measuring
     pack: bool
     experiments: tuple[PlannedExperiment, ...]
     cells: dict[str, Cell]
-    repeats: dict[str, int]
+    repeats: dict[str, Annotated[int, Field(ge=0, le=MAX_REPEATS)]]
     objectives: Objectives = Objectives()
     purpose: Purpose | None = None
     prices: dict[str, TargetPrices] = {}
@@ -128,3 +154,31 @@ class Plan(Frozen):
         """What an hour of a cell costs, all its nodes; None where the price of its target is unknown."""
         price = self.prices.get(cell.target, TargetPrices()).price
         return None if price is None else price.usd_per_hour * cell.nodes
+
+
+def read_plan(path: Path) -> Plan:
+    """Load `plan.json`. Raises OSError, SchemaError, or ValueError for a file that is no plan."""
+    plan = as_model(check_schema(read_json_object(path, PLAN_BYTES), path), Plan, str(path))
+    try:
+        _check_consistent(plan)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return plan
+
+
+def _check_consistent(plan: Plan) -> None:
+    """What refers to a cell refers to one that is there, and each cell has its number of repeats. Raises ValueError."""
+    if plan.repeats.keys() != plan.cells.keys():
+        key = min(plan.repeats.keys() ^ plan.cells.keys())
+        raise ValueError(f"repeats: cell {brief(key)} is in only one of cells and repeats")
+    for experiment in plan.experiments:
+        if not experiment.points and not experiment.refused:
+            raise ValueError(f"experiments: {brief(experiment.name)} has no points")
+        for cell in (point.cell for point in experiment.points):
+            if cell not in plan.cells:
+                raise ValueError(f"experiments: {brief(experiment.name)}: no cell {brief(cell)}")
+            kind = plan.cells[cell].workload.kind
+            if experiment.kind == "communication" and kind != "communication":
+                raise ValueError(f"experiments: {brief(experiment.name)}: cell {brief(cell)} is of kind {kind}")
+        if experiment.kind == "compression" and any("compression" not in it.values for it in experiment.points):
+            raise ValueError(f"experiments: {brief(experiment.name)}: a point does not name its compression")

@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats
 from configs.plans.record import Figure
 from configs.spec.cell import Cell
 from configs.workloads import DESCRIPTORS, descriptor_of
@@ -30,7 +31,6 @@ from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.train import TRAINING_PARTS
 
 Column = NDArray[np.generic]
-Floats = NDArray[np.float64]
 
 LATENCY_COLUMNS = {name: column for known in DESCRIPTORS.values() for name, column in known.latencies.items()}
 """What takes time -> its column. A step or pass takes its wall time, the others what their own rank saw."""

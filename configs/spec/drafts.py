@@ -6,11 +6,15 @@
 from typing import Any
 
 from configs.common.execution import Layout
+from configs.common.reading import brief
 from configs.spec.cell import Cell
 from configs.spec.study import suggestion
 from configs.workloads import STUDIED
 
 Draft = dict[str, Any]
+
+_PARTS = ("workload", "layout", "env")
+"""Fields of a cell that have fields themselves."""
 
 
 def copied(draft: Draft) -> Draft:
@@ -59,16 +63,28 @@ def field_names(draft: Draft) -> list[str]:
 
 
 def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
-    """Set dotted fields of a draft; return a problem, `field: what is wrong`, for each invalid field."""
+    """Set dotted fields of a draft; return a problem, `field: what is wrong`, for each invalid field.
+
+    A whole part (`workload`) is set before its fields, whatever their order in the study. Two names of one field are a
+    problem, because only one of their values would be measured.
+    """
     problems = []
-    for dotted, value in overrides.items():
+    set_by: dict[tuple[str, ...], str] = {}
+    for dotted, value in sorted(overrides.items(), key=lambda item: item[0] not in _PARTS):
         path = field_path(draft, dotted)
         if path is None:
             problems.append(f"{dotted}: unknown field of a cell{suggestion(dotted, field_names(draft))}")
-        elif path == ("workload",) and not (isinstance(value, dict) and value.get("kind") in STUDIED):
+        elif path == ("workload",) and not (isinstance(value, dict) and str(value.get("kind")) in STUDIED):
             problems.append(f"workload: kind is missing\n  use one of: {', '.join(STUDIED)}")
+        elif path in set_by:
+            problems.append(f"{dotted}: the same field as {set_by[path]}. Name it once")
+        elif dotted in _PARTS and not isinstance(value, dict):
+            problems.append(f"{dotted}: expected a mapping of fields to values, got {brief(value)}")
         elif len(path) == 1:
             draft[path[0]] = value
+            set_by |= {(path[0], str(name)): dotted for name in value} if isinstance(value, dict) else {}
         else:
             draft[path[0]][path[1]] = value
+        if path is not None:
+            set_by.setdefault(path, dotted)
     return problems

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.jsonl import parse_object
+from configs.common.reading import TEXT_BYTES, read_bytes
 
 ExampleRow = dict[str, Any]
 
@@ -17,7 +18,7 @@ ExampleRow = dict[str, Any]
 def read_examples(path: Path) -> list[ExampleRow]:
     """Return all rows in the file's order. Raises ValueError naming file and line of an invalid row."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, TEXT_BYTES)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     rows: list[ExampleRow] = []

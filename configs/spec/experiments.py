@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError, field_validator, model_validator
 
 from configs.common.base import Frozen
-from configs.common.execution import Compression, Dtype, Engine, Layout
+from configs.common.execution import Compression, Degree, Dtype, Engine, Layout
 from configs.workloads.communication import Collective, CommunicationWorkload, TransportName
 
 Grow = Literal["dp", "tp", "pp", "nodes"]
@@ -21,11 +21,16 @@ class _Experiment(Frozen):
     models: list[str] | None = Field(None, description="names of models; none: all")
     base: Overrides = Field({}, description="dotted field of the cell -> value, for this experiment only")
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        """Numbers of values along the axes of the grid; their product is the number of points of a model."""
+        raise NotImplementedError
+
 
 class _Scaling(_Experiment):
     grow: Grow = Field(description="the scaled axis")
-    to: PositiveInt | None = Field(None, description="maximum degree; the points are 1, 2, 4 ... to")
-    points: list[PositiveInt] | None = Field(None, description="explicit degrees instead; the first is the baseline")
+    to: Degree | None = Field(None, description="maximum degree; the points are 1, 2, 4 ... to")
+    points: list[Degree] | None = Field(None, description="explicit degrees instead; the first is the baseline")
 
     @model_validator(mode="after")
     def _has_points(self) -> "_Scaling":
@@ -43,6 +48,10 @@ class _Scaling(_Experiment):
         assert self.to is not None
         powers = [1 << bit for bit in range(self.to.bit_length()) if 1 << bit < self.to]
         return [*powers, self.to]
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (len(self.degrees),)
 
 
 class StrongScaling(_Scaling):
@@ -63,6 +72,10 @@ class Sweep(_Experiment):
     kind: Literal["sweep"] = "sweep"
     over: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return tuple(len(values) for values in self.over.values())
+
 
 class Optimization(_Experiment):
     """Named variants, each measured interleaved with its baseline."""
@@ -71,22 +84,49 @@ class Optimization(_Experiment):
     baseline: Overrides = {}
     variants: dict[str, Overrides] = Field(min_length=1)
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (1 + len(self.variants),)
+
 
 class Correctness(_Experiment):
     """Compare answers with those of unmodified transformers on one rank in float32. Measured once.
 
     The reference also measures how much the reduction order changes its answers in each precision; candidates are
     judged by this noise instead of a constant. Layouts checked in 16 bits are also checked in float32, where
-    rounding cannot mask a small defect.
+    rounding cannot mask a small defect. Batches, sequences and decode steps are as large as those of the study's other
+    cells of the model, within bounds; the report names what was not reached.
     """
 
     kind: Literal["correctness"] = "correctness"
-    prompts: PositiveInt = Field(20, description="number of prompts of the workload")
-    new_tokens: PositiveInt = 16
+    prompts: PositiveInt | None = Field(
+        None, description="number of prompts; none: 20, or a batch of the study's cells"
+    )
+    new_tokens: PositiveInt | None = Field(
+        None, description="decoded tokens; none: as many as the study's cells, at most 64"
+    )
+    positions: PositiveInt | None = Field(
+        None, description="tokens of the longest sequence; none: as many as the study's cells, at most 2048"
+    )
+    reference: str | None = Field(
+        None,
+        description="file of `rankwise verify --save-reference`: its prompts are answered, transformers is not run",
+    )
     layouts: list[Layout] = Field([Layout()], min_length=1, description="layouts to check")
     engines: list[Engine] = Field(["rankwise"], min_length=1, description="engines to check")
     noise_orders: PositiveInt = Field(4, description="reduction orders for measuring the noise")
     dtypes: list[Dtype] = Field(["float32"], min_length=1, description="precisions to check")
+
+    @model_validator(mode="after")
+    def _of_the_file(self) -> "Correctness":
+        given = [name for name in ("prompts", "new_tokens", "positions") if getattr(self, name) is not None]
+        if self.reference is not None and given:
+            raise ValueError(f"{given[0]}: determined by the file of `reference`. Leave one of the two out")
+        return self
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (len(self.engines), len(self.layouts), len({*self.dtypes, "float32"}))
 
 
 PASSES = ("int8", "int8_dynamic", "int4", "prune_50", "prune_2_4", "prune_2_4+int8", "balanced", "aggressive")
@@ -117,23 +157,35 @@ class CompressionPasses(_Experiment):
                     raise ValueError(f"unknown pass {part!r}; use one of: {', '.join(PASSES)}") from error
         return list(dict.fromkeys(passes))
 
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (2, len(set(self.dtypes or ("",))), 1 + len(self.passes))
+
 
 class Communication(_Experiment):
     """Latency and bandwidth of collectives and of point-to-point transfers, over sizes."""
 
     kind: Literal["communication"] = "communication"
-    ranks: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
+    ranks: list[Degree] = Field([2], min_length=1, description="numbers of ranks")
     operations: list[Collective] = Field(list(get_args(Collective)), min_length=1)
     sizes_bytes: list[PositiveInt] = Field(list(CommunicationWorkload().sizes_bytes), min_length=1)
     transports: list[TransportName] = Field(["auto"], min_length=1)
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (len(self.ranks), len(self.transports))
 
 
 class Layouts(_Experiment):
     """Rank all layouts by prediction and measure those predicted fastest."""
 
     kind: Literal["layouts"] = "layouts"
-    ranks: PositiveInt | None = Field(None, description="maximum ranks of a layout; none: all ranks of the target")
+    ranks: Degree | None = Field(None, description="maximum ranks of a layout; none: all ranks of the target")
     best: PositiveInt = Field(3, description="number of measured layouts")
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return (self.best,)
 
 
 Experiment = Annotated[

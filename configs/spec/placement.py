@@ -34,9 +34,8 @@ def unplaced(ranks: int, target: Target, asked: int | None = None) -> str | None
     if ranks > target.rank_limit:
         limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
         return f"{_several(ranks, 'rank')}, but target {target.name} holds {target.rank_limit} ({size}{limit})"
-    possible = [
-        count for count in range(1, target.nodes + 1) if ranks % count == 0 and ranks // count <= target.ranks_per_node
-    ]
+    held = range(min(target.ranks_per_node, ranks), 0, -1)
+    possible = [ranks // each for each in held if ranks % each == 0 and ranks // each <= target.nodes]
     if not possible:
         return f"{_several(ranks, 'rank')} cannot be divided equally over the nodes of target {target.name} ({size})"
     if asked is None or asked in possible:

@@ -6,6 +6,7 @@ Raises StudyError with every problem found, each with the dotted field and the a
 """
 
 import difflib
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,11 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_valid
 
 from configs.common.base import Frozen
 from configs.common.execution import Dtype, Engine, Layout
+from configs.common.printable import printable, printable_lines, shortened
+from configs.common.reading import brief, read_text
+from configs.common.secrets import secret_fields
+from configs.common.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
+from configs.spec.assignments import assign
 from configs.spec.experiments import (
     Communication,
     CompressionPasses,
@@ -27,18 +33,43 @@ from configs.spec.experiments import (
 )
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
+from configs.spec.plain import plain_problems
+from configs.spec.size import size_problems
 from configs.spec.target import LocalTarget, SlurmTarget, Target
 from configs.workloads import STUDIED, Workload
 
+MAX_NAME = 100
+"""Characters in a name of an experiment, a model or a target."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
+_MAX_PROBLEM_CHARACTERS = 600
+_MAX_PROBLEMS_CHARACTERS = 1900
+
+
 class StudyError(ValueError):
-    """An invalid study. `problems` are lines of the form `field: what is wrong`."""
+    """An invalid study. `problems` are lines of the form `field: what is wrong`, bounded in length.
+
+    num_problems: how many there are; those beyond what one screen holds are only counted.
+    """
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.num_problems = len(problems)
+        self.problems: list[str] = []
+        left = _MAX_PROBLEMS_CHARACTERS
+        for problem in problems:
+            text = printable_lines(problem, _MAX_PROBLEM_CHARACTERS)
+            left -= len(text)
+            if left < 0:
+                break
+            self.problems.append(text)
+        super().__init__("\n".join([*self.problems, *self.more]))
+
+    @property
+    def more(self) -> list[str]:
+        """The line that counts the problems which are not listed; none where all are."""
+        rest = self.num_problems - len(self.problems)
+        return [f"and {rest:,} more problems"] if rest else []
 
 
 class ModelSpec(Frozen):
@@ -114,22 +145,36 @@ class StudySpec(Frozen):
     @model_validator(mode="after")
     def _names_exist(self) -> "StudySpec":
         known = [model.name for model in self.models]
+        for place, model in enumerate(known):
+            _check_name(f"models[{place}].name", model)
         for name, experiment in self.experiments.items():
+            _check_name(f"experiments.{shortened(name, 40)}", name)
             unknown = [model for model in experiment.models or [] if model not in known]
             if unknown:
                 raise ValueError(
-                    f"experiments.{name}.models: unknown model {unknown[0]!r}{suggestion(unknown[0], known)}"
+                    f"experiments.{name}.models: unknown model {brief(unknown[0])}{suggestion(unknown[0], known)}"
                 )
         names = [target.name for target in self.targets]
         for place, name in enumerate(names):
+            _check_name(f"targets[{place}].name", name)
             if name in names[:place]:
                 raise ValueError(f"targets[{place}].name: duplicate name {name}. Give each target a unique `name`")
         return self
 
 
+def _check_name(where: str, name: str) -> None:
+    """Raises ValueError for a name that tables, plots and file names cannot show."""
+    if not name.strip():
+        raise ValueError(f"{printable(where)}: got an empty name, expected 1 to {MAX_NAME} characters")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"{printable(where)}: got a name of {len(name):,} characters, expected at most {MAX_NAME}")
+    if printable(name) != name:
+        raise ValueError(f"{printable(where)}: got a name with control characters, expected one line of text")
+
+
 def suggestion(word: str, known: list[str]) -> str:
     """Return the end of an error message: the closest and all accepted values."""
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word[:100], known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"{hint}\n  use one of: {', '.join(known)}" if known else hint
 
@@ -139,79 +184,48 @@ def load_study(path: Path, assignments: list[str] | None = None) -> StudySpec:
 
     Raises StudyError naming every problem.
     """
+    data = read_mapping(path, str(path), "expected a mapping of keys to values")
     try:
-        text = path.read_text()
-    except OSError as error:
-        raise StudyError([f"{path}: {error.strerror or error}"]) from error
-    except UnicodeDecodeError as error:
-        raise StudyError([f"{path}: not UTF-8 text (byte {error.start})"]) from error
-    try:
-        data = yaml.load(text, Loader=StrictLoader)
-    except yaml.YAMLError as error:
-        raise StudyError([f"{path}: not YAML: {yaml_message(error)}"]) from error
-    if not isinstance(data, dict):
-        raise StudyError([f"{path}: expected a mapping of keys to values, got {type(data).__name__}"])
-    for assignment in assignments or []:
-        _assign(data, assignment)
+        for assignment in assignments or []:
+            assign(data, assignment)
+    except ValueError as error:
+        raise StudyError([str(error)]) from error
     return parse_study(data)
+
+
+def read_mapping(path: Path, name: str, what: str) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping. Raises StudyError.
+
+    name: what the user calls the file. what: what the file should be.
+    """
+    try:
+        data = parse_yaml(read_text(path, 4 * MAX_YAML_CHARACTERS))
+    except OSError as error:
+        raise StudyError([f"{name}: {error.strerror or error}"]) from error
+    except YamlError as error:
+        raise StudyError([f"{name}: not YAML: {error}"]) from error
+    except ValueError as error:
+        raise StudyError([f"{name}: {str(error).removeprefix(f'{path}: ')}"]) from error
+    if not isinstance(data, dict):
+        raise StudyError([f"{name}: {what}, got {type(data).__name__}"])
+    return data
 
 
 def parse_study(data: dict[str, Any]) -> StudySpec:
     """Check a study given as plain data. Raises StudyError naming every problem."""
+    problems = plain_problems(data)
+    if problems:
+        raise StudyError(problems)
+    if secrets := list(secret_fields(data)):
+        raise StudyError([f"{field}: contains a secret, and the study is kept. Remove it" for field in secrets])
     try:
-        return StudySpec.model_validate(data)
+        study = StudySpec.model_validate(data)
     except ValidationError as error:
-        raise StudyError([_problem(data, dict(detail)) for detail in error.errors()]) from error
-
-
-class StrictLoader(yaml.SafeLoader):
-    """SafeLoader that rejects duplicate keys instead of keeping the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def yaml_message(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{place}{getattr(error, 'problem', None) or error}"
-
-
-def _assign(data: dict[str, Any], assignment: str) -> None:
-    dotted, equals, value = assignment.partition("=")
-    if not equals or not dotted:
-        raise StudyError([f"--set {assignment}: expected dotted.key=value"])
-    try:
-        parsed = yaml.load(value, Loader=StrictLoader)
-    except yaml.YAMLError as error:
-        raise StudyError([f"--set {dotted}: value is not valid YAML: {yaml_message(error)}"]) from error
-    *parents, last = dotted.split(".")
-    place: Any = data
-    for name in parents:
-        place = _step_into(place, name, dotted)
-    if isinstance(place, list):
-        place[_index(place, last, dotted)] = parsed
-    else:
-        place[last] = parsed
-
-
-def _step_into(place: Any, name: str, dotted: str) -> Any:
-    inner = place[_index(place, name, dotted)] if isinstance(place, list) else place.setdefault(name, {})
-    if not isinstance(inner, dict | list):
-        raise StudyError([f"--set {dotted}: {name} is a single value without fields"])
-    return inner
-
-
-def _index(place: list[Any], name: str, dotted: str) -> int:
-    if not name.isdigit() or int(name) >= len(place):
-        raise StudyError([f"--set {dotted}: {name} is not an index of a list of {len(place)}"])
-    return int(name)
+        raise StudyError([_problem(data, dict(detail)) for detail in error.errors(include_url=False)]) from error
+    problems = size_problems(study.experiments, len(study.models), len(study.targets), study.measuring.repeats)
+    if problems:
+        raise StudyError(problems)
+    return study
 
 
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
@@ -271,6 +285,10 @@ def _model_at(location: list[Any], tag: str) -> type[BaseModel]:
 
 def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
+    if kind == "string_type" and isinstance(given, bool):
+        return f"expected text, got {str(given).lower()}: unquoted, yes, no, on and off mean true or false. Use quotes"
+    if kind == "string_type" and isinstance(given, int | float | date):
+        return f"expected text, got {'a date' if isinstance(given, date) else brief(given)}. Use quotes"
     if kind == "extra_forbidden" and model is LocalTarget and name in SlurmTarget.model_fields:
         return "supported by targets of kind slurm only. Set `kind: slurm`"
     if kind == "extra_forbidden":
@@ -284,12 +302,12 @@ def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
         value = given.get("kind") if kind == "union_tag_invalid" and isinstance(given, dict) else given
         what = "axis" if name == "grow" else "value"
         where = "kind: " if kind == "union_tag_invalid" else ""
-        return f"{where}unknown {what} {value!r}\n  use one of: {expected}"
+        return f"{where}unknown {what} {brief(value)}\n  use one of: {expected}"
     if kind == "union_tag_not_found":
         tags = ", ".join(_KINDS["workload" if name == "workload" else "experiments"])
         return f"kind is missing\n  use one of: {tags}"
     text = detail["msg"][:1].lower() + detail["msg"][1:]
-    return f"{text}, got {given!r}" if not isinstance(given, dict | list) else text
+    return f"{text}, got {brief(given)}" if not isinstance(given, dict | list) else text
 
 
 def study_yaml(study: StudySpec) -> str:

@@ -5,9 +5,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
 
 from configs.common.base import Frozen
-from configs.common.secrets import is_secret
+from configs.common.execution import Degree
+from configs.common.secrets import holds_secret, is_secret
 
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
+_GRES = r"^gpu(:[A-Za-z][\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"
+_SRUN_OURS = (
+    "--nodes",
+    "--ntasks",
+    "--ntasks-per-node",
+    "--output",
+    "--error",
+    "--container-image",
+    "--container-mounts",
+)
 
 
 class Resources(Frozen):
@@ -28,9 +39,11 @@ class Resources(Frozen):
     @field_validator("env")
     @classmethod
     def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
+        for name, value in env.items():
             if is_secret(name):
                 raise ValueError(f"{name}: the name of a secret; values of env are kept in records, so remove it")
+            if holds_secret(name, value):
+                raise ValueError(f"{name}: contains a secret; values of env are kept in records, so remove it")
         return env
 
     @field_validator("machine")
@@ -63,10 +76,11 @@ class LocalTarget(Resources):
 
 
 class Container(Frozen):
-    """An Apptainer image in which the ranks run."""
+    """An image in which the ranks run: started by Apptainer, or by srun's plugin pyxis with enroot."""
 
-    image: str = Field(description="path of the .sif file on the nodes, or a URI accepted by Apptainer")
-    binds: list[str] = Field([], description="additional folders in the format of --bind: SOURCE[:DESTINATION[:ro]]")
+    runtime: Literal["apptainer", "pyxis"] = "apptainer"
+    image: str = Field(description="path of the .sif (pyxis: .sqsh) file on the nodes, or a URI that the runtime takes")
+    binds: list[str] = Field([], description="additional folders: SOURCE[:DESTINATION[:ro]]")
     python: str = Field("python3", description="interpreter with Rankwise in the image")
 
 
@@ -82,9 +96,12 @@ class SlurmTarget(Resources):
 
     kind: Literal["slurm"] = "slurm"
     name: str = "slurm"
-    nodes: PositiveInt = Field(1, description="maximum number of nodes of a job")
-    ranks_per_node: PositiveInt = Field(1, description="ranks per node: its GPUs, or the number that its cores allow")
+    nodes: Degree = Field(1, description="maximum number of nodes of a job")
+    ranks_per_node: Degree = Field(1, description="ranks per node: its GPUs, or the number that its cores allow")
     gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
+    gres: str | None = Field(
+        None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
+    )
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -94,6 +111,13 @@ class SlurmTarget(Resources):
     exclusive: bool = Field(False, description="no other jobs on the nodes")
     time_limit_minutes: PositiveInt | None = Field(None, description="maximum time limit of a job; none: unlimited")
     extra: dict[str, str | int | bool] = Field({}, description="additional options of sbatch: {licenses: gpfs}")
+    srun_args: list[str] = Field([], description="additional options of srun, after Rankwise's own: [--mpi=pmix]")
+    job_name: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9][\w.-]{0,39}$", description="beginning of the jobs' names; none: rw"
+    )
+    comment: str | None = Field(
+        None, min_length=1, max_length=200, pattern=r"^[^\n]*$", description="none: path of the run folder"
+    )
     modules: list[str] = Field([], description="environment modules to load on the nodes")
     setup: list[str] = Field([], description="shell lines run on every node before the ranks")
     container: Container | None = None
@@ -107,6 +131,9 @@ class SlurmTarget(Resources):
     launcher: Literal["torchrun", "deepspeed"] = "torchrun"
     max_queued: PositiveInt = Field(50, description="maximum jobs of a run in the queue, including running ones")
     max_running: PositiveInt | None = Field(None, description="maximum concurrent jobs of a run; 1: sequential")
+    max_queue_minutes: PositiveFloat | None = Field(
+        None, description="maximum minutes that a job is pending while no job of the run runs; none: unlimited"
+    )
     retries: int = Field(
         2, ge=0, description="maximum retries of a measurement after a node failure, a preemption or a failed start"
     )
@@ -133,8 +160,22 @@ class SlurmTarget(Resources):
                 )
         return extra
 
+    @field_validator("srun_args")
+    @classmethod
+    def _long_options(cls, options: list[str]) -> list[str]:
+        for option in options:
+            name = option.partition("=")[0]
+            if not option.startswith("--") or name in _SRUN_OURS or "\n" in option:
+                raise ValueError(f"got {option!r}, expected an option such as --mpi=pmix, and none of {_SRUN_OURS}")
+        return options
+
     @model_validator(mode="after")
     def _consistent(self) -> "SlurmTarget":
+        if self.gres is not None and int(self.gres.partition(",")[0].rpartition(":")[2]) != self.gpus_per_node:
+            raise ValueError(
+                f"gres: got {self.gres}, and gpus_per_node {self.gpus_per_node}. Both name the GPUs of a node: make "
+                "them equal"
+            )
         if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
             raise ValueError(
                 f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
@@ -152,7 +193,7 @@ class SlurmTarget(Resources):
 
     def nodes_for(self, ranks: int) -> int:
         """Return the fewest nodes that hold the ranks in equal numbers: 3 ranks on nodes of 2 need 3 nodes."""
-        return next(count for count in range(-(-ranks // self.ranks_per_node), ranks + 1) if ranks % count == 0)
+        return ranks // next(held for held in range(min(self.ranks_per_node, ranks), 0, -1) if ranks % held == 0)
 
 
 def kind_of_target(data: Any) -> str:

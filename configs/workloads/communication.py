@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from pydantic import Field, PositiveInt
 
 from configs.common.execution import Layout
-from configs.workloads.descriptor import BaseWorkload, Descriptor, GroupTransport
+from configs.workloads.descriptor import BaseWorkload, Descriptor, GroupTransportKind
 
 TransportName = Literal["auto", "shared memory", "gloo", "nccl"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "point_to_point"]
@@ -36,7 +36,7 @@ class CommunicationWorkload(BaseWorkload):
         return {"transport": self.transport}
 
     @property
-    def group_transport(self) -> GroupTransport:
+    def group_transport(self) -> GroupTransportKind:
         return self.transport
 
 

@@ -18,7 +18,7 @@ AnswerForm = Literal["tokens", "vectors"]
 ModelForm = Literal["decoder", "encoder", "encoder_decoder"]
 RateFigure = Literal["tokens_per_second", "embeddings_per_second", "items_per_second"]
 TimeFigure = Literal["latency_seconds", "time_per_output_token_seconds", "ttft_seconds", "step_seconds"]
-GroupTransport = Literal["auto", "shared memory", "gloo", "nccl"]
+GroupTransportKind = Literal["auto", "shared memory", "gloo", "nccl"]
 
 
 class BaseWorkload(Frozen):
@@ -50,7 +50,7 @@ class BaseWorkload(Frozen):
         return {}
 
     @property
-    def group_transport(self) -> GroupTransport:
+    def group_transport(self) -> GroupTransportKind:
         """What the engine's process groups send over."""
         return "auto"
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.workloads.descriptor import Descriptor, Latency, ShownTime
-from configs.workloads.prompted import AXES, BATCH_FIELDS, ENGINES, HIDDEN_FIELDS, PromptedWorkload
+from configs.workloads.descriptor import Latency, ShownTime
+from configs.workloads.prompted import PromptedWorkload, prompted_descriptor
 
 Pooling = Literal["mean", "first"]
 
@@ -23,7 +23,7 @@ class EncodeWorkload(PromptedWorkload):
         return f"encode {self._batch_text}"
 
 
-DESCRIPTOR = Descriptor(
+DESCRIPTOR = prompted_descriptor(
     kind="encode",
     model=EncodeWorkload,
     unit="embedding",
@@ -33,19 +33,7 @@ DESCRIPTOR = Descriptor(
     latency=Latency("latency_seconds", "ms a request", waited_for="request"),
     times=(ShownTime("latency_seconds", "ms a request"),),
     predicted=("embeddings_per_second",),
-    axes=AXES,
-    engines=ENGINES,
-    grows="num_prompts",
-    batch_fields=BATCH_FIELDS,
-    batch="batch_size",
-    compressible=True,
-    needs_model=True,
     model_form="encoder",
-    takes_prompts=True,
-    input_fields=("prompts",),
     answers="vectors",
-    own_groups=True,
-    marks_work=True,
     form_title="Encode",
-    hidden_fields=HIDDEN_FIELDS,
 )

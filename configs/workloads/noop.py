@@ -3,13 +3,12 @@
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from configs.common.execution import Layout
 from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency
 
 Fault = Literal["raise", "kill", "hang", "out_of_memory"]
-NonNegative = Annotated[int, Field(ge=0)]
 
 
 class NoopWorkload(BaseWorkload):
@@ -20,11 +19,11 @@ class NoopWorkload(BaseWorkload):
 
     kind: Literal["noop"] = "noop"
     seconds: Annotated[float, Field(ge=0)] = 0.01
-    allocate_bytes: NonNegative = 0
+    allocate_bytes: NonNegativeInt = 0
     items: PositiveInt = Field(1, description="work items over all ranks; each takes `seconds`")
     label: str | None = Field(None, description="distinguishes otherwise equal cells")
     fault: Fault | None = None
-    fault_rank: NonNegative = 0
+    fault_rank: NonNegativeInt = 0
     fault_attempts: PositiveInt = 1_000_000
 
     def scaled(self, factor: int) -> "NoopWorkload":

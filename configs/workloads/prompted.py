@@ -1,18 +1,54 @@
 """Common base of the workloads with prompts: `generate`, `seq2seq` and `encode`."""
 
-from typing import Any, Self
+from functools import partial
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt
 
-from configs.common.execution import Dtype, Engine, Layout
-from configs.workloads.descriptor import Axis, BaseWorkload
+from configs.common.execution import Dtype, Layout
+from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency, ShownTime
 
-AXES: tuple[Axis, ...] = ("dp", "tp", "pp")
-ENGINES: tuple[Engine, ...] = ("rankwise", "transformers", "deepspeed", "onnxruntime")
-BATCH_FIELDS = ("batch_size", "num_prompts")
-"""Random prompts are as many as the batch holds."""
-HIDDEN_FIELDS = ("answers", "noise_dtypes", "noise_orders")
-"""Set by experiments that judge answers, not by a study."""
+RANDOM_PROMPT_TOKENS = 32
+"""Length of random prompts where a study gives none."""
+
+prompted_descriptor = partial(
+    Descriptor,
+    axes=("dp", "tp", "pp"),
+    engines=("rankwise", "transformers", "deepspeed", "onnxruntime"),
+    grows="num_prompts",
+    batch_fields=("batch_size", "num_prompts"),  # random prompts are as many as the batch holds
+    batch="batch_size",
+    compressible=True,
+    needs_model=True,
+    takes_prompts=True,
+    input_fields=("prompts",),
+    own_groups=True,
+    marks_work=True,
+    hidden_fields=(
+        "answers",
+        "longest_tokens",
+        "noise_dtypes",
+        "noise_orders",
+    ),  # set by experiments that judge answers
+)
+"""What holds for every kind with prompts."""
+
+decoding_descriptor = partial(
+    prompted_descriptor,
+    unit="token",
+    throughput="tokens_per_second",
+    columns=("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences"),
+    latencies={"request": "request_seconds", "ttft": "ttft_seconds", "token": "gap_seconds"},
+    latency=Latency("time_per_output_token_seconds", "ms a token", waited_for="request"),
+    times=(
+        ShownTime("time_per_output_token_seconds", "ms a token"),
+        ShownTime("ttft_seconds", "ms to first token", extra=True),
+    ),
+    predicted=("tokens_per_second", "ttft_seconds", "time_per_output_token_seconds"),
+    decodes=True,
+    answers="tokens",
+)
+"""What holds for every kind that answers prompts token by token."""
 
 
 class PromptedWorkload(BaseWorkload):
@@ -22,7 +58,9 @@ class PromptedWorkload(BaseWorkload):
     ranks; with `pp` above 1 several micro-batches of a batch are in flight at once to keep all stages busy.
     """
 
-    prompts: str | None = Field(None, description="JSONL file with one `prompt` per line; none: random token ids")
+    prompts: str | None = Field(
+        None, description="JSONL file with one `prompt`, or `tokens`, per line; none: random token ids"
+    )
     variant: str | None = Field(None, description="only lines with this `variant`")
     limit: PositiveInt | None = Field(None, description="only the first N lines")
     num_prompts: PositiveInt | None = Field(
@@ -34,6 +72,9 @@ class PromptedWorkload(BaseWorkload):
         None, description="sequences per pipeline micro-batch; none: the batch divided by the stages"
     )
     answers: bool = Field(False, description="keep the model's answers, to check correctness")
+    longest_tokens: PositiveInt | None = Field(
+        None, description="with answers: the last prompt is cut or repeated to this many tokens"
+    )
     noise_dtypes: tuple[Dtype, ...] = Field(
         (), description="with answers, engine transformers: precisions whose reduction-order noise is measured"
     )
@@ -102,3 +143,19 @@ class PromptedWorkload(BaseWorkload):
     def _batch_text(self) -> str:
         pieces = "" if self.micro_batch_size is None else f" in {self.micro_batch_size}s"
         return f"batch {self.batch_size}{pieces}"
+
+
+class DecodingWorkload(PromptedWorkload):
+    """Common fields of workloads that answer each prompt with exactly `new_tokens` tokens."""
+
+    kind: Literal["generate", "seq2seq"]
+    new_tokens: PositiveInt = 32
+
+    @property
+    def decoded_tokens(self) -> int:
+        return self.new_tokens
+
+    @property
+    def summary(self) -> str:
+        """The work in a few words, for a table."""
+        return f"{self._batch_text}, {self.new_tokens} tokens"

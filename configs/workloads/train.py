@@ -8,12 +8,11 @@ The layout has the data-parallel strategy (`layout.strategy`), the cell has the 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.common.execution import Layout, Strategy
 from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency, ShownTime
 
-NonNegative = Annotated[int, Field(ge=0)]
 TrainingTask = Literal["causal_lm", "masked_lm", "seq2seq", "text_classification", "image_classification"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
@@ -64,7 +63,7 @@ class TrainWorkload(BaseWorkload):
     evaluate_every: PositiveInt | None = Field(None, description="steps between evaluations; none: at the end only")
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: PositiveFloat = 3e-4
-    learning_rate_warmup_steps: NonNegative = 0
+    learning_rate_warmup_steps: NonNegativeInt = 0
     learning_rate_scaling: RateScaling = Field(
         "none", description="how the rate grows with the global batch, from the one it was chosen for"
     )

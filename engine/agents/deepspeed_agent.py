@@ -15,11 +15,11 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from engine.agents.preloading import RankStarter, prepare_ranks
 from engine.agents.torchrun_agent import write_exits
 from engine.rank.processes import leave
+from engine.rank.stores import join_store, serve_store
 
 _MEET_SECONDS = 300
 _POLL_SECONDS = 0.1
@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
     node_rank, nodes = int(known.node_rank), len(world)
     # Before there is a store, whose threads a fork would not copy.
     starter = RankStarter(prepare_ranks(len(list(world.values())[node_rank]), Path(arguments[-1])))
-    store = _store(known.master_addr, int(known.master_port), serves=node_rank == 0)
+    store = (serve_store if node_rank == 0 else join_store)(
+        known.master_addr, int(known.master_port), timedelta(seconds=_MEET_SECONDS)
+    )
     # torch.distributed then uses this store, instead of one of the first rank.
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     _launch(arguments[1:], starter)
@@ -67,15 +69,6 @@ def _launch(arguments: list[str], starter: RankStarter) -> None:
             raise
     finally:
         starter.dismiss()
-
-
-def _store(address: str, port: int, serves: bool) -> Any:
-    import torch.distributed as dist
-
-    limit = timedelta(seconds=_MEET_SECONDS)
-    return dist.TCPStore(  # type: ignore[attr-defined]  # not in __all__
-        address, port, is_master=serves, timeout=limit, wait_for_workers=False
-    )
 
 
 if __name__ == "__main__":

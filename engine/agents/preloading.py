@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.forking import Forked, binds_threads, fork, run_module, unfit_to_fork
+from configs.common.reading import PLAN_BYTES, read_model
 from engine.rank.processes import die_with_parent
 
 _WORKER = "engine.worker"
@@ -34,7 +35,7 @@ def preload(job_json: Path) -> None:
     from configs.plans.job import Job
     from engine.worker import WORKLOADS
 
-    job = Job.model_validate_json(job_json.read_bytes())
+    job = read_model(job_json, Job, PLAN_BYTES)
     names = ["numpy", "torch", "engine.rank.host_usage", "engine.context", WORKLOADS[job.cell.workload.kind]]
     if job.measuring_pass != "memory" and job.cell.model is not None:
         # torch imports it, for most of a second, when a compiled operator is called for the first time.
@@ -47,7 +48,7 @@ def prepare_ranks(count: int, job_json: Path) -> "list[WaitingRank]":
     """Processes that become this node's ranks; none where they must begin afresh, which the log says."""
     from configs.plans.job import Job
 
-    if Job.model_validate_json(job_json.read_bytes()).measuring_pass == "nsys":
+    if read_model(job_json, Job, PLAN_BYTES).measuring_pass == "nsys":
         return []  # each puts nsys in its own place, which starts a fresh one
     unfit: str | None = "OpenMP is told to bind threads"
     if not binds_threads(os.environ):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.agents.preloading import RankStarter, prepare_ranks
 from engine.rank.processes import leave
+from engine.rank.stores import agent_store
 
 
 def main(arguments: list[str]) -> int:
@@ -23,8 +24,11 @@ def main(arguments: list[str]) -> int:
     starter = RankStarter(prepare_ranks(_ranks_here(arguments), Path(arguments[-1])))
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
     from torch.distributed.run import parse_args, run
 
+    # torchrun's own store listens on all interfaces.
+    static_tcp_rendezvous.TCPStore = agent_store  # type: ignore[attr-defined,assignment]
     # What torchrun starts ranks by; there is no public way to have it start them by fork without its queues.
     subprocess_handler.Popen = starter  # type: ignore[attr-defined,assignment]
     try:

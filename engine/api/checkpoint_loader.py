@@ -8,7 +8,6 @@ The folder has Hugging Face's format: config.json and safetensors, in one file o
 tensors. Names are the file's; tensors are split (`engine.models.slots`) and read (`engine.loading`) as in the engine.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from configs.common.reading import read_json_object
+from configs.families.checkpoint import check_tensors, with_stored_head
+from configs.families.config import ModelConfig
+from configs.families.tensors import names_in_file, stored_weights
 from configs.plans.model_manifest import ModelManifest
 from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
-from engine.models.config import ModelConfig
 from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces
-from engine.models.tensors import names_in_file, stored_weights
-from engine.models.weights import check_tensors, weight_files
+from engine.models.weights import weight_files
 from engine.parallel.grid import Grid
 from engine.rank.processes import place_from_environment
 
@@ -48,7 +49,7 @@ class DistributedCheckpointLoader:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank: {rank} is not one of world_size={world_size}; ranks are numbered from 0")
         try:
-            found = json.loads((folder / "config.json").read_bytes())
+            found = read_json_object(folder / "config.json")
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder / 'config.json'}: cannot be read ({error}); name a model's folder") from error
         self.config = ModelConfig.parse(found)
@@ -62,6 +63,7 @@ class DistributedCheckpointLoader:
         manifest = ModelManifest(identity="folder:unknown", source="folder", folder=str(folder), files={}, config=found)
         self.files = weight_files(manifest)
         stored = stored_tensors(self.files)
+        self.config = with_stored_head(self.config, stored)
         check_tensors(self.config, stored)
         self._names = names_in_file(self.config, stored)
         self.report: LoadReport | None = None

@@ -23,15 +23,17 @@ import torch
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.proc import read_fields
+from configs.common.reading import MIB, read_model, read_tail
+from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement, Progress
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
 from configs.plans.rates import MeasurementSamples, rates_of
 from configs.plans.record import RankPart, Status, read_part
+from configs.plans.samples import read_archive
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload
-from engine.models.config import ModelConfig
 from engine.models.sharding import check_degrees
 
 _LOOPBACK = "127.0.0.1"
@@ -256,8 +258,8 @@ def _read(measurement: Measurement, paths: JobPaths, ranks: int) -> _Launch:
             raise RuntimeError(f"rank {rank} of {ranks}: {part.status}: {said}")
         parts.append(part)
         if paths.samples(measurement.name, rank).is_file():
-            with np.load(paths.samples(measurement.name, rank)) as archive:
-                samples |= {f"{rank}/{name}": archive[name] for name in archive.files}
+            columns = read_archive(paths.samples(measurement.name, rank))
+            samples |= {f"{rank}/{name}": column for name, column in columns.items()}
     read = MeasurementSamples(measurement.cell, samples)
     throughput = rates_of(read, parts[0].figures).throughput
     assert throughput is not None, "a generate workload has a rate"
@@ -266,8 +268,8 @@ def _read(measurement: Measurement, paths: JobPaths, ranks: int) -> _Launch:
 
 def _last_words(paths: JobPaths, rank: int) -> str:
     try:
-        progress = Progress.model_validate_json(paths.progress(rank).read_bytes())
+        progress = read_model(paths.progress(rank), Progress)
     except (OSError, ValueError):
-        lines = (paths.folder / "launcher.log").read_text(errors="replace").splitlines()
+        lines = read_tail(paths.folder / "launcher.log", MIB).splitlines()
         return lines[-1] if lines else "it was never started"
     return progress.message or f"it ended in phase {progress.phase}"

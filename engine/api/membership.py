@@ -21,6 +21,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from engine.rank.stores import join_store, serve_store
+
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 
@@ -92,7 +94,7 @@ class Membership:
         serves = self.rank == 0 and agent != (self._address, str(self._port))
         try:
             return _tcp_store(self._address, self._port, serves, self._timeout_seconds)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             if serves:
                 raise ValueError(
                     f"master_port: {self._port} cannot be used on this host ({_first_line(error)}); choose another"
@@ -126,9 +128,7 @@ class Membership:
 
 
 def _tcp_store(address: str, port: int, serves: bool, timeout_seconds: float) -> Any:
-    return dist.TCPStore(  # type: ignore[attr-defined]  # not in __all__
-        address, port, is_master=serves, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False
-    )
+    return (serve_store if serves else join_store)(address, port, timedelta(seconds=timeout_seconds))
 
 
 def _answers(store: Any) -> bool:

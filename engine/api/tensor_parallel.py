@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from engine.api.current_group import world_communicator
 from engine.kernels.linear import PackedLinear, pack_linear
-from engine.models.config import ModelConfig
 from engine.models.sharding import Share, check_degrees
 from engine.parallel.communicator import Communicator
 
@@ -163,7 +163,13 @@ def create_tensor_parallel_config(
 class _ParallelLinear:
     """Base class: this rank's part of the weight, packed for its device."""
 
-    def __init__(self, config: TensorParallelConfig, communicator: Communicator | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: TensorParallelConfig,
+        communicator: Communicator | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._choose_part(config)
         self.config = replace(config)  # later changes do not affect this layer
         self.communicator = world_communicator() if communicator is None else communicator
         if (self.communicator.size, self.communicator.index) != (config.world_size, config.rank):
@@ -192,6 +198,9 @@ class _ParallelLinear:
         on_device = None if part_of_bias is None else part_of_bias.to(config.device, self.dtype)
         self._packed: PackedLinear = pack_linear(part.to(config.device, self.dtype), on_device)
 
+    def _choose_part(self, config: TensorParallelConfig) -> None:
+        raise NotImplementedError
+
     def _cut(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         raise NotImplementedError
 
@@ -203,15 +212,6 @@ class ColumnParallelLinear(_ParallelLinear):
     `output_size` must be a multiple of `world_size`.
     """
 
-    def __init__(
-        self,
-        config: TensorParallelConfig,
-        communicator: Communicator | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.outputs = config.part(config.output_size, "output_size")
-        super().__init__(config, communicator, dtype)
-
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., input_size]."""
         with torch.no_grad():
@@ -219,6 +219,9 @@ class ColumnParallelLinear(_ParallelLinear):
             if not self.config.gather_output or self.config.world_size == 1:
                 return own
             return self.communicator.all_gather(own).movedim(0, -2).flatten(-2)
+
+    def _choose_part(self, config: TensorParallelConfig) -> None:
+        self.outputs = config.part(config.output_size, "output_size")
 
     def _cut(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         rows = slice(self.outputs.start, self.outputs.stop)
@@ -232,21 +235,15 @@ class RowParallelLinear(_ParallelLinear):
     [..., output_size] on every rank. `input_size` must be a multiple of `world_size`.
     """
 
-    def __init__(
-        self,
-        config: TensorParallelConfig,
-        communicator: Communicator | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.inputs = config.part(config.input_size, "input_size")
-        super().__init__(config, communicator, dtype)
-
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., input_size / world_size] or [..., input_size]."""
         with torch.no_grad():
             if x.shape[-1] == self.config.input_size:
                 x = x[..., self.inputs.start : self.inputs.stop]
             return self.communicator.all_reduce(self._packed(x.contiguous()))
+
+    def _choose_part(self, config: TensorParallelConfig) -> None:
+        self.inputs = config.part(config.input_size, "input_size")
 
     def _cut(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         # The first rank adds the bias, so that it is added once.

@@ -46,7 +46,7 @@ MAX_LOGIT_BYTES = 64 * 1024 * 1024
 """Maximum bytes of logits in a record over all ranks, including those through the cache."""
 
 CACHED_STEPS = 8
-"""Number of last positions of a prompt fed one token at a time."""
+"""Minimum number of last positions of a prompt fed one token at a time; as many as are decoded, if those are more."""
 
 FORCED_TOKENS = 128
 """Maximum number of source tokens used as forced decoder input."""
@@ -175,13 +175,13 @@ def read_prefill(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch],
     for piece in pieces:
         rows = slice(start, start + len(piece.tokens))
         for place, part in enumerate(zip(*(each.parts() for each in sequences[rows]), strict=True)):
-            batch = _fed(list(part), piece)
+            batch = fed_batch(list(part), piece)
             scorer.prefill(batch, _reader(scores[rows], list(part), batch, 0 if place else total, cached=False))
         start = rows.stop
     return scores
 
 
-def _fed(part: list[Sequence], piece: Batch) -> Batch:
+def fed_batch(part: list[Sequence], piece: Batch) -> Batch:
     """Return the input that gives logits after every token of these sequences but the last."""
     if part[0].source is not None:
         found = filled([each.ids + each.decoded[:-1] for each in part], piece.tokens.device)
@@ -191,25 +191,40 @@ def _fed(part: list[Sequence], piece: Batch) -> Batch:
 
 
 def read_cached(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], total: int) -> list[Scores]:
-    """Return scores of the last CACHED_STEPS positions of each prompt through the cache; fewer for short prompts.
+    """Return scores of the last positions of each prompt through the cache: as many as tokens were decoded, and no less
+    than CACHED_STEPS; fewer for short prompts.
 
     At least one token of each prompt must be prefilled, so short prompts are run separately, and those of one token
     have none.
     """
     scores = [Scores() for _ in sequences]
+    most = max(CACHED_STEPS, *(len(each.decoded) for each in sequences))
     start = 0
     for piece in pieces:
         part = [replace(each, decoded=[]) for each in sequences[start : start + len(piece.tokens)]]
-        whole = _fed(part, piece)
-        short = [row for row, each in enumerate(part) if 1 < len(each.ids) <= CACHED_STEPS]
-        for chosen in (short, [row for row, each in enumerate(part) if len(each.ids) > CACHED_STEPS]):
+        whole = fed_batch(part, piece)
+        for chosen in _of_similar_length(part, most):
             mine = [part[row] for row in chosen]
-            if mine:
-                steps = min([CACHED_STEPS, *(len(each.ids) - 1 for each in mine)])
-                batch, found = whole.rows(chosen), [scores[start + row] for row in chosen]
-                scorer.cached(batch, steps, _reader(found, mine, batch, total, cached=True))
+            steps = min([most, *(len(each.ids) - 1 for each in mine)])
+            batch, found = whole.rows(chosen), [scores[start + row] for row in chosen]
+            scorer.cached(batch, steps, _reader(found, mine, batch, total, cached=True))
         start += len(part)
     return scores
+
+
+def _of_similar_length(part: list[Sequence], most: int) -> list[list[int]]:
+    """Return rows that can take about as many steps, at most `most`; rows of one token are left out."""
+    bounds = [1]
+    longer = CACHED_STEPS
+    while longer < most:
+        bounds.append(longer)
+        longer *= 2
+    bounds.append(most)
+    groups: dict[int, list[int]] = {bound: [] for bound in bounds}
+    for row, each in enumerate(part):
+        if len(each.ids) > 1:
+            groups[max(bound for bound in bounds if bound == 1 or bound < len(each.ids))].append(row)
+    return [rows for rows in groups.values() if rows]
 
 
 def _reader(scores: list[Scores], part: list[Sequence], piece: Batch, total: int, cached: bool) -> Consume:
@@ -238,13 +253,14 @@ def collect_answers(
     scorer: Scorer,
     pieces: list[Batch],
     context: Context,
-    through_cache: bool = True,
     start_token: int | None = None,
+    through_cache: bool = True,
 ) -> tuple[dict[str, Figure], Samples]:
     """Return figures and columns of one rank.
 
     tokens [P, new]: tokens of the timed decode; undefined on a middle stage, which does not receive them.
     pieces: the prompts in order, in batches for `scorer`. start_token: as `sequences_of`.
+    through_cache: also score the last positions through the cache.
     """
     grid = context.grid
     sequences = sequences_of(prompts, tokens, start_token)
@@ -308,20 +324,24 @@ def _joined(parts: list[list[np.ndarray]], dtype: type[np.generic]) -> np.ndarra
 def write_completions(path: Path, prompts: Prompts, tokens: torch.Tensor, context: Context) -> None:
     """Write one JSON object per prompt for reading: prompt_index, prompt, completion, tokens.
 
-    Nothing is written without a tokenizer of the model.
+    Without a tokenizer of the model, texts are the numbers of the tokens, and nothing is written of random prompts.
     """
     source = tokenizer_path(context)
-    if source is None:
+    if source is None and None in prompts.texts:
         return
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source) if source is not None else None
+
+    def text(ids: list[int]) -> str:
+        return " ".join(map(str, ids)) if tokenizer is None else str(tokenizer.decode(ids))
+
     lines = []
     for place, (ids, answer) in enumerate(zip(prompts.tokens, tokens.tolist(), strict=True)):
         lines.append(
             json.dumps(
                 {
                     "prompt_index": prompts.first + place,
-                    "prompt": tokenizer.decode(ids),
-                    "completion": tokenizer.decode(answer),
+                    "prompt": text(ids),
+                    "completion": text(answer),
                     "tokens": answer,
                 },
                 ensure_ascii=False,

@@ -3,8 +3,8 @@
 The reference model computes the same prompts several times, each in another order (`engine.correctness.reordered`). The
 method is independent of the model's architecture.
 
-    samples |= measure_noise(model, ModelScorer, sequences, baseline, ("float32", "bfloat16"), 4, device)
-    samples |= measure_state_noise(model, EncodeScorer, prompts, baseline, workload, device)        # of an encoder
+    samples |= measure_noise(in_dtype, ModelScorer, sequences, baseline, ("float32", "bfloat16"), 4, device)
+    samples |= measure_state_noise(in_dtype, EncodeScorer, prompts, baseline, workload, device)        # of an encoder
 
 Columns, for each dtype, K orders, rows as in `engine.correctness.answers` (N likelihoods, R rows of logits, P prompts):
 
@@ -44,7 +44,7 @@ from engine.prompts.tokens import Batch, Prompts, filled
 
 
 def measure_noise(
-    model: torch.nn.Module,
+    in_dtype: Callable[[Dtype], Any],
     scorer_of: Callable[[Any], Scorer],
     sequences: list[Sequence],
     baseline: list[Scores],
@@ -52,12 +52,12 @@ def measure_noise(
     orders: int,
     device: torch.device,
 ) -> Samples:
-    """Return columns for all dtypes. baseline: scores of the sequences by `model`, float32, one at a time,
-    unchanged.
+    """Return columns for all dtypes. in_dtype: the model in a precision (`converted`). baseline: scores of the
+    sequences by the model in float32, one at a time, unchanged.
     """
     samples: Samples = {}
     for dtype in dtypes:
-        changed = converted(model, DTYPES[dtype])
+        changed = in_dtype(dtype)
         scorer = scorer_of(changed)
         found = [_one_order(scorer, sequences, baseline, order, device) for order in range(orders)]
         del scorer, changed
@@ -65,21 +65,24 @@ def measure_noise(
     return samples
 
 
-def converted(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Return the model with its parameters in `dtype`: the model itself if they already are.
+def converted(model: torch.nn.Module, name: Dtype) -> torch.nn.Module:
+    """Return the model with its parameters in a precision: the model itself if they already are.
 
     Tables that a model computes (rotary frequencies) are unchanged, as when it is loaded in that dtype.
     """
+    dtype = DTYPES[name]
     if all(parameter.dtype == dtype for parameter in model.parameters()):
         return model
-    twin = copy.deepcopy(model)
-    for parameter in twin.parameters():
-        parameter.data = parameter.data.to(dtype)
-    stored = set(twin.state_dict())
-    for name, buffer in twin.named_buffers():
-        if name in stored and buffer.is_floating_point():
-            buffer.data = buffer.data.to(dtype)
-    return twin
+    stored = set(model.state_dict())
+    # Found in deepcopy's memory, so that no tensor is first copied in its own precision.
+    changed: dict[int, Any] = {
+        id(parameter): torch.nn.Parameter(parameter.data.to(dtype), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name in stored and buffer.is_floating_point():
+            changed[id(buffer)] = buffer.to(dtype)
+    return copy.deepcopy(model, changed)
 
 
 def _one_order(
@@ -141,7 +144,7 @@ def _scored(scorer: Scorer, sequence: Sequence, base: Scores, device: torch.devi
 
 
 def measure_state_noise(
-    model: torch.nn.Module,
+    in_dtype: Callable[[Dtype], Any],
     scorer_of: Callable[[Any], EncodeScorer],
     prompts: Prompts,
     baseline: tuple[list[KeptStates], np.ndarray],
@@ -150,11 +153,11 @@ def measure_state_noise(
 ) -> Samples:
     """Return an encoder's columns for the workload's `noise_dtypes` and `noise_orders`.
 
-    baseline: kept states and vectors [P, E] of the prompts by `model`, float32, one at a time, unchanged.
+    in_dtype, baseline: as `measure_noise`; kept states and vectors [P, E] of the prompts.
     """
     samples: Samples = {}
     for dtype in workload.noise_dtypes:
-        changed = converted(model, DTYPES[dtype])
+        changed = in_dtype(dtype)
         scorer = scorer_of(changed)
         orders = range(workload.noise_orders)
         found = [_one_state_order(scorer, prompts, baseline, workload, order, device) for order in orders]

@@ -6,6 +6,7 @@ read_prefill(Seq2SeqScorer(model), sequences, pieces, total)    # an encoder-dec
 EncodeScorer(model).states(batch)                               # an encoder
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -18,10 +19,14 @@ _PIECE_BYTES = 32 * 1024 * 1024  # of float32 logits passed on at once
 
 
 class ModelScorer:
-    """`engine.correctness.answers.Scorer` by a causal language model of transformers, on one rank."""
+    """`engine.correctness.answers.Scorer` by a causal language model of transformers, on one rank.
+
+    A model without a key-value cache (of a state-space family) gives nothing through it.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def prefill(self, batch: Batch, consume: Consume) -> None:
         """Compute logits of all columns, by one prefill of the batch."""
@@ -30,7 +35,10 @@ class ModelScorer:
     def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
         """Compute logits of the last `steps` columns: the others are prefilled, then one token a call."""
         length = batch.tokens.shape[1]
-        past = self._run(batch.tokens[:, : length - steps], batch.padding, None, cache=True).past_key_values
+        first = self._run(batch.tokens[:, : length - steps], batch.padding, None, cache=True)
+        past = getattr(first, "past_key_values", None)
+        if past is None:
+            return
         for column in range(length - steps, length):
             found = self._run(batch.tokens[:, column : column + 1], batch.padding, past, cache=True, known=column)
             past = found.past_key_values
@@ -38,15 +46,17 @@ class ModelScorer:
 
     def _run(self, tokens: Tensor, padding: Tensor | None, past: Any, cache: bool, known: int = 0) -> Any:
         """Run the model on tokens that follow those of `past`, of which `known` are known."""
+        seen = {} if past is None else {"past_key_values": past}
         if padding is None:
-            return self.model(input_ids=tokens, past_key_values=past, use_cache=cache)
+            return self.model(input_ids=tokens, use_cache=cache, **seen)
         columns = torch.arange(known + tokens.shape[1], device=tokens.device)[None]
+        places = (columns - padding[:, None]).clamp(min=0)[:, known:]
         return self.model(
             input_ids=tokens,
             attention_mask=(columns >= padding[:, None]).long(),
-            position_ids=(columns - padding[:, None]).clamp(min=0)[:, known:],
-            past_key_values=past,
             use_cache=cache,
+            **seen,
+            **({"position_ids": places} if self._takes_positions else {}),
         )
 
 

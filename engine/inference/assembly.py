@@ -15,14 +15,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
+from configs.families.tensors import StackName
 from engine.compression import Compressor
 from engine.inference.layer import LayerWeights, Norm, StackWeights
 from engine.kernels.linear import PackedLinear, Packing, pack_linear
 from engine.loading import Piece
-from engine.models.config import ModelConfig
 from engine.models.slots import Slot
 from engine.models.stages import own_layers
-from engine.models.tensors import StackName
 from engine.models.weights import HashedWeights
 from engine.parallel.grid import Grid
 

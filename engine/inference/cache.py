@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from engine.inference.positions import biased, table_rows
 from engine.inference.source import Source
 from engine.kernels.attention import DecodeAttention, bias_table, has_decode_attention, stored_width
 from engine.kernels.linear import PackedLinear
-from engine.models.config import ModelConfig
 from engine.models.llama import visible
 from engine.models.sharding import Share
 

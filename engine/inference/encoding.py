@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from engine.inference.layer import StackWeights
 from engine.inference.positions import biased, bidirectional_bias, table_rows
-from engine.models.config import ModelConfig
 from engine.models.llama import attend
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from engine.inference.cache import CacheStep, KeyValueCache
-from engine.models.config import ModelConfig
 
 _WARM_UP_STEPS = 2
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from configs.families.config import ModelConfig
 from engine.inference.cache import CachePositions, CacheStep, KernelStep, KeyValueCache
 from engine.inference.encoding import EncoderStep
 from engine.inference.graphs import static_decode
@@ -25,7 +26,6 @@ from engine.inference.positions import causal_bias
 from engine.inference.residual import NormRule, Residual
 from engine.kernels.operators import activate, multiply, rms_norm_heads, rotate
 from engine.kernels.rows import add, add_rows, argmax_rows, best_words, choose_words, embed_rows
-from engine.models.config import ModelConfig
 from engine.models.llama import attend, rotary_frequencies
 from engine.models.sharding import Share
 from engine.models.stages import own_layers

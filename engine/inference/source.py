@@ -11,9 +11,9 @@ The memory grows with the longest source so far and is reused by shorter ones.
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
 from engine.kernels.attention import DecodeAttention, has_decode_attention, stored_width
 from engine.kernels.linear import PackedLinear
-from engine.models.config import ModelConfig
 from engine.models.sharding import Share
 
 _GRAIN = 64  # positions: the memory grows in steps of this size

@@ -21,6 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from configs.families.checkpoint import check_tensors, with_stored_head
+from configs.families.config import ModelConfig
+from configs.families.tensors import StackName, names_in_file, stacks_of
 from configs.plans.job import Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.record import Figure
@@ -31,12 +34,10 @@ from engine.inference.model import Shard
 from engine.kernels.linear import pack_linear
 from engine.loading import LoadReport, Piece, network_file_system, read_pieces, stored_tensors
 from engine.loading.prepared import prepare_files
-from engine.models.config import ModelConfig
 from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces, wanted_slots
 from engine.models.stages import main_stack, own_layers
-from engine.models.tensors import StackName, names_in_file, stacks_of
-from engine.models.weights import check_tensors, required_manifest, synthetic_tensor, weight_files
+from engine.models.weights import required_manifest, synthetic_tensor, weight_files
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 from engine.rank.host_usage import take_peak
@@ -172,6 +173,11 @@ def read_shard(
     the first read, after all have inspected the page cache.
     """
     config = ModelConfig.parse(manifest.config)
+    files, stored = [], {}
+    if manifest.synthetic_seed is None:
+        files = weight_files(manifest)
+        stored = stored_tensors(files)
+        config = with_stored_head(config, stored)
     slots = wanted_slots(config, grid)
     wanted = list(dict.fromkeys(slot.piece for slot in slots))
     pack_linear(torch.ones((1, 1), dtype=dtype))  # compiles the kernels if needed, before the clock starts
@@ -180,8 +186,6 @@ def read_shard(
         began = time.perf_counter()
         parts = _made(config, manifest.synthetic_seed, wanted)
     else:
-        files = weight_files(manifest)
-        stored = stored_tensors(files)
         file_bytes = check_tensors(config, stored)
         report = LoadReport.before(files)
         names = names_in_file(config, stored)
@@ -286,28 +290,18 @@ def cut(whole: Tensor, piece: Piece) -> Tensor:
     return part if piece.columns is None else part[:, slice(*piece.columns)]
 
 
-def shard_of(
-    config: ModelConfig,
-    grid: Grid,
-    group: Communicator,
-    tensors: dict[str, Tensor],
-    compressor: Compressor | None = None,
-) -> Shard:
+def shard_of(config: ModelConfig, grid: Grid, group: Communicator, tensors: dict[str, Tensor]) -> Shard:
     """Return the main stack's shard from a whole model's tensors by our names, which keep dtype and device."""
-    return shards_of(config, grid, group, tensors, compressor)[main_stack(config)]
+    return shards_of(config, grid, group, tensors)[main_stack(config)]
 
 
 def shards_of(
-    config: ModelConfig,
-    grid: Grid,
-    group: Communicator,
-    tensors: dict[str, Tensor],
-    compressor: Compressor | None = None,
+    config: ModelConfig, grid: Grid, group: Communicator, tensors: dict[str, Tensor]
 ) -> dict[StackName, Shard]:
     """Return the shard of every stack, as `shard_of`."""
     slots = wanted_slots(config, grid)
     some = next(iter(tensors.values()))
-    assembly = Assembly(config, grid, slots, some.dtype, some.device, compressor=compressor)
+    assembly = Assembly(config, grid, slots, some.dtype, some.device)
     for piece in dict.fromkeys(slot.piece for slot in slots):
         assembly.put(piece, cut(tensors[piece.name], piece))
     return _shards(config, grid, group, assembly)

@@ -58,6 +58,35 @@ class PackedLinear:
         """
 
 
+class NativeLinear(PackedLinear):
+    """A layer on a compiled kernel, a function (packed, x, y, rows, threads, address of the parallel loop)."""
+
+    _library: ctypes.CDLL
+    _kernel: str
+    """Looked up at each call: a recording puts its own functions into the library (engine/kernels/program.py)."""
+    _address: int
+    """Of the struct that describes the packed weights."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shape, outputs = x.shape, self.out_features
+        if x.dtype is not self.dtype or shape[-1] != self.in_features or not x.is_cpu:
+            wanted = f"[..., {self.in_features}] {self.dtype} on the CPU"
+            raise ValueError(f"wanted {wanted}, got {list(shape)} {x.dtype} on {x.device}")
+        y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
+        x = self._aligned(x)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        threads = torch.get_num_threads()
+        parallel = parallel_address() if threads > 1 else None
+        run = getattr(self._library, self._kernel)
+        run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
+        return y
+
+    def _aligned(self, x: Tensor) -> Tensor:
+        """Return x with as many inputs as the kernel reads."""
+        return x
+
+
 class _Rows(ctypes.Structure):
     """`struct rows` of linear.c."""
 
@@ -83,12 +112,12 @@ Packing = Literal["finalized", "quick", "memory_mapped"]
 
 
 def pack_linear(
-    weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, rows: int = 1, packing: Packing = "finalized"
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None = None, packing: Packing = "finalized"
 ) -> PackedLinear:
     """Return a packed copy of `weight` [out_features, in_features], which may be a view with any row stride.
 
     Several weights of the same in_features are stacked. `bias` [out_features] is added in float32 before the result is
-    rounded. `rows` is the usual number of rows of a call, used by mkldnn only. The weight is not kept, except on the
+    rounded. The weight is not kept, except on the
     path "torch".
 
     Weights in huge pages are read up to 1.5 times faster. `packing`: "quick" packs into common pages first, which are
@@ -107,7 +136,7 @@ def pack_linear(
         if path:
             return _OwnLinear(parts, bias, path, packing)
         if some.dtype is torch.bfloat16 and torch._C._has_mkldnn:
-            return _MkldnnLinear(_whole(parts), bias, rows)
+            return _MkldnnLinear(_whole(parts), bias)
     return _TorchLinear(_whole(parts), bias, packing == "memory_mapped" and len(parts) == 1)
 
 
@@ -139,8 +168,10 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-class _OwnLinear(PackedLinear):
+class _OwnLinear(NativeLinear):
     """Linear layer on the kernels of linear.c."""
+
+    _kernel = "linear_run"
 
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, path: str, packing: Packing) -> None:
         library = _library()
@@ -172,20 +203,8 @@ class _OwnLinear(PackedLinear):
         packed.weights, packed.parts = weights.data_ptr(), None
         self._memory_mapped = []
 
-    def __call__(self, x: Tensor) -> Tensor:
-        shape, outputs = x.shape, self.out_features
-        if x.dtype is not self.dtype or shape[-1] != self.in_features or not x.is_cpu:
-            wanted = f"[..., {self.in_features}] {self.dtype} on the CPU"
-            raise ValueError(f"wanted {wanted}, got {list(shape)} {x.dtype} on {x.device}")
-        y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
-        if self._is_odd:
-            x = functional.pad(x, (0, 1))
-        if not x.is_contiguous():
-            x = x.contiguous()
-        threads = torch.get_num_threads()
-        parallel = parallel_address() if threads > 1 else None
-        self._library.linear_run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
-        return y
+    def _aligned(self, x: Tensor) -> Tensor:
+        return functional.pad(x, (0, 1)) if self._is_odd else x
 
     def finalize(self) -> None:
         if self.stored is None:
@@ -195,10 +214,10 @@ class _OwnLinear(PackedLinear):
 
 
 class _MkldnnLinear(PackedLinear):
-    """Linear layer on mkldnn (oneDNN) packed layers, bfloat16; packed for calls of `rows` rows."""
+    """Linear layer on mkldnn (oneDNN) packed layers, bfloat16; packed for calls of one row."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
-        self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
         self._bias = bias
         self._run = torch.ops.mkldnn._linear_pointwise
         super().__init__(weight.shape, weight.dtype, "mkldnn", weight.nbytes + _nbytes(bias), None)

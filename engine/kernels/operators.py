@@ -74,23 +74,7 @@ def add_rms_norm(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float)
     if library is None or (wide_weight and weight.dtype is not torch.float32) or update.dtype is not hidden.dtype:
         hidden = hidden + update
         return hidden, rms_norm(hidden, weight, epsilon)
-    assert update.shape == hidden.shape, (update.shape, hidden.shape)
-    hidden, update = hidden.contiguous(), update.contiguous()
-    both, y = torch.empty_like(hidden), torch.empty_like(hidden)
-    width = weight.shape[0]
-    library.add_rms_norm(
-        hidden.data_ptr(),
-        update.data_ptr(),
-        weight.data_ptr(),
-        both.data_ptr(),
-        y.data_ptr(),
-        hidden.numel() // width,
-        width,
-        epsilon,
-        _DTYPE_CODES[hidden.dtype],
-        wide_weight,
-    )
-    return both, y
+    return _add_and_norm(library.add_rms_norm, hidden, update, (weight,), epsilon, wide_weight)
 
 
 def rms_norm_heads(
@@ -133,22 +117,24 @@ def add_layer_norm(
     if library is None or weight.dtype is not hidden.dtype or update.dtype is not hidden.dtype:
         hidden = hidden + update
         return hidden, layer_norm(hidden, weight, bias, epsilon)
+    return _add_and_norm(library.add_layer_norm, hidden, update, (weight, bias), epsilon)
+
+
+def _add_and_norm(
+    kernel: Callable[..., None],
+    hidden: Tensor,
+    update: Tensor,
+    parameters: tuple[Tensor | None, ...],
+    epsilon: float,
+    *flags: bool,
+) -> tuple[Tensor, Tensor]:
+    """Run a kernel that writes the sum and its norm. parameters: weight [width], and the bias if the norm has one."""
     assert update.shape == hidden.shape, (update.shape, hidden.shape)
     hidden, update = hidden.contiguous(), update.contiguous()
     both, y = torch.empty_like(hidden), torch.empty_like(hidden)
-    width = weight.shape[0]
-    library.add_layer_norm(
-        hidden.data_ptr(),
-        update.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        both.data_ptr(),
-        y.data_ptr(),
-        hidden.numel() // width,
-        width,
-        epsilon,
-        _DTYPE_CODES[hidden.dtype],
-    )
+    width = hidden.shape[-1]
+    addresses = [None if one is None else one.data_ptr() for one in (hidden, update, *parameters, both, y)]
+    kernel(*addresses, hidden.numel() // width, width, epsilon, _DTYPE_CODES[hidden.dtype], *flags)
     return both, y
 
 

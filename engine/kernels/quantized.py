@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.build import load_library, parallel_address
-from engine.kernels.linear import PackedLinear, Packing, aligned_bytes, into_huge_pages
+from engine.kernels.build import load_library
+from engine.kernels.linear import NativeLinear, PackedLinear, Packing, aligned_bytes, into_huge_pages
 
 Scheme = Literal["int8", "int8_dynamic", "int4"]
 SCHEMES: tuple[Scheme, ...] = ("int8", "int8_dynamic", "int4")
@@ -150,8 +150,10 @@ class _Quantized(ctypes.Structure):
     ]
 
 
-class _OwnQuantized(PackedLinear):
+class _OwnQuantized(NativeLinear):
     """Quantised layer on the kernels of quantized.c."""
+
+    _kernel = "quantized_run"
 
     def __init__(
         self, parts: Sequence[Tensor], bias: Tensor | None, scheme: Scheme, path: str, huge_pages: bool
@@ -220,19 +222,6 @@ class _OwnQuantized(PackedLinear):
             eights = both.view(torch.int32).view(-1, _GROUP, blocks, BLOCK // 8)
             words[some, :, scale_words:] = eights.permute(0, 2, 3, 1).reshape(-1, blocks, weight_words)
         return stored
-
-    def __call__(self, x: Tensor) -> Tensor:
-        shape, outputs = x.shape, self.out_features
-        if x.dtype is not self.dtype or shape[-1] != self.in_features or not x.is_cpu:
-            wanted = f"[..., {self.in_features}] {self.dtype} on the CPU"
-            raise ValueError(f"wanted {wanted}, got {list(shape)} {x.dtype} on {x.device}")
-        y = torch.empty(*shape[:-1], outputs, dtype=self.dtype)
-        if not x.is_contiguous():
-            x = x.contiguous()
-        threads = torch.get_num_threads()
-        parallel = parallel_address() if threads > 1 else None
-        self._library.quantized_run(self._address, x.data_ptr(), y.data_ptr(), y.numel() // outputs, threads, parallel)
-        return y
 
     def finalize(self) -> None:
         assert self.stored is not None

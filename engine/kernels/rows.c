@@ -56,13 +56,17 @@ INLINE void sum(int64_t dtype, const void *a, int64_t from, const void *b, int64
         combine(BFLOAT16, SUM, a, from, b, b_from, 1, y, b_from, count);
 }
 
+/* The id of a word that was chosen among logits whose largest is no finite number. It is embedded as word 0, so that
+ * all ranks of a measurement end their pass alike; the pass is then found to be invalid. */
+#define NO_WORD ((int64_t)INT32_MIN)
+
 /* y [count, width] = table[ids - first] * scale; the table has `rows`. An id outside gives a row of zeros if it
  * belongs to another rank (`shared`), else an error: 1. */
 int embed_rows(const int64_t *ids, const void *table, void *y, int64_t count, int64_t width, int64_t rows,
                int64_t first, int64_t shared, float scale, int64_t dtype) {
     const int64_t bytes = width * (dtype == FLOAT32 ? 4 : 2);
     for (int64_t i = 0; i < count; i++) {
-        const int64_t row = ids[i] - first;
+        const int64_t row = (ids[i] == NO_WORD ? 0 : ids[i]) - first;
         char *to = (char *)y + i * bytes;
         if (row < 0 || row >= rows) {
             if (!shared) return 1;
@@ -149,11 +153,13 @@ INLINE int64_t largest_of(int64_t dtype, const void *logits, int64_t from, int64
                             : largest(BFLOAT16, logits, from, words_count, value);
 }
 
-/* logits [rows, words] -> places [rows] */
+/* logits [rows, words] -> places [rows]; NO_WORD where the largest is not finite */
 void argmax_rows(const void *logits, int64_t *places, int64_t rows, int64_t words_count, int64_t dtype) {
-    float value;
-    for (int64_t row = 0; row < rows; row++)
-        places[row] = largest_of(dtype, logits, row * words_count, words_count, &value);
+    for (int64_t row = 0; row < rows; row++) {
+        float value;
+        const int64_t place = largest_of(dtype, logits, row * words_count, words_count, &value);
+        places[row] = isfinite(value) ? place : NO_WORD;
+    }
 }
 
 /* logits [rows, words] -> found [2, rows]: the largest value, and its word, of which this rank's first is `first`.
@@ -166,7 +172,8 @@ void best_words(const void *logits, double *found, int64_t rows, int64_t words_c
     }
 }
 
-/* Results of `ranks` [ranks, 2, rows] -> chosen [rows]: the word of the first rank with the largest value. */
+/* Results of `ranks` [ranks, 2, rows] -> chosen [rows]: the word of the first rank with the largest value; NO_WORD where
+ * that is not finite. */
 void choose_words(const double *found, int64_t *chosen, int64_t ranks, int64_t rows) {
     for (int64_t row = 0; row < rows; row++) {
         double best = found[row];
@@ -175,6 +182,6 @@ void choose_words(const double *found, int64_t *chosen, int64_t ranks, int64_t r
             const double value = found[rank * 2 * rows + row];
             if (best == best && (value > best || value != value)) best = value, of = rank;
         }
-        chosen[row] = (int64_t)found[(of * 2 + 1) * rows + row];
+        chosen[row] = isfinite(best) ? (int64_t)found[(of * 2 + 1) * rows + row] : NO_WORD;
     }
 }

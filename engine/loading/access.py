@@ -16,6 +16,7 @@ from types import TracebackType
 
 import numpy as np
 
+from configs.common.reading import check_regular
 from engine.loading.pieces import FileRanges
 
 _BLOCK_BYTES = 8 << 20
@@ -55,6 +56,7 @@ class OpenFile:
     def __init__(self, path: Path, mapped: bool | None = None) -> None:
         self.path = path
         self._by_blocks = network_file_system(path) is not None if mapped is None else not mapped
+        check_regular(path)
         self._descriptor = os.open(path, os.O_RDONLY)
         self._mapping: mmap.mmap | None = None
 

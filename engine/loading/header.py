@@ -1,22 +1,17 @@
-"""Parse and validate the headers of safetensors files.
+"""Locations of the tensors of safetensors files. The engine needs each tensor's offset to read parts of it.
 
-A file is 8 bytes with the length of a JSON header, the header, then the tensors without a gap
-(https://huggingface.co/docs/safetensors). The engine parses it directly, because it needs each tensor's offset to read
-parts of it.
-
-    tensors = stored_tensors([Path("model.safetensors")])
-    tensors["model.norm.weight"].offset
+tensors = stored_tensors([Path("model.safetensors")])
+tensors["model.norm.weight"].offset
 """
 
-import json
-import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from configs.common import safetensors_header
+from configs.common.reading import brief
 
 DTYPES = {
     "F64": torch.float64,
@@ -32,9 +27,6 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_LENGTH_BYTES = 8
-# The format's limit: a damaged file must not determine how much memory is allocated.
-_MOST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -46,6 +38,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has a floating-point format of 16 bits or more."""
+        return self.dtype.is_floating_point and self.dtype.itemsize >= 2
 
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
@@ -65,44 +62,15 @@ def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
 
 def _tensors_of(path: Path) -> dict[str, StoredTensor]:
     try:
-        return _parse(path)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{path}: not a whole safetensors file ({reason}); fetch the model again") from error
-
-
-def _parse(path: Path) -> dict[str, StoredTensor]:
-    with path.open("rb") as file:
-        file_bytes = os.fstat(file.fileno()).st_size
-        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        first = _LENGTH_BYTES + header_bytes
-        if file_bytes < _LENGTH_BYTES or header_bytes > _MOST_HEADER_BYTES or first > file_bytes:
-            raise ValueError(f"its {file_bytes} bytes cannot hold a header of {header_bytes} bytes")
-        header = json.loads(file.read(header_bytes))
-    if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    header.pop("__metadata__", None)
-    tensors = {name: _stored(path, name, entry, first) for name, entry in header.items()}
-    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
-    end = first
-    for name, tensor in ordered.items():
-        if tensor.offset != end:
-            raise ValueError(f"tensor {name} begins at byte {tensor.offset} instead of {end}")
-        end += tensor.nbytes
-    if end != file_bytes:
-        raise ValueError(f"it has {file_bytes} bytes, its header tells of {end}")
-    return ordered
-
-
-def _stored(path: Path, name: str, entry: Any, first: int) -> StoredTensor:
-    try:
-        dtype, shape, (begin, end) = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"the header's entry for {name} is not one") from None
-    if dtype is None:
-        raise ValueError(f"tensor {name} is of the unknown dtype {entry['dtype']}; known: {', '.join(DTYPES)}")
-    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError(f"the header's entry for {name} has a shape or place that is none")
-    if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"tensor {name} of shape {shape} does not fill the {end - begin} bytes it is said to have")
-    return StoredTensor(path, dtype, shape, first + begin, end - begin)
+        header = safetensors_header.stored_tensors(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}; fetch the model again") from error
+    found = {}
+    for name, entry in header.items():
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise ValueError(
+                f"{path}: tensor {brief(name)}: unknown dtype {brief(entry.dtype)}; use one of: {', '.join(DTYPES)}"
+            )
+        found[name] = StoredTensor(path, dtype, entry.shape, entry.offset, entry.nbytes)
+    return found

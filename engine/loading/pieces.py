@@ -69,7 +69,7 @@ class FileRanges:
         return self.offset, self.offset + (self.count - 1) * self.stride + self.width if self.nbytes else self.offset
 
 
-def merged(extents: Iterable[Extent]) -> list[Extent]:
+def merged_extents(extents: Iterable[Extent]) -> list[Extent]:
     """Merge extents: sorted, adjacent and overlapping ones joined, empty ones dropped."""
     joined: list[Extent] = []
     for begin, end in sorted(extents):

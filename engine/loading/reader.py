@@ -24,7 +24,7 @@ from torch import Tensor
 from engine.loading.access import OpenFile
 from engine.loading.header import StoredTensor, stored_tensors
 from engine.loading.page_cache import state_of
-from engine.loading.pieces import Extent, FileRanges, Piece, merged
+from engine.loading.pieces import Extent, FileRanges, Piece, merged_extents
 from engine.loading.read_ahead import ReadAhead
 from engine.loading.report import LoadReport
 
@@ -92,7 +92,7 @@ def _plan(
         whole = host_pieces is None and local_ranks > 1
         stored = place.stored
         extents[stored.file].append((stored.offset, stored.offset + stored.nbytes) if whole else place.extent)
-    return [(path, merged(found)) for path, found in extents.items()]
+    return [(path, merged_extents(found)) for path, found in extents.items()]
 
 
 def _read(

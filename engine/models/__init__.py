@@ -1,1 +1,1 @@
-"""Model configurations parsed from `config.json`, and the weight layouts of all supported families."""
+"""Weights of a model on the ranks: loading, slots, sharding; the training model."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.models.config import ModelConfig
-from engine.models.rope import Rope
+from configs.families.config import ModelConfig
+from configs.families.rope import Rope
 
 
 class RmsNorm(nn.Module):

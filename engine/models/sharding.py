@@ -10,8 +10,8 @@ holds the keys and values of its queries; with more ranks than key and value hea
 
 from dataclasses import dataclass
 
-from engine.models.config import ModelConfig
-from engine.models.tensors import stacks_of
+from configs.families.config import ModelConfig
+from configs.families.tensors import stacks_of
 
 
 def even_share(count: int, parts: int, index: int) -> range:

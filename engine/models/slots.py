@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from configs.families.config import ModelConfig
+from configs.families.tensors import ROLES, SlotPlace, StoredWeight, WeightSplit, stacks_of, stored_weights
 from engine.loading import Piece
-from engine.models.config import ModelConfig
 from engine.models.sharding import Share
 from engine.models.stages import own_layers
-from engine.models.tensors import ROLES, SlotPlace, StoredWeight, WeightSplit, stacks_of, stored_weights
 from engine.parallel.grid import Grid
 
 _TURNED = ("query", "key", "query_norm", "key_norm")

@@ -12,8 +12,8 @@ both stacks; the tables count towards the decoder's.
 from math import prod
 
 from configs.common.execution import StageBalance
-from engine.models.config import ModelConfig
-from engine.models.tensors import StackName, layer_weights, stacks_of
+from configs.families.config import ModelConfig
+from configs.families.tensors import StackName, layer_weights, stacks_of
 from engine.parallel.grid import Grid
 from engine.planner.stages import balanced_stages
 

@@ -21,21 +21,22 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.common.base import write_atomically
-from configs.plans.model_manifest import ModelManifest
+from configs.common.reading import PLAN_BYTES, read_json
+from configs.families.checkpoint import check_tensors, check_workload, with_stored_head
+from configs.families.config import ModelConfig
+from configs.families.tensors import embedding_name
+from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
 from configs.plans.record import Figure
 from engine.context import Context
-from engine.loading import Piece, StoredTensor, read_pieces, stored_tensors
-from engine.models.config import ModelConfig
+from engine.loading import Piece, read_pieces, stored_tensors
 from engine.models.llama import Llama
-from engine.models.tensors import is_unused, names_in_file
 from engine.rank.host_usage import take_peak
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INDEX = "model.safetensors.index.json"
 TRAINED = ("llama", "mistral", "qwen2", "qwen3")
 """Families that `engine.models.llama.Llama` implements, and that can be trained; all others are for inference only."""
 _KEPT = "model"
-_WORKLOAD_OF = {"decoder": "generate", "encoder": "encode", "encoder_decoder": "seq2seq"}
+_HEAD = "lm_head.weight"
 
 
 @dataclass
@@ -107,13 +108,7 @@ def check_kind(context: Context, workload: str) -> ModelConfig:
     """The model's configuration. Raises ValueError where a model of this kind has another workload."""
     manifest = required_manifest(context)
     config = ModelConfig.parse(manifest.config)
-    right = _WORKLOAD_OF[config.kind]
-    if right != workload:
-        article = "a" if config.kind == "decoder" else "an"
-        raise ValueError(
-            f"workload.kind: {manifest.identity} is {article} {config.kind.replace('_', '-')} ({config.family}), "
-            f"which {workload} cannot measure; use {right}"
-        )
+    check_workload(config, workload, manifest.identity)
     return config
 
 
@@ -129,8 +124,6 @@ def build_model(manifest: ModelManifest, dtype: torch.dtype, device: torch.devic
         )
     if config.activation != "silu":
         raise ValueError(f"{manifest.identity}: hidden_act {config.activation!r} is not trained here; use silu")
-    with torch.device("meta"):
-        model = Llama(config)
     if manifest.synthetic_seed is not None:
         tensors = {
             name: synthetic_tensor(config, name, shape, manifest.synthetic_seed).to(device, dtype)
@@ -138,11 +131,19 @@ def build_model(manifest: ModelManifest, dtype: torch.dtype, device: torch.devic
         }
     else:
         files = weight_files(manifest)
-        file_bytes = check_tensors(config, stored_tensors(files))
+        stored = stored_tensors(files)
+        said, config = config, with_stored_head(config, stored)
+        file_bytes = check_tensors(config, stored)
         tensors = {
             piece.name: tensor.to(device, dtype)
             for piece, tensor in read_pieces(files, map(Piece, config.tensor_shapes()))
         }
+        if said.tied and not config.tied and torch.equal(tensors[_HEAD], tensors[embedding_name(config)]):
+            # A copy of the embedding: tied, and so trained as one.
+            config = said
+            del tensors[_HEAD]
+    with torch.device("meta"):
+        model = Llama(config)
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(False).eval(), file_bytes
 
@@ -230,7 +231,7 @@ def write_weights(tensors: dict[str, Tensor], config: dict[str, Any], folder: Pa
 def weight_files(manifest: ModelManifest) -> list[Path]:
     """Return the safetensors files of a model. Raises ValueError if there are none, or one is truncated or missing."""
     folder = Path(manifest.folder)
-    if (folder / INDEX).is_file():
+    if (folder / WEIGHT_INDEX).is_file():
         files = _indexed_files(folder)
     elif (folder / "model.safetensors").is_file():
         files = [folder / "model.safetensors"]
@@ -258,38 +259,12 @@ def weight_files(manifest: ModelManifest) -> list[Path]:
 
 def _indexed_files(folder: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        names = sorted(set(read_json(folder / WEIGHT_INDEX, PLAN_BYTES)["weight_map"].values()))
         outside = [name for name in names if Path(name).name != name]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / INDEX}: has no readable weight_map ({error}); fetch the model again") from error
+        raise ValueError(
+            f"{folder / WEIGHT_INDEX}: has no readable weight_map ({error}); fetch the model again"
+        ) from error
     if outside:
-        raise ValueError(f"{folder / INDEX}: names {outside[0]!r}, which is not a file beside it")
+        raise ValueError(f"{folder / WEIGHT_INDEX}: names {outside[0]!r}, which is not a file beside it")
     return [folder / name for name in names]
-
-
-def check_tensors(config: ModelConfig, stored: dict[str, StoredTensor]) -> int:
-    """Return the bytes of the model's tensors in the files.
-
-    Raises ValueError, naming tensor and file, for one that is missing, has another shape or too narrow a format, or is
-    not part of the model.
-    """
-    expected, file_bytes = config.tensor_shapes(), 0
-    names = names_in_file(config, stored)
-    # Two of our tensors that share one tensor of the file have one shape.
-    ours = {theirs: name for name, theirs in names.items()}
-    for name, tensor in stored.items():
-        if name not in ours:
-            if is_unused(config, name):
-                continue
-            raise ValueError(f"{tensor.file}: tensor {name} is not part of the model that config.json describes")
-        shape = expected[ours[name]]
-        if tensor.shape != shape:
-            raise ValueError(f"{tensor.file}: tensor {name} has the shape {tensor.shape}; config.json asks for {shape}")
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise ValueError(f"{tensor.file}: tensor {name} is {tensor.dtype}; use a checkpoint of 16 or 32 bits")
-        file_bytes += tensor.nbytes
-    missing = [name for name in expected if name not in names]
-    if missing:
-        places = ", ".join(sorted({str(tensor.file) for tensor in stored.values()}))
-        raise ValueError(f"{places}: tensor {missing[0]} is missing, which config.json asks for")
-    return file_bytes

@@ -3,7 +3,7 @@
 transformers with a static cache, compiled, tensor parallel and in stages; DeepSpeed's automatic tensor parallelism;
 ONNX Runtime. `engine.workloads.other_engines` measures what
 
-    loaded = load(measurement, context)
+    loaded = load_peer_work(measurement, context)
 
 returns (transformers' plain model on one rank is `engine.peers.reference`). A process runs one of them only, in a
 launch of its own. What this machine, or the engine, cannot run is a NotImplementedError that says why.
@@ -14,7 +14,7 @@ from engine.context import Context
 from engine.peers.work import LoadedWork, model_work
 
 
-def load(measurement: Measurement, context: Context) -> LoadedWork:
+def load_peer_work(measurement: Measurement, context: Context) -> LoadedWork:
     """Load a cell's engine and model. Raises ValueError for a model that cannot be used, NotImplementedError."""
     # Only here: these import transformers or onnxruntime, which nothing that lists this package should.
     if measurement.cell.engine == "onnxruntime":

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from configs.common.base import write_atomically
 from configs.hardware.architectures import ARCHITECTURES
-from configs.plans.model_manifest import ModelManifest
-from engine.models.weights import INDEX, build_model
+from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
+from engine.models.weights import build_model
 
 
 def write_checkpoint(config: dict[str, Any], seed: int, folder: Path, files: int = 2) -> None:
@@ -43,7 +43,7 @@ def write_checkpoint(config: dict[str, Any], seed: int, folder: Path, files: int
         (folder / name).chmod(0o644)
         places |= dict.fromkeys(share, name)
     index = {"metadata": {"total_size": total}, "weight_map": places}
-    write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    write_atomically(folder / WEIGHT_INDEX, json.dumps(index, indent=2) + "\n")
     write_atomically(folder / "config.json", json.dumps(config | {"dtype": "bfloat16"}, indent=2) + "\n")
 
 

@@ -15,25 +15,33 @@ from typing import Any, Literal
 
 import torch
 
+_MAX_REASON = 200
 WorkKind = Literal["generate", "seq2seq", "encode"]
 
 
 def from_folder(folder: Path, work: WorkKind, dtype: torch.dtype, **options: Any) -> Any:
-    """Return the model in evaluation mode; options: further arguments of `from_pretrained`."""
+    """Return the model in evaluation mode; options: further arguments of `from_pretrained`.
+
+    Raises ValueError for a model that transformers cannot build.
+    """
     from transformers import AutoConfig
     from transformers.utils import logging
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable_progress_bar()
-    model = auto_class(work).from_pretrained(
-        folder,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        **_without_pooler(AutoConfig.from_pretrained(folder, local_files_only=True), work),
-        **options,
-    )
+    try:
+        model = auto_class(work).from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **_without_pooler(AutoConfig.from_pretrained(folder, local_files_only=True), work),
+            **options,
+        )
+    except (KeyError, TypeError, AttributeError, ImportError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
+        raise ValueError(f"{folder}: transformers cannot load the model ({reason}). Check config.json") from error
     return plain(model)
 
 

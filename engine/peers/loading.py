@@ -10,7 +10,7 @@ page is read before the clock stops.
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.record import Figure
 from engine.context import Context
 from engine.loading.prepared import prepare_files
-from engine.models.config import ModelConfig
-from engine.models.weights import DTYPES, check_kind, required_manifest, weight_files, write_folder
+from engine.models.text_model import TextModel
+from engine.models.weights import DTYPES, required_manifest, weight_files, write_folder
+from engine.peers.families import text_model
 from engine.peers.folder_model import WorkKind, from_folder, write_small
 from engine.rank.agreement import raise_on_all_ranks
 
@@ -57,7 +59,7 @@ class Peer:
 
     model: Any
     start: Start
-    config: ModelConfig
+    config: TextModel
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def load_figures(self) -> dict[str, Figure]:
@@ -72,8 +74,10 @@ class Peer:
         }
 
 
-def model_parameters(config: ModelConfig) -> int:
-    """Return the parameters of the whole model; tied ones count once."""
+def model_parameters(config: TextModel) -> int | None:
+    """Return the parameters of the whole model; tied ones count once. None: this engine lacks the family."""
+    if not isinstance(config, ModelConfig):
+        return None
     return sum(prod(shape) for shape in config.tensor_shapes().values())
 
 
@@ -82,15 +86,18 @@ def load_peer(context: Context, start: Start) -> Peer:
     if _KEPT not in context.kept:
         manifest = required_manifest(context)
         dtype = DTYPES[context.job.cell.dtype]
-        config = raise_on_all_ranks(lambda: check_kind(context, work_kind(context)), context)
+        config = raise_on_all_ranks(lambda: text_model(context, work_kind(context)), context)
         start.before()
-        with _rehearsal_folder(manifest, context) as folder, _able(context):
-            start.load(folder, dtype)
+        known = isinstance(config, ModelConfig)
+        if known:  # of another family no small model can be made: its load includes the libraries' set-up
+            with _rehearsal_folder(manifest, context) as folder, _able(context):
+                start.load(folder, dtype)
         with model_folder(manifest, context) as folder:
             figures = prepare_files(sorted(folder.glob("*.safetensors")), context)
             context.barrier()
             began = time.perf_counter()
-            model = start.load(folder, dtype)
+            with nullcontext() if known else _able(context):
+                model = start.load(folder, dtype)
             touch(model)
             figures["load_seconds"] = time.perf_counter() - began
             if context.world_size > 1:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from configs.common.base import content_hash
+from configs.families.config import ModelConfig
 from configs.plans.job import Measurement
 from configs.plans.record import Figure
 from engine.context import Context
 from engine.loading.prepared import prepare_files
-from engine.models.config import ModelConfig
 from engine.models.weights import check_kind, required_manifest
 from engine.peers.loading import model_parameters, work_kind
 from engine.peers.work import LoadedWork

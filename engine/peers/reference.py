@@ -2,16 +2,20 @@
 
 `engine.workloads.other_engines` measures it with the passes and columns of our own engine. Answers come from one prompt
 at a time, without padding; where the workload names `noise_dtypes`, the noise of the order of reduction is measured too
-(`engine.correctness.noise`). Only files on this machine are read; no code of a model's repository is run.
+(`engine.correctness.noise`). Of such a model layers that do not fit in memory are read from disk
+(`engine.peers.offloaded`). Only files on this machine are read; no code of a model's repository is run.
 """
 
 import time
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from configs.common.execution import Dtype
 from configs.plans.job import Measurement
 from configs.plans.record import Figure
 from configs.workloads.encode import EncodeWorkload
@@ -20,14 +24,17 @@ from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, Outcome
 from engine.correctness.answers import read_prefill, sequences_of
 from engine.correctness.embeddings import pooled, read_states
-from engine.correctness.noise import measure_noise, measure_state_noise
+from engine.correctness.noise import converted, measure_noise, measure_state_noise
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
-from engine.models.config import ModelConfig
-from engine.models.weights import DTYPES, check_kind, required_manifest, size_figures, weights_hash
-from engine.peers.folder_model import from_folder
+from engine.models.text_model import TextModel
+from engine.models.weights import DTYPES, required_manifest, size_figures, weight_files, weights_hash
+from engine.peers.families import text_model
+from engine.peers.folder_model import WorkKind, from_folder
 from engine.peers.loading import Peer, Start, model_folder, work_kind
+from engine.peers.offloaded import Placement, place
 from engine.peers.work import LoadedWork, model_work
 from engine.prompts.tokens import batches, prompts_of_rank
+from engine.rank.failures import log_line
 
 _KEPT = "reference"
 
@@ -35,27 +42,36 @@ _KEPT = "reference"
 def load_reference(measurement: Measurement, context: Context) -> LoadedWork:
     """Load transformers' own model, once per launch. Raises ValueError where the model cannot be used."""
     assert context.world_size == 1
-    config = check_kind(context, work_kind(context))
-    model, figures = _load(context, DTYPES[measurement.cell.dtype])
-    peer = Peer(model, Start(lambda folder, dtype: model), config)
-    loaded = model_work(peer, measurement.cell.workload.kind, context.device)
-    return replace(loaded, figures=loaded.figures | figures)
+    config, workload = text_model(context, work_kind(context)), measurement.cell.workload
+    assert isinstance(workload, PromptedWorkload)
+    kept, figures = _load(context, DTYPES[measurement.cell.dtype], workload, config)
+    peer = Peer(kept.model, Start(lambda folder, dtype: kept.model), config)
+    loaded = model_work(peer, workload.kind, context.device)
+    untimed = kept.placement is not None and kept.placement.offloaded
+    return replace(loaded, figures=loaded.figures | figures, untimed=untimed)
 
 
-def add_noise(outcome: Outcome, workload: PromptedWorkload, context: Context) -> None:
+def add_noise(outcome: Outcome, workload: PromptedWorkload, config: TextModel, context: Context) -> None:
     """Measure what the order of reduction changes in the answers that `outcome` holds, where the workload asks for it.
 
-    Called after `load_reference`.
+    Called after `load_reference`. A model of which layers are read from disk is given up: no other measurement of the
+    launch may find it.
     """
+    kept: _Kept = context.kept[_KEPT]
     if workload.answers and workload.noise_dtypes and "answer_prompts" in outcome.samples:
         began = time.perf_counter()
-        model, _ = context.kept[_KEPT]
         with torch.inference_mode():
-            _add_noise(outcome, model, ModelConfig.parse(required_manifest(context).config), workload, context)
+            _add_noise(outcome, kept, config, workload, context)
         outcome.figures["noise_seconds"] = time.perf_counter() - began
+    if kept.placement is not None and kept.placement.offloaded:
+        del context.kept[_KEPT]
+        kept.files.close()
 
 
-def _add_noise(outcome: Outcome, model: Any, config: ModelConfig, workload: PromptedWorkload, context: Context) -> None:
+def _add_noise(
+    outcome: Outcome, loaded: "_Kept", config: TextModel, workload: PromptedWorkload, context: Context
+) -> None:
+    model = loaded.model
     prompts = prompts_of_rank(workload, context, config)
     singles = batches(prompts.tokens, 1, context.device)
     if isinstance(workload, EncodeWorkload):
@@ -64,7 +80,9 @@ def _add_noise(outcome: Outcome, model: Any, config: ModelConfig, workload: Prom
         pooling, normalize = workload.pooling, workload.normalize
         vectors = [pooled(scorer.states(single), None, pooling, normalize) for single in singles]
         baseline = kept, torch.cat(vectors).cpu().numpy()
-        outcome.samples |= measure_state_noise(model, ModelEncodeScorer, prompts, baseline, workload, context.device)
+        outcome.samples |= measure_state_noise(
+            loaded.in_dtype, ModelEncodeScorer, prompts, baseline, workload, context.device
+        )
         return
     scorer_of: Any = Seq2SeqScorer if isinstance(workload, Seq2SeqWorkload) else ModelScorer
     start = config.start_token if isinstance(workload, Seq2SeqWorkload) else None
@@ -72,18 +90,63 @@ def _add_noise(outcome: Outcome, model: Any, config: ModelConfig, workload: Prom
     sequences = sequences_of(prompts, tokens, start)
     scores = read_prefill(scorer_of(model), sequences, singles, prompts.total)
     dtypes, orders = workload.noise_dtypes, workload.noise_orders
-    outcome.samples |= measure_noise(model, scorer_of, sequences, scores, dtypes, orders, context.device)
+    outcome.samples |= measure_noise(loaded.in_dtype, scorer_of, sequences, scores, dtypes, orders, context.device)
 
 
-def _load(context: Context, dtype: torch.dtype) -> tuple[Any, dict[str, Figure]]:
+@dataclass
+class _Kept:
+    """The launch's model. placement: of a reference, None of a timed peer; files: kept as long as layers are read."""
+
+    model: Any
+    digest: str | None
+    folder: Path
+    work: WorkKind
+    placement: Placement | None
+    files: ExitStack
+
+    def in_dtype(self, dtype: Dtype) -> Any:
+        """Return the model in a precision, beside the one that is loaded."""
+        if self.placement is None or not self.placement.offloaded:
+            return converted(self.model, dtype)
+        return self.model if dtype == "float32" else self.placement.load(self.folder, self.work, DTYPES[dtype])
+
+
+def _load(
+    context: Context, dtype: torch.dtype, workload: PromptedWorkload, config: TextModel
+) -> tuple[_Kept, dict[str, Figure]]:
     """Return transformers' model, loaded once per launch, and its figures."""
     seconds = None
     if _KEPT not in context.kept:
-        with model_folder(required_manifest(context), context) as folder:
+        with ExitStack() as opened:
+            folder = opened.enter_context(model_folder(required_manifest(context), context))
+            placement = _placement(context, folder, workload, config, dtype)
             began = time.perf_counter()
-            model = from_folder(folder, work_kind(context), dtype).to(context.device)
+            work = work_kind(context)
+            if placement is not None and placement.offloaded:
+                log_line(f"reference: {placement.text}")
+                model, digest, files = placement.load(folder, work, dtype), None, opened.pop_all()
+            else:
+                model, files = from_folder(folder, work, dtype).to(context.device), ExitStack()
+                digest = weights_hash(model)
             seconds = time.perf_counter() - began
-        context.kept[_KEPT] = model, weights_hash(model)
-    model, digest = context.kept[_KEPT]
+        context.kept[_KEPT] = _Kept(model, digest, folder, work, placement, files)
+    kept = context.kept[_KEPT]
     # The bytes read by transformers are unknown.
-    return model, {"load_seconds": seconds, "load_bytes": None, "weights_hash": digest, **size_figures(model)}
+    figures: dict[str, Figure] = {"load_seconds": seconds, "load_bytes": None, "weights_hash": kept.digest}
+    if kept.placement is not None:
+        figures |= {"reference_memory_bytes": kept.placement.need.total, "reference_placement": kept.placement.text}
+    return kept, figures | size_figures(kept.model)
+
+
+def _placement(
+    context: Context, folder: Path, workload: PromptedWorkload, config: TextModel, dtype: torch.dtype
+) -> Placement | None:
+    """Return where the reference's weights go; None for a timed peer, which must be whole in memory."""
+    if not workload.noise_dtypes:
+        return None
+    positions = max(len(ids) for ids in prompts_of_rank(workload, context, config).tokens)
+    twin = any(DTYPES[name] != dtype for name in workload.noise_dtypes)
+    manifest = required_manifest(context)
+    written = manifest.synthetic_seed is not None
+    files = sorted(folder.glob("*.safetensors")) if written else weight_files(manifest)
+    return place(folder, files, context.device, workload.positions(positions), twin)

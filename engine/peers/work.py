@@ -16,7 +16,7 @@ from torch import Tensor
 
 from configs.plans.record import Figure
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
-from engine.models.config import ModelConfig
+from engine.models.text_model import TextModel
 from engine.peers.decoding import generate_decoder
 from engine.peers.loading import Peer
 from engine.prompts.decoded import Decode
@@ -38,12 +38,16 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class LoadedWork:
-    """An engine that is ready. figures: of loading it, and sizes; inference_mode: else without gradients only."""
+    """An engine that is ready. figures: of loading it, and sizes; inference_mode: else without gradients only.
+
+    untimed: layers are read from disk, so few passes over large batches are made, and times mean nothing.
+    """
 
     work: Work
-    config: ModelConfig
+    config: TextModel
     figures: dict[str, Figure]
     inference_mode: bool = True
+    untimed: bool = False
 
 
 def model_work(peer: Peer, kind: str, device: torch.device) -> LoadedWork:

@@ -10,17 +10,19 @@ Figures come from `configs/catalog/models.json`, which holds the relevant keys o
 
 import difflib
 import functools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import configs
+from configs.common.printable import printable
+from configs.common.reading import PLAN_BYTES, brief, read_json, read_json_object
 from configs.hardware.architectures import ARCHITECTURES
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
 
 CATALOG = Path(configs.__file__).parent / "catalog" / "models.json"
+_MAX_NAME = 1000
 _ASK = "give a folder with its config.json, or the file (`rankwise plan --list-models` shows the names)"
 
 # The words of a plan's `model_family`, and which kinds of model each may mean. The first that fits is the usual one.
@@ -65,7 +67,7 @@ class KnownModel:
 @functools.cache
 def known_models() -> tuple[KnownModel, ...]:
     """Return the catalog's models in order."""
-    rows = json.loads(CATALOG.read_text(encoding="utf-8"))
+    rows = read_json(CATALOG)
     return tuple(KnownModel(**{**row, "aliases": tuple(row.get("aliases", ()))}) for row in rows)
 
 
@@ -83,6 +85,8 @@ def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architect
     text = str(name_or_path).strip()
     if not text:
         raise ValueError(f"no model is named; {_ASK}")
+    if len(text) > _MAX_NAME or "\0" in text:
+        raise ValueError(f"model {brief(text)}: {len(text):,} characters are no name or path; {_ASK}")
     path = Path(text).expanduser()
     if path.is_dir() and (path / "config.json").is_file():
         return _from_file(path / "config.json")
@@ -95,6 +99,20 @@ def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architect
     if found is None:
         raise ValueError(_unknown(text, path))
     return found
+
+
+def repository_of(name: str) -> str | None:
+    """Return the Hugging Face repository whose weights a name of the catalog stands for; None for other names.
+
+    A repository among a model's aliases that is called so comes before the model's own: `deepseek-r1` is
+    deepseek-ai/DeepSeek-R1, which has DeepSeek-V3's shape.
+    """
+    word = name.lower()
+    model = _words().get(word)
+    if model is None or "/" in name:
+        return None
+    named = [alias for alias in model.aliases if alias.lower().rpartition("/")[::2] != ("", word) and "/" in alias]
+    return next((alias for alias in named if alias.lower().rpartition("/")[2] == word), model.repository)
 
 
 def planned_family_of(architecture: Architecture) -> str:
@@ -112,7 +130,7 @@ def family_note(architecture: Architecture, word: str) -> list[str]:
     plain = word.lower().replace("-", "_")
     plain = _SYNONYMS.get(plain, plain)
     if plain not in _FAMILIES:
-        raise ValueError(f"model_family: {word!r} is not known; use one of: {', '.join(_FAMILIES)}")
+        raise ValueError(f"model_family: {brief(word)} is not known; use one of: {', '.join(_FAMILIES)}")
     family = planned_family_of(architecture)
     kind = "audio" if family == "audio" else architecture.kind
     if kind in _FAMILIES[plain]:
@@ -146,17 +164,16 @@ def _synthetic(text: str) -> Architecture:
     known = ARCHITECTURES
     name = text.removeprefix("synthetic:").partition("@")[0]
     if name not in known:
-        raise ValueError(f"{text}: no architecture is called {name!r}; use one of: {', '.join(known)}")
+        where = printable(text, 100)
+        raise ValueError(f"{where}: no architecture is called {brief(name)}; use one of: {', '.join(known)}")
     return read_architecture(known[name], name)
 
 
 def _from_file(path: Path) -> Architecture:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: not a config.json; it holds no object")
+        config = read_json_object(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
     try:
         return read_architecture(config, path.resolve().parent.name if path.name == "config.json" else path.stem)
     except ValueError as error:
@@ -167,7 +184,7 @@ def _from_cache(text: str, cache: Path) -> Architecture | None:
     """Find a model fetched by a run: by identity (`owner/name@commit`) or by repository."""
     for path in sorted(cache.expanduser().glob("models/*/manifest.json")):
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = read_json(path, PLAN_BYTES)
             identity, config = str(manifest["identity"]), dict(manifest["config"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # damaged: fetched again when the weights are needed
@@ -187,4 +204,4 @@ def _unknown(text: str, path: Path) -> str:
     longer = [name for name in model_names() if name.startswith(f"{word}-")]
     close = longer[:3] or difflib.get_close_matches(word, list(_words()), n=3)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    return f"model {text!r} is not in the catalog{hint}; {_ASK}"
+    return f"model {brief(text)} is not in the catalog{hint}; {_ASK}"

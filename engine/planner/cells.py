@@ -22,9 +22,10 @@ from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from configs.workloads.descriptor import RateFigure
-from configs.workloads.prompted import PromptedWorkload
+from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
+from engine.planner.memory.reference import STREAMED, USED_SHARE, reference_memory
 from engine.planner.memory.stored import QUANTISED
 from engine.planner.results import GenerationTime, Memory
 from engine.planner.setup import InferenceSetup, WeightFormat
@@ -32,8 +33,6 @@ from engine.planner.timing.cpu import can_measure, measured_generation_time
 from engine.planner.timing.inference import generation_time
 from engine.planner.trained_cells import DEEPSPEED_BYTES, EAGER_LAYER_SECONDS, training_figures, unpredicted
 
-RANDOM_PROMPT_TOKENS = 32
-"""Length of random prompts if the study gives none; same as in `engine.prompts.tokens`, which needs torch."""
 DATA_SHEET_FACTOR = 1.6
 """Typical error of predictions from a data sheet, as a factor: the range of efficiencies in published runs."""
 MEASURED_FACTOR, ESTIMATE_FACTOR = 1.4, 3.0
@@ -67,7 +66,9 @@ def predict_cell(
     """Predict one cell. `machine`: the machine with this many ranks computing; its price determines dollars.
 
     learner: correction from past records of this hardware. prompt_lengths: tokens of each prompt, in order, if they
-    come from a file and are not truncated to `prompt_tokens`. Never raises for a valid cell.
+    come from a file and are not truncated to `prompt_tokens`. Other engines are not predicted: their overhead
+    is not calibrated, and a decode step of transformers may take five times as long as ours. Never raises for a valid
+    cell.
     """
     basis, work, known = basis_of(machine), cell.workload, descriptor_of(cell.workload)
     try:
@@ -75,6 +76,8 @@ def predict_cell(
             return Prediction(basis=basis, reason=known.unpredicted)
         if not known.needs_model:
             return _as_stated(cell, machine)
+        if cell.engine != "rankwise":
+            return _of_another_engine(cell, architecture, machine, prompt_lengths)
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
         if isinstance(work, PromptedWorkload):
@@ -126,15 +129,13 @@ def prior_factor(cell: Cell, accelerator: Accelerator) -> float:
     """Return the half-width of the interval as a factor when nothing was learned.
 
     Measured operators on this machine: 1.4 (quiet or busy neighbours alone cause 1.2), more if other processes ran
-    during calibration. Data sheet: DATA_SHEET_FACTOR. CPU known by name or flags: 3. Other engines: twice that, because
-    their overheads are not measured. More cores a rank than were measured: 1.5 times.
+    during calibration. Data sheet: DATA_SHEET_FACTOR. CPU known by name or flags: 3. More cores a rank than
+    were measured: 1.5 times.
     """
     if accelerator.operators:
         factor = _calibration_factor(accelerator.others_cpu_share or 0.0)
     else:
         factor = ESTIMATE_FACTOR if accelerator.kind == "cpu" else DATA_SHEET_FACTOR
-    if cell.engine != "rankwise":
-        factor *= 2
     if accelerator.kind == "cpu" and cell.cores_per_rank > 1:
         factor *= 1.5
     return factor
@@ -229,6 +230,8 @@ def _prompted(
     if known and architecture.max_positions and asked > architecture.max_positions:
         limit = f"{architecture.max_positions} positions"
         return Prediction(reason=f"{max(lengths)} + {new_tokens} tokens are more than the model's {limit}")
+    if work.longest_tokens is not None:
+        lengths.append(work.longest_tokens)
     full, rest = divmod(share, size)
     # A batch is padded to its longest prompt.
     prompt = round(fmean(_longest(lengths, size)))
@@ -238,8 +241,6 @@ def _prompted(
         seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
     widest = inference_setup(cell, architecture, machine, max(lengths), size)
     memory = inference_memory(widest, all_logits=False)
-    if cell.engine != "rankwise":
-        notes.append(f"{cell.engine} taken for as fast as our engine")
     rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
     if descriptor_of(cell.workload).decodes:
         rates = {
@@ -290,6 +291,33 @@ def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | boo
     ranks = min(cell.layout.ranks, machine.accelerators)
     whole = machine.host_memory_bytes or accelerator.memory_bytes
     return {"peak_memory_bytes": peak, "fits": peak * ranks <= whole}
+
+
+def _of_another_engine(
+    cell: Cell, architecture: Architecture | None, machine: Machine, prompt_lengths: Sequence[int] | None
+) -> Prediction:
+    """Return why there is no prediction; for a reference with its noise also the memory that it needs."""
+    reason = f"engine {cell.engine}: not predicted, only Rankwise's own engine is modelled"
+    work = cell.workload
+    if architecture is None or not isinstance(work, PromptedWorkload) or not work.noise_dtypes:
+        return Prediction(reason=reason)
+    longest = max([*(prompt_lengths or [work.prompt_tokens or RANDOM_PROMPT_TOKENS]), work.longest_tokens or 0])
+    taken = _reference_memory(work, architecture, machine, work.positions(longest))
+    return Prediction(reason=reason, basis="" if taken["fits"] else STREAMED, **taken)
+
+
+def _reference_memory(
+    work: PromptedWorkload, architecture: Architecture, machine: Machine, positions: int
+) -> dict[str, int | bool]:
+    """Return the need of a reference with its noise, and whether the weights stay in memory."""
+    twin = any(dtype != "float32" for dtype in work.noise_dtypes)
+    need = reference_memory(
+        architecture.parameters, architecture.vocabulary, architecture.hidden, architecture.layers, positions, twin
+    )
+    whole = machine.accelerator.memory_bytes
+    if machine.accelerator.kind == "cpu":
+        whole = machine.host_memory_bytes or whole
+    return {"peak_memory_bytes": need.total, "fits": need.total <= USED_SHARE * whole}
 
 
 def _longest(lengths: Sequence[int], size: int) -> list[int]:

@@ -16,9 +16,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from configs.common.arrays import Floats
 
 _REACHES = (1.0, 2.0, 4.0)  # in units of the features
 _SIGNALS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
@@ -35,9 +34,9 @@ class Correction:
     nothing was learned: every factor is then 1.
     """
 
-    features: Array
-    weights: Array
-    inverse: Array
+    features: Floats
+    weights: Floats
+    inverse: Floats
     signal: float
     noise: float
     reach: float
@@ -56,7 +55,7 @@ class Correction:
 
     @classmethod
     def learn(
-        cls, features: Array, log_errors: Array, groups: Sequence[Hashable] | None = None, *, sigma: float = 0.1
+        cls, features: Floats, log_errors: Floats, groups: Sequence[Hashable] | None = None, *, sigma: float = 0.1
     ) -> "Correction":
         """Fit (rows, n) features to log(measured / predicted).
 
@@ -88,13 +87,13 @@ class Correction:
 
     @classmethod
     def _fitted(
-        cls, features: Array, log_errors: Array, signal: float, noise: float, reach: float, widening: float = 1.0
+        cls, features: Floats, log_errors: Floats, signal: float, noise: float, reach: float, widening: float = 1.0
     ) -> "Correction":
         kernel = signal**2 * np.exp(-0.5 * _squared_distances(features, features) / reach**2)
         inverse = _inverse(kernel, _row_noise(kernel, log_errors, noise))
         return cls(features, inverse @ log_errors, inverse, signal, noise, reach, widening)
 
-    def at(self, features: Sequence[float] | Array) -> tuple[float, float]:
+    def at(self, features: Sequence[float] | Floats) -> tuple[float, float]:
         """Return the factor at one point, and the standard deviation of the remaining log error (noise included)."""
         if not self.rows:
             return 1.0, self.signal
@@ -104,11 +103,11 @@ class Correction:
         return float(np.exp(near @ self.weights)), float(np.sqrt(variance)) * self.widening
 
 
-def _squared_distances(left: Array, right: Array) -> Array:
+def _squared_distances(left: Floats, right: Floats) -> Floats:
     return np.asarray(((left[:, None, :] - right[None, :, :]) ** 2).sum(axis=2))
 
 
-def _members(groups: Iterable[Hashable]) -> list[Array]:
+def _members(groups: Iterable[Hashable]) -> list[Floats]:
     """Return the indices of each group's rows, in order of appearance."""
     found: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
@@ -116,11 +115,11 @@ def _members(groups: Iterable[Hashable]) -> list[Array]:
     return [np.array(indices) for indices in found.values()]
 
 
-def _inverse(kernel: Array, variance: Array) -> Array:
+def _inverse(kernel: Floats, variance: Floats) -> Floats:
     return np.asarray(np.linalg.inv(kernel + np.diag(variance)), dtype=np.float64)
 
 
-def _row_noise(kernel: Array, log_errors: Array, noise: float) -> Array:
+def _row_noise(kernel: Floats, log_errors: Floats, noise: float) -> Floats:
     """Return each row's noise variance, widened if the other rows contradict it."""
     variance = np.full(len(log_errors), noise**2)
     for _ in range(_ROUNDS):
@@ -133,8 +132,8 @@ def _row_noise(kernel: Array, log_errors: Array, noise: float) -> Array:
 
 
 def _left_out(
-    distances: Array, log_errors: Array, members: list[Array], signal: float, noise: float, reach: float
-) -> tuple[Array, Array]:
+    distances: Floats, log_errors: Floats, members: list[Floats], signal: float, noise: float, reach: float
+) -> tuple[Floats, Floats]:
     """Return residuals of each group's rows given all other groups, and their standard deviations."""
     kernel = signal**2 * np.exp(-0.5 * distances / reach**2)
     variance = _row_noise(kernel, log_errors, noise)
@@ -149,6 +148,6 @@ def _left_out(
     return residuals, sigmas
 
 
-def _likelihood(residuals: Array, sigmas: Array) -> float:
+def _likelihood(residuals: Floats, sigmas: Floats) -> float:
     """Return the sum of log densities; Student's t with 4 degrees of freedom, so that no single row dominates."""
     return float(np.sum(-2.5 * np.log1p((residuals / sigmas) ** 2 / 4) - np.log(sigmas)))

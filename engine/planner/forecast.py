@@ -30,13 +30,12 @@ from math import pi, sqrt
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from configs.common.arrays import Floats
 from configs.hardware.hardware import Machine
 from engine.planner.forecast_traffic import Traffic, joined_alike, latency_and_transfer
 
-Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 ScalingKind = Literal["strong", "weak"]
 MOST_RANKS = 4096

@@ -20,11 +20,13 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from configs.common.base import Frozen, content_hash
+from configs.common.reading import TEXT_BYTES, parse_json, read_bytes
 from configs.hardware.calibration import Fingerprint
 from configs.hardware.hardware import Machine
 from configs.spec.cell import Cell
+from configs.workloads.prompted import RANDOM_PROMPT_TOKENS
 from engine.planner.architecture import Architecture
-from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, Learner, predict_cell
+from engine.planner.cells import Learned, Learner, predict_cell
 from engine.planner.correction import Correction
 from engine.planner.families import read_architecture
 
@@ -90,12 +92,12 @@ def read_experiences(path: Path) -> Known:
     experiences: dict[str, Experience] = {}
     configs: dict[str, dict[str, Any]] = {}
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_bytes(path, TEXT_BYTES).splitlines()
+    except (OSError, ValueError):
         return Known()
     for line in lines:
         try:
-            data = json.loads(line)
+            data = parse_json(line, str(path))
             if isinstance(data, dict) and "json" in data:
                 configs[str(data["config"])] = dict(data["json"])
             else:
@@ -184,7 +186,6 @@ def features(cell: Cell, architecture: Architecture) -> list[float]:
         math.log2(cell.cores_per_rank),
         3.0 * (cell.dtype != "float32"),
         3.0 * bool(cell.compression),
-        6.0 * (cell.engine != "rankwise"),
     ]
 
 

@@ -1,6 +1,6 @@
 """Results of the planner: bytes by purpose, seconds by purpose."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,17 @@ class StepTime:
         """Wall time of the step."""
         return self.compute_seconds + self.exposed_seconds + self.bubble_seconds + self.optimizer_seconds
 
+    def scaled(self, times: float) -> "StepTime":
+        """Return the step with all its seconds multiplied."""
+        return replace(
+            self,
+            compute_seconds=self.compute_seconds * times,
+            communication_seconds=self.communication_seconds * times,
+            exposed_seconds=self.exposed_seconds * times,
+            bubble_seconds=self.bubble_seconds * times,
+            optimizer_seconds=self.optimizer_seconds * times,
+        )
+
     @property
     def tokens_per_second(self) -> float:
         """Throughput over all ranks."""
@@ -80,6 +91,16 @@ class GenerationTime:
     def seconds(self) -> float:
         """Wall time of the batch; the first new token comes out of the prefill."""
         return self.prefill_seconds + self.token_seconds * max(0, self.new_tokens - 1)
+
+    def scaled(self, times: float) -> "GenerationTime":
+        """Return the batch with all its seconds multiplied."""
+        return replace(
+            self,
+            prefill_seconds=self.prefill_seconds * times,
+            token_seconds=self.token_seconds * times,
+            prefill_communication_seconds=self.prefill_communication_seconds * times,
+            token_communication_seconds=self.token_communication_seconds * times,
+        )
 
     @property
     def tokens_per_second(self) -> float:

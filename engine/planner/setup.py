@@ -9,11 +9,11 @@ from typing import Literal
 
 from configs.common.execution import Layout
 from configs.hardware.hardware import Machine
+from configs.workloads.train import Offload
 from engine.planner.architecture import Architecture
 
 Precision = Literal["float32", "bfloat16_autocast", "bfloat16_mixed", "float16_mixed", "float8_mixed"]
 Checkpointing = Literal["none", "selective", "full"]
-Offload = Literal["none", "cpu", "nvme"]
 WeightFormat = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
 
 

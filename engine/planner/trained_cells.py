@@ -21,7 +21,7 @@ from engine.planner.memory.training import training_memory
 from engine.planner.results import Memory, StepTime
 from engine.planner.setup import Precision, TrainingSetup
 from engine.planner.timing.cpu import can_measure, measured_step_time
-from engine.planner.timing.traffic import network_bytes
+from engine.planner.timing.traffic import step_network_bytes
 from engine.planner.timing.training import step_time
 
 EAGER_LAYER_SECONDS = 2e-4
@@ -125,7 +125,7 @@ def training_figures(cell: Cell, architecture: Architecture, machine: Machine) -
         "tokens_per_second": setup.tokens_per_step / seconds,
         "step_seconds": seconds,
         "exposed_communication_seconds": exposed,
-        "network_bytes_per_step": network_bytes(setup),
+        "network_bytes_per_step": step_network_bytes(setup),
         "peak_flops": peak,
         "peak_source": _peak_source(machine.accelerator) if peak else "",
         "basis": "; ".join(notes),

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from configs.common.reading import read_text
 from configs.plans.job import Measurement
 from configs.plans.record import Figure
 from engine.context import Context, Outcome, WorkloadFunction
@@ -86,7 +87,7 @@ class _Recorder:
                 program.say("disable")
             for program in programs:
                 program.end()
-            counters = read_counters(counted.read_text())
+            counters = read_counters(read_text(counted))
         hottest = hottest_functions(data)
         samples = sum(each.samples for each in hottest)
         self.figures = {"perf_wall_seconds": seconds, **counters, "perf_samples": samples}

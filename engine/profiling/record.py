@@ -22,7 +22,7 @@ from engine.profiling.communicators import Listening
 from engine.profiling.events import REGION, read_events
 from engine.profiling.native import native_calls
 from engine.profiling.region import run_recorded
-from engine.profiling.split import split
+from engine.profiling.split import split_region
 from engine.profiling.trace import write_trace
 from engine.prompts.decoded import synchroniser
 
@@ -79,7 +79,7 @@ class _Recorder:
         events = [event for event in read_events(seen, began + epoch) if 0 <= event.began < wall_seconds]
         reported = listening.collectives(began * 1e-9)
         found = collectives(events, reported)
-        parts = split(wall_seconds, events, found)
+        parts = split_region(wall_seconds, events, found)
         sizes = [item.size_bytes for item in found if item.size_bytes is not None]
         figures: dict[str, Figure] = {
             "profile_wall_seconds": wall_seconds,

@@ -1,6 +1,6 @@
 """Split the wall time of a profiled region into compute, communication and idle. Pure arithmetic.
 
-    found = split(wall_seconds, events, collectives(events, reported))
+    found = split_region(wall_seconds, events, collectives(events, reported))
     found.compute_share + found.exposed_communication_share + found.idle_share      # 1
 
 All times are lengths of merged intervals, never sums: overlaps count once. Compute: an operator (on a GPU: a kernel)
@@ -48,7 +48,9 @@ class RegionSplit:
         return 1.0 - self.compute_share - self.exposed_communication_share
 
 
-def split(wall_seconds: float, events: Sequence[ProfilerEvent], found: Sequence[RecordedCollective]) -> RegionSplit:
+def split_region(
+    wall_seconds: float, events: Sequence[ProfilerEvent], found: Sequence[RecordedCollective]
+) -> RegionSplit:
     """Split a region of `wall_seconds` that began at 0."""
     assert wall_seconds > 0
     region = intervals([(0.0, wall_seconds)])

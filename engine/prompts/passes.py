@@ -2,7 +2,7 @@
 
 A pass is all requests of this rank's replica, one after the other. The workload defines the processing of a request:
 
-    found = measured_passes(requests, decode, context)      # decode(batch) gives a list of results
+    found = measured_passes(requests, decode, context, check)   # decode(batch) gives a list of results
     found.seconds, found.results, found.last
     unmeasured(requests, decode, context)                   # in the memory pass, and under a profiler
 """
@@ -17,20 +17,20 @@ import numpy as np
 from configs.spec.measuring import Measuring
 from engine.context import Context, Samples
 from engine.prompts.tokens import Batch
-from engine.rank.agreement import max_over_ranks_of
+from engine.rank.agreement import max_over_ranks_of, raise_on_all_ranks
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 @dataclass
-class Passes(Generic[Result]):
+class Passes(Generic[_Result]):
     """Wall seconds of each pass, and the results of its requests in order; `last`: results of the last pass."""
 
     warmup_seconds: list[float] = field(default_factory=list)
-    warmup: list[Result] = field(default_factory=list)
+    warmup: list[_Result] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    last: list[Result] = field(default_factory=list)
+    results: list[_Result] = field(default_factory=list)
+    last: list[_Result] = field(default_factory=list)
 
     def columns(self) -> Samples:
         """Return warmup_pass_seconds and pass_seconds."""
@@ -40,10 +40,19 @@ class Passes(Generic[Result]):
         }
 
 
-def measured_passes(requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context) -> Passes[Result]:
-    """Warm up, then measure until all ranks have enough."""
+def measured_passes(
+    requests: list[Batch],
+    work: Callable[[Batch], list[_Result]],
+    context: Context,
+    check: Callable[[list[_Result]], None],
+) -> Passes[_Result]:
+    """Warm up, then measure until all ranks have enough.
+
+    check: raises FloatingPointError for results that are not finite numbers; every rank calls it once, after all
+    passes. All ranks raise.
+    """
     rules = context.job.measuring
-    found: Passes[Result] = Passes()
+    found: Passes[_Result] = Passes()
     for _ in range(rules.warmup):
         spent, results = one_pass(requests, work, context)
         found.warmup_seconds.append(spent)
@@ -52,10 +61,11 @@ def measured_passes(requests: list[Batch], work: Callable[[Batch], list[Result]]
         spent, found.last = one_pass(requests, work, context)
         found.seconds.append(spent)
         found.results += found.last
+    raise_on_all_ranks(lambda: check([*found.warmup, *found.results]), context)
     return found
 
 
-def unmeasured(requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context) -> bool:
+def unmeasured(requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context) -> bool:
     """Run the work of a launch without timing: the largest request for memory, a profiler's pass; else False."""
     if context.measuring_pass == "memory":
         context.barrier()
@@ -71,8 +81,8 @@ def unmeasured(requests: list[Batch], work: Callable[[Batch], list[Result]], con
 
 
 def one_pass(
-    requests: list[Batch], work: Callable[[Batch], list[Result]], context: Context
-) -> tuple[float, list[Result]]:
+    requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context
+) -> tuple[float, list[_Result]]:
     """Run one pass; return seconds and results. All ranks begin together."""
     context.barrier()
     began = time.perf_counter()

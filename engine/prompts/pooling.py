@@ -6,10 +6,11 @@ Such a model was trained with one pooling mode; vectors pooled otherwise are use
 workload that differs from the model's `1_Pooling/config.json` is rejected.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
+from configs.common.printable import printable
+from configs.common.reading import read_json_object
 from configs.workloads.encode import EncodeWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
@@ -24,13 +25,12 @@ def check_pooling(context: Context, workload: EncodeWorkload) -> None:
     if not manifest.folder or not path.is_file():
         return
     try:
-        said: Any = json.loads(path.read_text(encoding="utf-8"))
-        wanted = _wanted(said)
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: not a JSON object that can be read ({error})") from error
+        wanted = _wanted(read_json_object(path))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
     if wanted not in (("mean",), ("first",)):
         raise ValueError(
-            f"workload.pooling: {manifest.identity} wants {' + '.join(wanted) or 'none that is named'} "
+            f"workload.pooling: {manifest.identity} wants {printable(' + '.join(wanted), 200) or 'none that is named'} "
             f"(1_Pooling/config.json), which is not computed; use a model that pools by mean or first"
         )
     if workload.pooling != wanted[0]:

@@ -5,25 +5,24 @@
 Training data is in `engine.training.data.examples`.
 """
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from configs.spec.prompts import numbered_prompts
+from configs.common.printable import printable
+from configs.common.reading import brief, read_json_object
+from configs.spec.prompts import Prompt, numbered_prompts
 from configs.workloads.encode import EncodeWorkload
-from configs.workloads.prompted import PromptedWorkload
+from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.context import Context
-from engine.models.config import ModelConfig
 from engine.models.sharding import even_share
+from engine.models.text_model import TextModel
 from engine.models.weights import required_manifest
 from engine.rank.agreement import raise_on_all_ranks
-
-RANDOM_PROMPT_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,35 @@ def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[B
     return [filled(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
 
 
+def batches_of_tokens(prompts: list[list[int]], tokens: int, device: torch.device) -> list[Batch]:
+    """Return the prompts in order, as many at a time as have at most so many tokens with their padding."""
+    found: list[list[list[int]]] = []
+    for ids in prompts:
+        longest = max((len(row) for row in found[-1]), default=0) if found else 0
+        if found and max(longest, len(ids)) * (len(found[-1]) + 1) <= tokens:
+            found[-1].append(ids)
+        else:
+            found.append([ids])
+    return [filled(rows, device) for rows in found]
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer without truncation and padding. Raises ValueError for an invalid file."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path}: not a tokenizer that can be read ({error})") from error
+        raise ValueError(f"{path}: not a tokenizer that can be read ({printable(str(error), 300)})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def encoded(tokenizer: Tokenizer, text: str, where: str) -> Encoding:
+    """Tokenise a text. Raises ValueError, naming `where`, for one that the tokenizer cannot take."""
+    try:
+        return tokenizer.encode(text)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{where}: the tokenizer fails ({printable(str(error), 300)})") from error
 
 
 def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
@@ -117,7 +136,7 @@ class Requests:
         return max(batch.tokens.shape[1] for batch in self.batches)
 
 
-def requests_of_rank(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Requests:
+def requests_of_rank(workload: PromptedWorkload, context: Context, config: TextModel) -> Requests:
     """Tokenise and batch the prompts of this rank's replica. All ranks call it together.
 
     Raises ValueError, on all ranks, for a prompt that the model cannot take.
@@ -128,7 +147,7 @@ def requests_of_rank(workload: PromptedWorkload, context: Context, config: Model
     return Requests(prompts, made, time.perf_counter() - began)
 
 
-def prompts_of_rank(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
+def prompts_of_rank(workload: PromptedWorkload, context: Context, config: TextModel) -> Prompts:
     """Tokenise the prompts of this rank's replica; the file is repeated up to `num_prompts`; without a file: random
     tokens.
 
@@ -137,41 +156,74 @@ def prompts_of_rank(workload: PromptedWorkload, context: Context, config: ModelC
     """
     if workload.prompts is None:
         return _random_prompts(workload, context, config)
-    where = context.inputs / f"{workload.prompts}.jsonl"
-    lines = numbered_prompts(where, workload.variant, workload.limit)
+    file = context.inputs / f"{workload.prompts}.jsonl"
+    lines = numbered_prompts(file, workload.variant, workload.limit)
+    count = workload.num_prompts or len(lines)
+    mine = _my_share(count, context)
+    chosen = [lines[index % len(lines)] for index in mine]
+    if workload.answers and mine.stop == count < len(lines):
+        chosen[-1] = max(lines, key=_extent)  # answers are compared at every length that the file has
+    tokenizer = None if all(prompt.tokens for prompt in chosen) else _tokenizer(workload, context, config)
+    known: dict[int, list[int]] = {}
+    cut: set[int] = set()
+    for prompt in chosen:
+        if prompt.line not in known:
+            where = f"workload.prompts: line {prompt.line}"
+            ids, known_cut = _ids(prompt, tokenizer, where)
+            known[prompt.line] = _checked(ids, workload, config, where)
+            cut |= {prompt.line} if known_cut else set()
+    truncated = sum(prompt.line in cut for prompt in chosen)
+    tokens = [known[prompt.line] for prompt in chosen]
+    if mine.stop == count:
+        tokens[-1] = _last(tokens[-1], workload, config)
+    return Prompts(mine.start, tokens, [prompt.text for prompt in chosen], count, truncated)
+
+
+def _extent(prompt: Prompt) -> int:
+    """Return a length by which prompts of one file compare: characters, or tokens."""
+    return len(prompt.text) if prompt.tokens is None else len(prompt.tokens)
+
+
+def _tokenizer(workload: PromptedWorkload, context: Context, config: TextModel) -> Tokenizer:
     path = tokenizer_path(context)
     if path is None:
         raise ValueError(
             f"workload.prompts: {required_manifest(context).identity} brings no tokenizer.json; "
-            "leave prompts out to run random tokens"
+            "leave prompts out to run random tokens, or give `tokens` instead of `prompt` on each line"
         )
     tokenizer = load_tokenizer(path)
     if isinstance(workload, EncodeWorkload):
         tokenizer.enable_truncation(longest_text(context, config))
-    count = workload.num_prompts or len(lines)
-    mine = _my_share(count, context)
-    known: dict[int, list[int]] = {}
-    cut: set[int] = set()
-    for index in mine:
-        prompt = lines[index % len(lines)]
-        if prompt.line not in known:
-            found = tokenizer.encode(prompt.text)
-            known[prompt.line] = _checked(found.ids, workload, config, f"workload.prompts: line {prompt.line}")
-            cut |= {prompt.line} if found.overflowing else set()
-    chosen = [lines[index % len(lines)] for index in mine]
-    truncated = sum(prompt.line in cut for prompt in chosen)
-    texts: list[str | None] = [prompt.text for prompt in chosen]
-    return Prompts(mine.start, [known[prompt.line] for prompt in chosen], texts, count, truncated)
+    return tokenizer
 
 
-def longest_text(context: Context, config: ModelConfig) -> int:
+def _ids(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> tuple[list[int], bool]:
+    """Return the token ids of a prompt, and whether it was cut."""
+    if prompt.tokens is not None:
+        return list(prompt.tokens), False
+    assert tokenizer is not None
+    found = encoded(tokenizer, prompt.text, where)
+    return found.ids, bool(found.overflowing)
+
+
+def _last(ids: list[int], workload: PromptedWorkload, config: TextModel) -> list[int]:
+    """Return the ids of the last of all prompts, which may have a length of its own."""
+    if workload.longest_tokens is None:
+        return ids
+    work = workload.model_copy(update={"prompt_tokens": workload.longest_tokens})
+    return _checked(ids, work, config, "workload.prompts: the longest prompt")
+
+
+def longest_text(context: Context, config: TextModel) -> int:
     """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers."""
     path = Path(required_manifest(context).folder) / "sentence_bert_config.json"
     try:
-        given = json.loads(path.read_text(encoding="utf-8")).get("max_seq_length") if path.is_file() else None
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: not a JSON object that can be read ({error})") from error
-    return config.max_positions if given is None else min(int(given), config.max_positions)
+        given = read_json_object(path).get("max_seq_length") if path.is_file() else None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    if given is not None and (type(given) is not int or given < 1):
+        raise ValueError(f"{path}: max_seq_length: got {brief(given)}, expected a whole number of tokens")
+    return config.max_positions if given is None else min(given, config.max_positions)
 
 
 def _my_share(count: int, context: Context) -> range:
@@ -181,7 +233,7 @@ def _my_share(count: int, context: Context) -> range:
     return even_share(count, grid.dp, grid.dp_rank)
 
 
-def _random_prompts(workload: PromptedWorkload, context: Context, config: ModelConfig) -> Prompts:
+def _random_prompts(workload: PromptedWorkload, context: Context, config: TextModel) -> Prompts:
     length, seed = workload.prompt_tokens or RANDOM_PROMPT_TOKENS, context.job.measuring.seed
     count = workload.num_prompts or workload.batch_size * context.grid.dp
     mine = _my_share(count, context)
@@ -191,10 +243,12 @@ def _random_prompts(workload: PromptedWorkload, context: Context, config: ModelC
     ]
     for ids in tokens[:1]:
         _checked(ids, workload, config, "workload.prompt_tokens: a random prompt")
+    if mine.stop == count:
+        tokens[-1] = _last(tokens[-1], workload, config)
     return Prompts(mine.start, tokens, [None] * len(tokens), count)
 
 
-def _checked(ids: list[int], workload: PromptedWorkload, config: ModelConfig, where: str) -> list[int]:
+def _checked(ids: list[int], workload: PromptedWorkload, config: TextModel, where: str) -> list[int]:
     """Return ids cut or repeated to `prompt_tokens`, and validated for the model."""
     if not ids:
         raise ValueError(f"{where} becomes no token at all; write a longer prompt")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from engine.context import Context
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 def max_over_ranks_of(value: float, context: Context) -> float:
@@ -33,23 +33,24 @@ def total(values: torch.Tensor, context: Context) -> torch.Tensor:
     return shared.to(values.device)
 
 
-def raise_on_all_ranks(work: Callable[[], Result], context: Context) -> Result:
-    """Run work on every rank; if it raises ValueError or OSError on one rank, every rank raises.
+def raise_on_all_ranks(work: Callable[[], _Result], context: Context) -> _Result:
+    """Run work on every rank; if it raises ValueError, OSError or FloatingPointError on one rank, every rank raises.
 
     An error in one rank's share of the input thus ends the cell at once on all of them.
     """
-    result: list[Result] = []
+    result: list[_Result] = []
     problem: Exception | None = None
     try:
         result.append(work())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         problem = error
     if context.world_size > 1:
-        problems: list[str | None] = [None] * context.world_size
-        dist.all_gather_object(problems, str(problem) if problem else None)
-        others = [text for text in problems if text is not None]
+        problems: list[tuple[bool, str] | None] = [None] * context.world_size
+        dist.all_gather_object(problems, (isinstance(problem, FloatingPointError), str(problem)) if problem else None)
+        others = [each for each in problems if each is not None]
         if problem is None and others:
-            raise ValueError(others[0])
+            not_finite, text = others[0]
+            raise FloatingPointError(text) if not_finite else ValueError(text)
     if problem is not None:
         raise problem
     return result[0]

@@ -1,16 +1,25 @@
 """Describe a rank's failure: status, kind, one line for the user, traceback for the log."""
 
+import re
 import sys
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from configs.common.failure_kinds import PEER_LOST
+from configs.common.printable import printable
 
 if TYPE_CHECKING:
     from configs.plans.record import Status
 
 _MESSAGE_CHARACTERS = 600
+_SOURCE_PLACE = re.compile(
+    r"\[enforce fail at [^\]]*\]\s*(err == 0\.\s*)?"
+    r"|\[?[\w./+-]*/[\w.+-]+\.(cc|cpp|cu|cuh|h|hpp):\d+\]?:?\s*"
+    r"|\s*Exception raised from .*",
+    re.DOTALL,
+)
+"""Where in the C++ source of a library an error was raised: the traceback in the log has it."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "cannot allocate memory")
 _PEER_GONE = (
     "connection closed by peer",
@@ -25,8 +34,8 @@ _PEER_GONE = (
 
 def one_line(error: BaseException) -> str:
     """Return an exception's message as one line, for a table."""
-    text = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
-    return text.encode(errors="replace").decode()
+    text = " ".join(_SOURCE_PLACE.sub("", str(error)).split()) or type(error).__name__
+    return printable(text, _MESSAGE_CHARACTERS)
 
 
 def classify(error: Exception, world_size: int) -> "tuple[Status, str]":

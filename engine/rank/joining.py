@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.rank.processes import RankPlace
+from engine.rank.stores import join_store
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,7 @@ def join_group(place: RankPlace, backend: str | None, timeout_seconds: float, pr
     else:
         # torchrun's agent serves the store; each group uses a separate key prefix.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agent = dist.TCPStore(address, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]  # not in __all__
+        agent = join_store(address, port, timeout)
         store = dist.PrefixStore(prefix, agent)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
 
@@ -68,7 +69,7 @@ def make_context(
     from engine.context import Context
     from engine.parallel import flight_recorder as flight
     from engine.parallel.communicator import open_communicators
-    from engine.rank import host_usage as measure
+    from engine.rank import host_usage
 
     torch.set_num_threads(place.threads)
     device, backend = choose_device(place)
@@ -92,7 +93,7 @@ def make_context(
         )
     if place.rank:
         return context, {}
-    environment = measure.measured_environment(job.cell.env, len(place.allowed))
+    environment = host_usage.measured_environment(job.cell.env, len(place.allowed))
     environment |= {
         "backend": backend,
         "tensor_transport": context.communicators.tensor.transport,

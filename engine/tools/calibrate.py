@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import get_args
 
 from configs.common.base import utc_now, write_atomically
+from configs.common.reading import MIB, read_json, read_tail
 from configs.hardware.calibration import CalibratedFigure, Calibration, Fingerprint, LinkTransport, MeasuredLink, Spread
 from engine.planner.local import cpu_model
-from engine.rank import host_usage as measure
+from engine.rank import host_usage
 from engine.rank.processes import die_with_parent, leave, pin, place_from_environment
 
 LIMIT_SECONDS = 120.0
@@ -55,28 +56,28 @@ def main(arguments: list[str]) -> int:
 def calibrate(quick: bool = False) -> Calibration:
     """Start one rank per core and wait for their figures. Raises RuntimeError with the output of a failed rank."""
     cores = len(os.sched_getaffinity(0))
-    ranks = max(1, min(cores, _MOST_RANKS, measure.machine_memory_bytes() // _RANK_BYTES))
+    ranks = max(1, min(cores, _MOST_RANKS, host_usage.machine_memory_bytes() // _RANK_BYTES))
     allowed = sorted(os.sched_getaffinity(0))
-    busy, own, began = measure.machine_busy_seconds(allowed), _children_seconds(), time.perf_counter()
+    busy, own, began = host_usage.machine_busy_seconds(allowed), _children_seconds(), time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="rankwise-calibrate-"))
     try:
         _run_ranks(ranks, quick, folder)
-        found = json.loads((folder / "figures.json").read_bytes())
+        found = read_json(folder / "figures.json")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     took = time.perf_counter() - began
-    busy_after = measure.machine_busy_seconds(allowed)
+    busy_after = host_usage.machine_busy_seconds(allowed)
     others = None
     if busy is not None and busy_after is not None:
         others = max(0.0, busy_after - busy - (_children_seconds() - own)) / (took * cores)
     together = found["together"] or {}
     return Calibration(
-        fingerprint=Fingerprint(cpu_model=cpu_model(), cores=cores, torch=measure.version_of("torch")),
+        fingerprint=Fingerprint(cpu_model=cpu_model(), cores=cores, torch=host_usage.version_of("torch")),
         measured_at=utc_now(),
         took_seconds=took,
         others_cpu_share=others,
         ranks=ranks,
-        memory_bytes=measure.machine_memory_bytes(),
+        memory_bytes=host_usage.machine_memory_bytes(),
         cache_bytes=private_cache_bytes(),
         framework_bytes=found["framework_bytes"],
         training_framework_bytes=found["training_framework_bytes"],
@@ -170,7 +171,7 @@ def _run_ranks(ranks: int, quick: bool, folder: Path) -> None:
                     process.kill()
                 process.wait()
     if any(process.returncode for process in processes):
-        said = log.read_text(errors="replace").strip().splitlines()
+        said = read_tail(log, MIB).strip().splitlines()
         raise RuntimeError(f"a rank of the calibration ended early: {said[-1] if said else 'without a word'}")
 
 
@@ -182,7 +183,8 @@ def run_rank(parent: int, folder: Path, quick: bool) -> int:
     import torch
     import torch.distributed as dist
 
-    from engine.tools.calibrate_probes import QUICK, Sizes, a_little_generation, a_little_training, measure_rank
+    from engine.tools.calibrate_probes import a_little_generation, a_little_training, measure_rank
+    from engine.tools.calibration_figures import QUICK, Sizes
 
     torch.set_num_threads(1)
     sizes = QUICK if quick else Sizes()
@@ -228,9 +230,9 @@ def _framework_bytes(work: Callable[[], None]) -> int:
     if child == 0:
         try:
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
-            measure.reset_peak_memory()
+            host_usage.reset_peak_memory()
             work()
-            os.write(to_parent, str(measure.peak_memory_bytes()).encode())
+            os.write(to_parent, str(host_usage.peak_memory_bytes()).encode())
         except BaseException:
             traceback.print_exc()
             leave(1)  # otherwise there would be two ranks from here on

@@ -11,57 +11,31 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from configs.families.config import ModelConfig
+from configs.families.rope import Rope
 from configs.hardware.calibration import MEASURED_FORMATS
 from configs.hardware.hardware import NumberFormat
 from engine.inference.model import Shard
 from engine.inference.recorded import STEPS_BEFORE_TRUST, decode_step
 from engine.inference.weights import shard_of
 from engine.kernels.linear import PackedLinear, pack_linear
-from engine.models.config import ModelConfig
 from engine.models.llama import DecoderLayer, Llama
-from engine.models.rope import Rope
 from engine.models.weights import DTYPES
 from engine.parallel.communicator import open_communicators
 from engine.parallel.grid import Grid
-
-_LEAST_SECONDS = 1e-12  # a difference of two measured times may be negative
-_LEAST_OPERATORS = 8  # a layer issues about 10 operators, most of them as expensive as the small product that is timed
-_HEAD_DIM = 64
-_SHALLOW_LAYERS = (2, 10)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the probes, and the duration of each in a round."""
-
-    rounds: int = 3
-    seconds: float = 0.02
-    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 128, 512)
-    cold_shape: tuple[int, int] = (2048, 1024)
-    cold_bytes: int = 96 << 20
-    cached_shape: tuple[int, int] = (256, 256)
-    cached_bytes: int = 512 << 10
-    square: int = 1024
-    read_bytes: int = 128 << 20
-    hidden: int = 512
-    prompt: int = 256
-    shallow: int = 256
-    vocabulary: int = 8192
-    parameters: int = 1 << 22
-
-
-QUICK = Sizes(
-    rounds=1, seconds=0.001, rows=(1, 8), cold_shape=(256, 256), cold_bytes=1 << 20, cached_shape=(64, 64),
-    cached_bytes=1 << 16, square=128, read_bytes=1 << 20, hidden=128, prompt=32, shallow=32, vocabulary=512,
-    parameters=1 << 16,
-)  # fmt: skip
-"""For testing the code, not for calibration."""
+from engine.tools.calibration_figures import (
+    HEAD_DIM,
+    SHALLOW_LAYERS,
+    Sizes,
+    context_heads,
+    derived_figures,
+    feed_forward_size,
+)
 
 Probe = Callable[[], object]
 
@@ -77,7 +51,7 @@ def measure_rank(sizes: Sizes, wait: Callable[[], None]) -> dict[str, list[float
         for names, probe in probes:
             wait()
             raw.setdefault(names, []).append(_median_seconds(probe, sizes.seconds))
-    return _derived(raw, sizes)
+    return derived_figures(raw, sizes)
 
 
 def _median_seconds(probe: Probe, seconds: float) -> float:
@@ -93,10 +67,10 @@ def _median_seconds(probe: Probe, seconds: float) -> float:
 
 
 def _probes(sizes: Sizes) -> Iterator[tuple[str, Probe]]:
-    """Yield name and probe; the figures are derived from these in `_derived`."""
+    """Yield name and probe; the figures are derived from these in `derived_figures`."""
     yield "operator", _inference(_small_linear())
     yield "read", _inference(_reader(sizes.read_bytes))
-    for layers in _SHALLOW_LAYERS:
+    for layers in SHALLOW_LAYERS:
         yield f"decode/{layers}", _inference(_decode(sizes, layers))
         yield f"recorded/{layers}", _inference(_recorded(sizes, layers))
     for kind in MEASURED_FORMATS:
@@ -120,66 +94,6 @@ def _probes(sizes: Sizes) -> Iterator[tuple[str, Probe]]:
     yield "parameter", _optimizer(sizes)
 
 
-def _derived(raw: dict[str, list[float]], sizes: Sizes) -> dict[str, list[float]]:
-    """Derive the figures of `configs.hardware.calibration.Calibration` from times of probes."""
-    figures: dict[str, list[float]] = {"operator": raw["operator"]}
-
-    def put(name: str, seconds: list[float], divisor: float) -> None:
-        figures[name] = [max(_LEAST_SECONDS, value) / divisor for value in seconds]
-
-    def less(whole: str, *parts: str) -> list[float]:
-        return [value - sum(raw[part][place] for part in parts) for place, value in enumerate(raw[whole])]
-
-    put("read", raw["read"], sizes.read_bytes)
-    for kind in MEASURED_FORMATS:
-        for place, shape in (("cold", sizes.cold_shape), ("cached", sizes.cached_shape)):
-            for count in sizes.rows:
-                name = f"linear/{kind}/{place}/{count}"
-                put(name, less(name, "operator"), shape[0] * shape[1])
-    few, many = _SHALLOW_LAYERS
-
-    def each_layer(probe: str) -> list[float]:
-        pairs = zip(raw[f"{probe}/{many}"], raw[f"{probe}/{few}"], strict=True)
-        return [(more - fewer) / (many - few) for more, fewer in pairs]
-
-    whole_layer, recorded_layer = each_layer("decode"), each_layer("recorded")
-    # Its weights come from memory and evict the caches, as those of a large model do.
-    weights = _layer_weights(sizes.shallow)
-    by_layer = [
-        max(_LEAST_OPERATORS * raw["operator"][place], layer - weights * figures["linear/float32/cold/1"][place])
-        for place, layer in enumerate(whole_layer)
-    ]
-    put("layer", by_layer, 1)
-    put("step", [whole - few * layer for whole, layer in zip(raw[f"decode/{few}"], whole_layer, strict=True)], 1)
-    products = [weights * seconds for seconds in figures["linear/float32/cold/1"]]
-    put("recorded_layer", [layer - own for layer, own in zip(recorded_layer, products, strict=True)], 1)
-    recorded = zip(raw[f"recorded/{few}"], recorded_layer, strict=True)
-    put("recorded_step", [whole - few * layer for whole, layer in recorded], 1)
-    rows = sizes.prompt
-    for kind in MEASURED_FORMATS:
-        put(f"square/{kind}", raw[f"square/{kind}"], 2 * sizes.square**3)
-        put(f"attention/{kind}", less(f"attention/{kind}", "operator"), attention_flops(rows, sizes.hidden))
-        put(f"context/{kind}", less(f"context/{kind}", "operator"), _context_bytes(sizes, kind))
-        rest = less(f"layer/{kind}", f"layer_linear/{kind}", f"attention/{kind}")
-        alone = [value - layer for value, layer in zip(rest, by_layer, strict=True)]
-        put(f"element/{kind}", alone, rows * sizes.hidden)
-        put(f"training/{kind}", raw[f"train_linear/{kind}"], 6 * rows * sizes.hidden * _feed_forward(sizes.hidden))
-        linear_share = _layer_weights(sizes.hidden) / (sizes.hidden * _feed_forward(sizes.hidden))
-        trained = [
-            whole - linear_share * linear
-            for whole, linear in zip(raw[f"train_layer/{kind}"], raw[f"train_linear/{kind}"], strict=True)
-        ]
-        put(f"training_element/{kind}", trained, rows * sizes.hidden)
-    put("logit", raw["logit"], rows * sizes.vocabulary)
-    put("parameter", raw["parameter"], sizes.parameters)
-    return figures
-
-
-def attention_flops(tokens: int, width: int) -> float:
-    """Return FLOPs of causal attention over a prompt: two products, half of each masked; `width` = heads x head_dim."""
-    return 2 * tokens * tokens * width
-
-
 def _inference(probe: Probe) -> Probe:
     def run() -> object:
         with torch.inference_mode():
@@ -189,7 +103,7 @@ def _inference(probe: Probe) -> Probe:
 
 
 def _small_linear() -> Probe:
-    weight, row = torch.randn(_HEAD_DIM, _HEAD_DIM), torch.randn(1, 1, _HEAD_DIM)
+    weight, row = torch.randn(HEAD_DIM, HEAD_DIM), torch.randn(1, 1, HEAD_DIM)
     return lambda: functional.linear(row, weight)
 
 
@@ -199,7 +113,7 @@ def _reader(size: int) -> Probe:
 
 
 def _config(hidden: int, feed_forward: int, layers: int, vocabulary: int) -> ModelConfig:
-    heads = max(2, hidden // _HEAD_DIM)
+    heads = max(2, hidden // HEAD_DIM)
     return ModelConfig(
         vocabulary=vocabulary, hidden=hidden, feed_forward=feed_forward, layers=layers, heads=heads,
         kv_heads=heads // 2, head_dim=hidden // heads, max_positions=2048, norm_epsilon=1e-5, rope=Rope(1e4),
@@ -216,7 +130,7 @@ def _filled(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _decode(sizes: Sizes, layers: int) -> Probe:
     """Return one decode step of a model so narrow that issuing operators takes most of its time."""
-    config = _config(sizes.shallow, _feed_forward(sizes.shallow), layers, 64)
+    config = _config(sizes.shallow, feed_forward_size(sizes.shallow), layers, 64)
     shard = _shard(config, torch.float32)
     cache = shard.new_cache(1, 40)
     token = torch.zeros((1, 1), dtype=torch.int64)
@@ -231,7 +145,7 @@ def _decode(sizes: Sizes, layers: int) -> Probe:
 
 def _recorded(sizes: Sizes, layers: int) -> Probe:
     """Return the same step, recorded as one call."""
-    shard = _shard(_config(sizes.shallow, _feed_forward(sizes.shallow), layers, 64), torch.float32)
+    shard = _shard(_config(sizes.shallow, feed_forward_size(sizes.shallow), layers, 64), torch.float32)
     cache = shard.new_cache(1, 40)
     token = torch.zeros((1, 1), dtype=torch.int64)
     shard.forward(token.expand(1, 32), cache)
@@ -280,37 +194,18 @@ def _linear(weights: list[PackedLinear], rows: int) -> Probe:
 
 
 def _attention(sizes: Sizes, dtype: torch.dtype) -> Probe:
-    heads = max(2, sizes.hidden // _HEAD_DIM)
+    heads = max(2, sizes.hidden // HEAD_DIM)
     shape = (1, heads, sizes.prompt, sizes.hidden // heads)
     queries, keys, values = (torch.randn(shape).to(dtype) for _ in range(3))
     return lambda: functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
 
 
-def _context_heads(sizes: Sizes) -> tuple[int, int]:
-    """Return heads of keys and values, and tokens of the context."""
-    return max(1, sizes.hidden // _HEAD_DIM // 2), 4 * sizes.prompt
-
-
-def _context_bytes(sizes: Sizes, kind: NumberFormat) -> int:
-    heads, tokens = _context_heads(sizes)
-    return 2 * heads * tokens * _HEAD_DIM * DTYPES[kind].itemsize
-
-
 def _context(sizes: Sizes, dtype: torch.dtype) -> Probe:
     """Return attention of one new token, two query heads per key-value head, grouped as in the engine."""
-    heads, tokens = _context_heads(sizes)
-    queries = torch.randn(1, heads, 2, _HEAD_DIM).to(dtype)
-    keys, values = (torch.randn(1, heads, tokens, _HEAD_DIM).to(dtype) for _ in range(2))
+    heads, tokens = context_heads(sizes)
+    queries = torch.randn(1, heads, 2, HEAD_DIM).to(dtype)
+    keys, values = (torch.randn(1, heads, tokens, HEAD_DIM).to(dtype) for _ in range(2))
     return lambda: functional.scaled_dot_product_attention(queries, keys, values)
-
-
-def _feed_forward(hidden: int) -> int:
-    return hidden * 11 // 4  # near the 8/3 of the Llama family
-
-
-def _layer_weights(hidden: int) -> int:
-    """Return the shapes of a layer's matrices: queries, output, half as many keys and values; gate, up, down."""
-    return hidden * (3 * hidden + 3 * _feed_forward(hidden))
 
 
 def _rotary(tokens: int, config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -320,7 +215,7 @@ def _rotary(tokens: int, config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 def _layer(sizes: Sizes, dtype: torch.dtype) -> Probe:
     """Return a layer of a prompt's prefill: the one of the middle stage of three."""
-    config = _config(sizes.hidden, _feed_forward(sizes.hidden), 3, 8)
+    config = _config(sizes.hidden, feed_forward_size(sizes.hidden), 3, 8)
     shard = _shard(config, dtype, stages=3, stage=1)
     assert len(shard.layers) == 1
     cache, hidden = shard.new_cache(1, sizes.prompt), torch.randn(1, sizes.prompt, sizes.hidden).to(dtype)
@@ -334,7 +229,7 @@ def _layer(sizes: Sizes, dtype: torch.dtype) -> Probe:
 
 def _layer_linears(sizes: Sizes, dtype: torch.dtype) -> Probe:
     """Return the products of such a layer only."""
-    wide, feed = sizes.hidden, _feed_forward(sizes.hidden)
+    wide, feed = sizes.hidden, feed_forward_size(sizes.hidden)
     shapes = [(2 * wide, wide), (wide, wide), (2 * feed, wide)]
     products = [pack_linear(torch.randn(shape).to(dtype)) for shape in shapes]
     down, inner = pack_linear(torch.randn(wide, feed).to(dtype)), torch.randn(1, sizes.prompt, feed).to(dtype)
@@ -350,14 +245,14 @@ def _layer_linears(sizes: Sizes, dtype: torch.dtype) -> Probe:
 
 def _train_layer(sizes: Sizes, kind: NumberFormat) -> Probe:
     """Return forward and backward of a layer with float32 weights, under autocast if the format needs it."""
-    config = _config(sizes.hidden, _feed_forward(sizes.hidden), 1, 8)
+    config = _config(sizes.hidden, feed_forward_size(sizes.hidden), 1, 8)
     layer = _filled(DecoderLayer(config), torch.float32)
     hidden, rotary = torch.randn(1, sizes.prompt, sizes.hidden, requires_grad=True), _rotary(sizes.prompt, config)
     return _both_ways(lambda: layer(hidden, rotary, None), [hidden, *layer.parameters()], kind)
 
 
 def _train_linear(sizes: Sizes, kind: NumberFormat) -> Probe:
-    weight = torch.randn(_feed_forward(sizes.hidden), sizes.hidden, requires_grad=True)
+    weight = torch.randn(feed_forward_size(sizes.hidden), sizes.hidden, requires_grad=True)
     hidden = torch.randn(1, sizes.prompt, sizes.hidden, requires_grad=True)
     return _both_ways(lambda: functional.linear(hidden, weight), [hidden, weight], kind)
 

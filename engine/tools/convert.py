@@ -3,19 +3,26 @@
     python -m engine.tools.convert SOURCE DESTINATION
 
 SOURCE is a folder with config.json and pytorch_model*.bin. Unpickling can run arbitrary code, so only plain tensors are
-unpickled (`weights_only=True`); other contents are rejected. On failure the exit code is 2, with one line on stderr.
-Existing files in DESTINATION are never overwritten.
+unpickled (`weights_only=True`); other contents are rejected. Every tensor is read back and compared. On failure the
+exit code is 2, with one line on stderr. Existing files in DESTINATION are never overwritten.
 """
 
+import json
 import pickle
 import re
 import shutil
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
+
+from configs.common.base import write_atomically
+from configs.common.printable import printable
+from configs.common.reading import brief
 
 COPIED = (
     "config.json",
@@ -23,6 +30,7 @@ COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
+    "spiece.model",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -30,6 +38,8 @@ COPIED = (
     "chat_template.jinja",
 )
 WEIGHTS = "model.safetensors"
+SHARD_BYTES = 2 << 30
+"""Maximum size of a file of weights: safetensors copies a file's tensors while it writes them."""
 
 
 def convert(source: Path, destination: Path) -> list[Path]:
@@ -47,38 +57,82 @@ def convert(source: Path, destination: Path) -> list[Path]:
     for path in checkpoints:
         for name, tensor in read_pickled(path).items():
             if name in tensors:
-                raise ValueError(f"{path}: tensor {name} stands in an earlier file too")
+                raise ValueError(f"{path}: tensor {brief(name)} stands in an earlier file too")
             tensors[name] = tensor
     destination.mkdir(parents=True, exist_ok=True)
-    unfinished = destination / f".{WEIGHTS}.tmp"
-    try:
-        save_file(_separate(tensors), unfinished, metadata={"format": "pt"})
-        unfinished.chmod(0o644)
-        unfinished.replace(destination / WEIGHTS)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    written = write_weights(_separate(tensors), destination)
     for name in copied:
         shutil.copyfile(source / name, destination / name)
-    return [destination / name for name in (WEIGHTS, *copied)]
+    return [*written, *(destination / name for name in copied)]
+
+
+def write_weights(tensors: dict[str, torch.Tensor], destination: Path) -> list[Path]:
+    """Write tensors as one file, or as shards with their index, and compare each with what is read back."""
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(each.nbytes for each in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = tensor
+    count = len(shards)
+    names = [WEIGHTS] if count == 1 else [f"model-{at:05d}-of-{count:05d}.safetensors" for at in range(1, count + 1)]
+    unfinished = [destination / f".{name}.tmp" for name in names]
+    try:
+        for path, shard in zip(unfinished, shards, strict=True):
+            save_file(shard, path, metadata={"format": "pt"})
+            path.chmod(0o644)
+            _compare(path, shard)
+        for path, name in zip(unfinished, names, strict=True):
+            path.replace(destination / name)
+    finally:
+        for path in unfinished:
+            path.unlink(missing_ok=True)
+    written = [destination / name for name in names]
+    if count > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+            "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
+        }
+        written.append(destination / f"{WEIGHTS}.index.json")
+        write_atomically(written[-1], json.dumps(index, indent=1) + "\n")
+    return written
+
+
+def _compare(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Raise OSError if the file does not hold these tensors, bit by bit."""
+    with safe_open(path, framework="pt") as file:
+        for name, tensor in tensors.items():
+            read = file.get_tensor(name)
+            same = read.dtype == tensor.dtype and read.shape == tensor.shape
+            if not same or not torch.equal(_bytes(read), _bytes(tensor)):
+                raise OSError(f"{path}: tensor {name} differs from what was written; check the disk")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's memory: NaN compares equal to itself there."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def read_pickled(path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of one pickled file. Raises ValueError for other contents."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            data = torch.load(path, map_location="cpu", weights_only=True)
+            # The older format cannot be mapped into memory.
+            data = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         # torch's message advises unsafe loading; only the requested name is useful.
         asked = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"asks for {asked[1]} to be called" if asked else "is not a checkpoint that torch.save wrote"
         raise ValueError(f"{path}: {reason}; refused, nothing of it was run") from error
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error}); fetch it again") from error
+    except Exception as error:  # a damaged pickle can make the unpickler raise anything
+        said = printable(f"{type(error).__name__}: {error}", 300)
+        raise ValueError(f"{path}: cannot be read ({said}); fetch it again") from error
     if not isinstance(data, dict) or not data:
         raise ValueError(f"{path}: holds {type(data).__name__}, not a table of named tensors")
     for name, value in data.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise ValueError(f"{path}: {name!r} is {type(value).__name__}, not a tensor; export the state dict alone")
+            raise ValueError(
+                f"{path}: {brief(name)} is {type(value).__name__}, not a tensor; export the state dict alone"
+            )
     return data
 
 

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from configs.common.base import write_atomically
+from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
-from engine.models.config import ModelConfig
 from engine.models.weights import DTYPES, weight_files, write_folder
 from engine.peers.folder_model import WorkKind, from_folder
 from engine.peers.graphs import OPSET, GraphOptimization, write_graphs

@@ -12,10 +12,8 @@ from engine.training.task_types import load_examples
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch
 
 
-def make_feed(
-    workload: TrainWorkload, options: TrainerOptions, context: Context, task: Task, ahead: bool | None = None
-) -> Feed:
-    """The feed of this rank, after `make_task`. ahead: make the next step's rows in a thread; None: on CUDA."""
+def make_feed(workload: TrainWorkload, options: TrainerOptions, context: Context, task: Task) -> Feed:
+    """The feed of this rank, after `make_task`. On CUDA the next step's rows are made in a thread."""
     train, _ = load_examples(workload, context)
     return Feed(
         train,
@@ -24,7 +22,7 @@ def make_feed(
         replicas=(options.dp, context.grid.dp_rank),
         seed=context.job.measuring.seed,
         device=context.device,
-        ahead=context.device.type == "cuda" if ahead is None else ahead,
+        ahead=context.device.type == "cuda",
     )
 
 

@@ -42,6 +42,8 @@ from engine.training.trainer import (
 )
 
 LOG_SECONDS = 20.0
+_MIN_LOSS_SCALE = 2.0**-14
+"""Below the smallest normal number of float16, a smaller scale avoids no overflow."""
 PHASES = ("data", "forward", "backward", "optimizer")
 Mark = float | torch.cuda.Event
 
@@ -214,6 +216,11 @@ def _keep(run: TrainingRun, number: int, own_loss: float, end: StepEnd, seconds:
             f"step {number}: loss {own_loss}, gradient norm {end.norm}; lower workload.learning_rate or use "
             "dtype float32"
         )
+    if not end.applied and end.loss_scale is not None and end.loss_scale < _MIN_LOSS_SCALE:
+        raise FloatingPointError(
+            f"step {number}: gradients are not finite at a loss scale of {end.loss_scale:g}; "
+            "lower workload.learning_rate or use dtype bfloat16"
+        )
     run.unreduced.append(own_loss)
     run.history.norms.append(end.norm)
     run.history.skipped += not end.applied
@@ -261,6 +268,8 @@ def evaluate_now(run: TrainingRun) -> None:
         return
     began = time.perf_counter()
     sums = evaluate(run.trainer, run.task, run.validation, run.context, run.options)
+    if not math.isfinite(sums["loss"]):
+        raise FloatingPointError(f"evaluation after step {run.steps}: the validation loss is {sums['loss']}")
     run.history.evaluations.append((run.steps, sums))
     run.evaluation_seconds += time.perf_counter() - began
     if run.live.wants:

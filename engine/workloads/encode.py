@@ -17,9 +17,11 @@ from configs.plans.job import Measurement
 from configs.workloads.encode import EncodeWorkload
 from engine.context import Context, Outcome, Samples
 from engine.correctness.embeddings import EncodeScorer, collect_embeddings, pooled
+from engine.correctness.finite import check_vectors
 from engine.inference.model import Shard
 from engine.inference.pipeline import PipelineStage, micro_batches
 from engine.inference.weights import finalize_weights_after_first_answer, load_shard, shard_figures
+from engine.models.text_model import limit_figures
 from engine.models.weights import DTYPES, check_kind
 from engine.parallel.communicator import Communicator
 from engine.prompts.decoded import Encode, Encoded, synchroniser
@@ -51,6 +53,7 @@ def run(measurement: Measurement, context: Context) -> Outcome:
             measurement, context, requests.prompts, requests.batches, encoder.encode, encoder, pieces
         )
     outcome.figures |= {"preprocess_seconds": requests.seconds, **shard_figures(context), **first}
+    outcome.figures |= limit_figures(config) if workload.answers else {}
     return outcome
 
 
@@ -114,13 +117,14 @@ def measure_encode(
         figures={
             "num_prompts": len(prompts.tokens),
             "prompt_tokens": sum(len(ids) for ids in prompts.tokens),
+            "max_prompt_tokens": max(len(ids) for ids in prompts.tokens),
             "truncated_prompts": prompts.truncated,
         }
     )
     if unmeasured(requests, encode, context):
         outcome.figures["passes"] = 1
         return outcome
-    passes = measured_passes(requests, encode, context)
+    passes = measured_passes(requests, encode, context, check_vectors)
     outcome.figures["passes"] = len(passes.seconds)
     vectors = [each.vectors for each in passes.last if each.vectors is not None]
     if vectors:

@@ -15,16 +15,20 @@ from configs.plans.job import Measurement
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, Outcome, Samples
-from engine.correctness.answers import Scorer, collect_answers, write_completions
+from engine.correctness.answers import Scorer, collect_answers, sequences_of, write_completions
+from engine.correctness.finite import check_logits, check_tokens
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
 from engine.inference.weights import finalize_weights_after_first_answer, load_shard, shard_figures
 from engine.kernels.linear import read_seconds
+from engine.models.text_model import limit_figures
 from engine.models.weights import DTYPES, check_kind
 from engine.prompts.decoded import Decode, Decoded
 from engine.prompts.passes import Passes, measured_passes, unmeasured
 from engine.prompts.tokens import Batch, Prompts, Requests, requests_of_rank
 from engine.rank.agreement import raise_on_all_ranks
+
+_WEIGHT_READS = 5
 
 
 def run(measurement: Measurement, context: Context) -> Outcome:
@@ -70,27 +74,31 @@ def measure_replica(
         return float(first.stamps[0] - first.began) if context.grid.reports_results else None
 
     first = finalize_weights_after_first_answer(measurement, context, first_answer)
-    outcome = measure(measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token)
+    marked = context.device.type == "cpu"
+    outcome = measure_generation(
+        measurement, context, requests.prompts, requests.batches, decode, replica, pieces, start_token, marked
+    )
     outcome.figures |= {"preprocess_seconds": requests.seconds, "decode_path": replica.decode_path}
+    outcome.figures |= limit_figures(decoder.config) if workload.answers else {}
     outcome.figures |= shard_figures(context) | first
     return outcome
 
 
-def _read_weights(tensors: list[torch.Tensor], context: Context, times: int = 5) -> Samples:
+def _read_weights(tensors: list[torch.Tensor], context: Context) -> Samples:
     """Measure a plain read of all weights of a decode step in seconds, all ranks at once, several times.
 
     Empty if a library hides its weight storage.
     """
     if not tensors:
         return {}
-    taken = np.empty(times)
-    for place in range(times):
+    taken = np.empty(_WEIGHT_READS)
+    for place in range(_WEIGHT_READS):
         context.barrier()
         taken[place] = sum(read_seconds(tensor) for tensor in tensors)
     return {"weights_read_seconds": taken}
 
 
-def measure(
+def measure_generation(
     measurement: Measurement,
     context: Context,
     prompts: Prompts,
@@ -99,33 +107,49 @@ def measure(
     scorer: Scorer,
     pieces: list[Batch] | None = None,
     start_token: int | None = None,
+    marked: bool = False,
 ) -> Outcome:
     """Warm up, measure passes, then collect the answers if requested.
 
     In a memory pass: one request, the largest, and no samples. `scorer` returns the logits of prompts, in batches
     `pieces` (none: as requested). Only the rank that reports for its replica returns samples. start_token: first token
-    of an encoder-decoder's decoder, whose prompts are sources; None for a decoder.
+    of an encoder-decoder's decoder, whose prompts are sources; None for a decoder. marked: `decode` marks tokens that
+    it chose among logits that are not finite; else the first batch is scored once more. Raises FloatingPointError.
     """
     workload = measurement.cell.workload
     assert isinstance(workload, GenerateWorkload | Seq2SeqWorkload)
+
+    def check(results: list[Decoded]) -> None:
+        if marked:
+            # Only the last stage writes every token that it chose.
+            check_tokens(results if context.grid.is_last_stage else [])
+        else:
+            first = (pieces or requests)[0]
+            rows = len(first.tokens)
+            tokens = torch.cat([decoded.tokens for decoded in results[: len(requests)]])[:rows]
+            some = Prompts(prompts.first, prompts.tokens[:rows], prompts.texts[:rows], prompts.total)
+            check_logits(scorer, sequences_of(some, tokens, start_token), first)
+
     outcome = Outcome(
         figures={
             "num_prompts": len(prompts.tokens),
             "new_tokens": workload.new_tokens,
             "prompt_tokens": sum(len(ids) for ids in prompts.tokens),
+            "max_prompt_tokens": max(len(ids) for ids in prompts.tokens),
         }
     )
     if unmeasured(requests, decode, context):
         outcome.figures["passes"] = 1
         return outcome
-    passes = measured_passes(requests, decode, context)
+    passes = measured_passes(requests, decode, context, check)
     outcome.figures["passes"] = len(passes.seconds)
     if context.grid.reports_results:
         outcome.samples = _samples(passes)
     if workload.answers:
         tokens = torch.cat([decoded.tokens for decoded in passes.last]).cpu()
+        # The reference, which measures the noise, is compared with by its prefill alone.
         figures, columns = collect_answers(
-            prompts, tokens, scorer, pieces or requests, context, start_token=start_token
+            prompts, tokens, scorer, pieces or requests, context, start_token, through_cache=not workload.noise_dtypes
         )
         outcome.figures |= figures
         outcome.samples |= columns

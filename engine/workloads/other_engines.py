@@ -23,13 +23,17 @@ from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, Outcome
 from engine.correctness.answers import Consume, Scorer
 from engine.correctness.embeddings import EncodeScorer, pooled
+from engine.models.text_model import limit_figures
 from engine.peers.work import LoadedWork, Work
 from engine.prompts.decoded import Encode, Encoded, synchroniser
 from engine.prompts.pooling import check_pooling
-from engine.prompts.tokens import Batch, batches, requests_of_rank
+from engine.prompts.tokens import Batch, batches, batches_of_tokens, requests_of_rank
 from engine.rank.agreement import raise_on_all_ranks
 from engine.workloads.encode import measure_encode
-from engine.workloads.generate import measure
+from engine.workloads.generate import measure_generation
+
+_UNTIMED_TOKENS = 2048
+"""Tokens of a batch where each pass reads the layers from disk: those of one long prompt."""
 
 
 def run(measurement: Measurement, context: Context) -> Outcome:
@@ -42,12 +46,13 @@ def run(measurement: Measurement, context: Context) -> Outcome:
     if cell.engine == "transformers" and cell.engine_mode == "eager" and context.world_size == 1:
         from engine.peers.reference import add_noise, load_reference
 
-        outcome = _measure(measurement, context, load_reference(measurement, context))
-        add_noise(outcome, workload, context)
+        loaded = load_reference(measurement, context)
+        outcome = _measure(measurement, context, loaded)
+        add_noise(outcome, workload, loaded.config, context)
         return outcome
-    from engine.peers import load
+    from engine.peers import load_peer_work
 
-    return _measure(measurement, context, load(measurement, context))
+    return _measure(measurement, context, load_peer_work(measurement, context))
 
 
 def _measure(measurement: Measurement, context: Context, loaded: LoadedWork) -> Outcome:
@@ -61,6 +66,9 @@ def measure_work(measurement: Measurement, context: Context, loaded: LoadedWork)
     assert isinstance(workload, PromptedWorkload)
     requests = requests_of_rank(workload, context, config)
     prompts = requests.prompts
+    if loaded.untimed:
+        requests = replace(requests, batches=batches_of_tokens(prompts.tokens, _UNTIMED_TOKENS, context.device))
+        context = _once(context)
     singles = [_told(batch, context) for batch in batches(prompts.tokens, 1, context.device)]
     figures = loaded.figures | {"preprocess_seconds": requests.seconds}
     reports_results = context.grid.reports_results
@@ -74,9 +82,15 @@ def measure_work(measurement: Measurement, context: Context, loaded: LoadedWork)
         decode = work.decoder(workload.new_tokens, capacity)
         start = config.start_token if isinstance(workload, Seq2SeqWorkload) else None
         scorer = SpeakingScorer(work.scorer(), reports_results)
-        outcome = measure(measurement, context, prompts, requests.batches, decode, scorer, singles, start)
-    outcome.figures |= figures
+        outcome = measure_generation(measurement, context, prompts, requests.batches, decode, scorer, singles, start)
+    outcome.figures |= figures | (limit_figures(config) if workload.answers else {})
     return outcome
+
+
+def _once(context: Context) -> Context:
+    """With one pass, as no time is taken."""
+    measuring = context.job.measuring.model_copy(update={"warmup": 0, "min_passes": 1, "min_seconds": 0.0})
+    return replace(context, job=context.job.model_copy(update={"measuring": measuring}))
 
 
 def _told(batch: Batch, context: Context) -> Batch:

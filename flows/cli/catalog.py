@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from configs.hardware.price_file import Provider
 from flows.cli.tables import print_table
 
 if TYPE_CHECKING:
     from configs.hardware.catalog import HardwareCatalog
 
 CatalogKind = Literal["accelerators", "instances", "prices", "links", "cpus"]
-Provider = Literal["azure", "aws"]
 DONE, OTHER_ERROR = 0, 1
 _NARROWED_BY = {
     "accelerators": ("--kind",),

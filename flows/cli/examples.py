@@ -16,6 +16,7 @@ from pathlib import Path
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.project_files import shipped_studies
+from configs.common.reading import read_text
 from flows.cli.tables import print_table
 
 _HEADER = re.compile(r"# (?P<shows>.+)\n# (?P<cells>\d+) cells, (?P<takes>.+)\.\n")
@@ -23,15 +24,15 @@ _MOVED = (("configs/studies/", ""), ("configs/models/", "models/"), ("../models/
 """How a reference in a shipped study reads in its copy: beside it lie prompts, and the folder `models`."""
 
 
-def examples() -> dict[str, "re.Match[str]"]:
+def shipped_examples() -> dict[str, "re.Match[str]"]:
     """The shipped studies that are examples, by name, with what their header says: shows, cells, takes."""
-    found = {name: _HEADER.match(path.read_text()) for name, path in shipped_studies().items()}
+    found = {name: _HEADER.match(read_text(path)) for name, path in shipped_studies().items()}
     return {name: header for name, header in found.items() if header is not None}
 
 
 def print_examples() -> int:
     """One line for each example."""
-    rows = [(name, header["cells"], header["takes"], header["shows"]) for name, header in examples().items()]
+    rows = [(name, header["cells"], header["takes"], header["shows"]) for name, header in shipped_examples().items()]
     print_table(("name", "cells", "takes", "shows"), rows, words=("name", "takes", "shows"))
     print("\nTo copy one and run it: rankwise examples quickstart, then rankwise run quickstart.yaml")
     return 0
@@ -42,16 +43,16 @@ def copy_example(name: str, folder: Path) -> int:
 
     Raises ValueError for an unknown name, and for a file in the way that differs; OSError where nothing can be written.
     """
-    known = examples()
+    known = shipped_examples()
     name = name.removesuffix(".yaml").replace("_", "-")
     if name not in known:
         raise ValueError(f"no example {name!r}. Available: {', '.join(known)}")
     source = shipped_studies()[name]
-    text = source.read_text()
+    text = read_text(source)
     copies = {folder / _moved(path): source.parent / path for path in _named_files(source.parent, text)}
     study = folder / source.name
     in_the_way = [path for path, original in copies.items() if path.exists() and not _same(path, original)]
-    in_the_way += [study] if study.exists() and study.read_text() != _moved(text) else []
+    in_the_way += [study] if study.exists() and read_text(study) != _moved(text) else []
     if in_the_way:
         raise ValueError(f"{in_the_way[0]}: already exists and differs. Choose another folder with --out")
     for path, original in copies.items():

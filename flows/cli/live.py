@@ -1,7 +1,7 @@
 """Progress display of `rankwise run`: a live table on a terminal, plain lines elsewhere."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -9,6 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from configs.common.printable import printable
+from slurm.schedulers.pending import is_ordinary
 from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
 
 _COLOURS = {"completed": "green", "running": "cyan", "starting": "cyan", "queued": "blue", "waiting": "dim"}
@@ -21,11 +23,21 @@ _FAILED_SHOWN = 5
 def show_progress(console: Console) -> Iterator[None]:
     """Show the progress of the run until the block ends."""
     if console.is_terminal:
-        with Live(get_renderable=lambda: table_of(current_progress()), console=console, refresh_per_second=2):
+        live = Live(get_renderable=lambda: table_of(current_progress()), console=console, refresh_per_second=2)
+        with live, _printing(console, _noteworthy):  # above the table, where it stays
             yield
         return
+    with _printing(console, _changed):
+        yield
+    if current_progress().rows:
+        console.print(f"  {summary_line(current_progress())}")
+
+
+@contextmanager
+def _printing(console: Console, wanted: Callable[[ProgressRow], tuple[str, str] | None]) -> Iterator[None]:
+    """Print each row in a thread of its own, once for each of its states and reasons that are wanted."""
     stop = threading.Event()
-    thread = threading.Thread(target=_print_lines, args=(console, stop), name="progress", daemon=True)
+    thread = threading.Thread(target=_print_lines, args=(console, stop, wanted), name="progress", daemon=True)
     thread.start()
     try:
         yield
@@ -63,8 +75,9 @@ def table_of(run_progress: RunProgress) -> Group:
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in _interesting(run_progress.rows):
         colour = _COLOURS.get(row.state, "red")
-        state = Text(row.state, style=colour) + Text(f"  {row.note}" if row.note else "", style="dim")
-        table.add_row(row.label, f"{row.done}/{row.measurements}", _block(row), state)
+        note = printable(row.note)
+        state = Text(row.state, style=colour) + Text(f"  {note}" if note else "", style="dim")
+        table.add_row(Text(printable(row.label)), f"{row.done}/{row.measurements}", _block(row), state)
     return Group(table, Text("-" * 72, style="dim"), Text(summary_line(run_progress)))
 
 
@@ -86,20 +99,35 @@ def _block(row: ProgressRow) -> str:
     return f"{row.block} of {row.blocks}" if row.measuring_pass == "timed" else row.measuring_pass
 
 
-def _print_lines(console: Console, stop: threading.Event) -> None:
-    """Print a line whenever a launch starts or ends."""
-    seen: dict[int, str] = {}
+def _changed(row: ProgressRow) -> tuple[str, str] | None:
+    """What a line is printed for, once: a launch's state, and where it waits the reason; None for nothing."""
+    if row.state == "waiting" and not row.note:
+        return None
+    return ("starting" if row.state == "running" else row.state, row.reason)
+
+
+def _noteworthy(row: ProgressRow) -> tuple[str, str] | None:
+    """The same on a terminal, whose table shows all: what no table should have scrolled away."""
+    waits = row.state == "queued" or (row.state == "waiting" and row.reason)
+    return (row.state, row.reason) if waits and not is_ordinary(row.reason) else None
+
+
+def _print_lines(
+    console: Console, stop: threading.Event, wanted: Callable[[ProgressRow], tuple[str, str] | None]
+) -> None:
+    """Print a line whenever a launch starts, ends, or waits for another reason."""
+    seen: set[tuple[int, tuple[str, str]]] = set()
     last = False
     while not last:
         last = stop.wait(0.3)
-        run_progress = current_progress()
-        for row in list(run_progress.rows):
-            state = "starting" if row.state == "running" else row.state
-            if (state == "waiting" and not row.note) or seen.get(id(row)) == state:
+        for row in list(current_progress().rows):
+            told = wanted(row)
+            if told is None or (id(row), told) in seen:
                 continue
-            seen[id(row)] = state
+            seen.add((id(row), told))
+            state = told[0]
             cells = f"{row.done}/{row.measurements} cells" if state != "starting" else f"{row.measurements} cells"
-            note = f"  {row.note}" if row.note else ""
-            console.print(f"  {row.label:<44} {_block(row):<8} {cells:<12} {state}{note}", soft_wrap=True, markup=False)
-    if current_progress().rows:
-        console.print(f"  {summary_line(current_progress())}")
+            note = f"  {printable(row.note)}" if row.note else ""
+            console.print(
+                f"  {printable(row.label):<44} {_block(row):<8} {cells:<12} {state}{note}", soft_wrap=True, markup=False
+            )

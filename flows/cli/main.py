@@ -14,6 +14,7 @@ import typer
 from flows.cli.catalog import app as catalog_commands
 from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
+from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
 from flows.cli.plan.command import plan as plan_command
 from flows.cli.results.history import HistoryFile
@@ -114,7 +115,7 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
     from flows.cli.results.inspect import print_status
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: print_status(folder, as_json), folder, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: plainly(lambda: print_status(folder, as_json)), folder, context.obj["debug"]))
 
 
 @app.command()
@@ -129,7 +130,9 @@ def logs(
     from flows.cli.results.logs import print_logs
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: print_logs(folder, follow, rank, job), folder, context.obj["debug"]))
+    raise typer.Exit(
+        guarded(lambda: plainly(lambda: print_logs(folder, follow, rank, job)), folder, context.obj["debug"])
+    )
 
 
 @app.command()
@@ -154,10 +157,10 @@ def collect(
     ],
 ) -> None:
     """Write the records and the report of a bundle after its job has run."""
-    from flows.cli.cluster.bundle import collect as collect_folder
+    from flows.cli.cluster.bundle import run_collect
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: collect_folder(folder), folder, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: run_collect(folder), folder, context.obj["debug"]))
 
 
 @app.command()
@@ -184,10 +187,20 @@ def report(
         raise typer.Exit(2)
     if results is not None:
         pattern = results
-        raise typer.Exit(guarded(lambda: join_runs(pattern, output), Path(results), context.obj["debug"]))
+        raise typer.Exit(
+            guarded(lambda: plainly(lambda: join_runs(pattern, output)), Path(results), context.obj["debug"])
+        )
     assert folder is not None
     run = folder
-    raise typer.Exit(guarded(lambda: render_again(run), run, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: plainly(lambda: render_again(run)), run, context.obj["debug"]))
+
+
+@app.command()
+def publish(context: typer.Context, folder: RunFolder) -> None:
+    """Copy the report of a run to Prefect's UI, after a run without a Prefect server."""
+    from flows.cli.run import guarded, publish_folder
+
+    raise typer.Exit(guarded(lambda: publish_folder(folder), folder, context.obj["debug"]))
 
 
 @app.command()
@@ -209,7 +222,7 @@ def compare(
     from flows.cli.run import guarded
 
     work = lambda: compare_runs(first, second, baseline, threshold, markdown, junit, as_json, history)  # noqa: E731
-    raise typer.Exit(guarded(work, first, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
 
 
 @app.command()
@@ -228,7 +241,9 @@ def fit(
     from flows.cli.results.fit import fit_file
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: fit_file(file, as_json, plot, residuals), file, context.obj["debug"]))
+    raise typer.Exit(
+        guarded(lambda: plainly(lambda: fit_file(file, as_json, plot, residuals)), file, context.obj["debug"])
+    )
 
 
 @app.command()
@@ -242,10 +257,10 @@ def forecast(
 ) -> None:
     """Forecast a run's scaling beyond the measured ranks, for a given interconnect."""
     from flows.cli.plan.forecast import print_forecast
-    from flows.cli.run import WRONG_STUDY, guarded
+    from flows.cli.run import guarded
 
     work = lambda: print_forecast(folder, to, machine)  # noqa: E731
-    raise typer.Exit(guarded(work, folder, context.obj["debug"], wrong_value=WRONG_STUDY))
+    raise typer.Exit(guarded(work, folder, context.obj["debug"]))
 
 
 @app.command("plan-check")
@@ -259,7 +274,7 @@ def plan_check(
     from flows.cli.plan.check import plan_check as check
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: check(predict, fit, as_json), predict, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: plainly(lambda: check(predict, fit, as_json)), predict, context.obj["debug"]))
 
 
 @app.command()
@@ -291,11 +306,12 @@ def doctor(
 
 
 @app.command()
-def ui() -> None:
+def ui(context: typer.Context) -> None:
     """Serve Prefect's UI with past runs until Ctrl-C."""
+    from flows.cli.run import guarded
     from flows.server.local import serve_ui
 
-    serve_ui()
+    raise typer.Exit(guarded(serve_ui, Path("ui"), context.obj["debug"]))
 
 
 @app.command("deploy-flows")

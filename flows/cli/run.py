@@ -1,26 +1,38 @@
 """`rankwise run`, `validate` and `--dry-run`: start the flow from the command line and print readable errors."""
 
 import gc
+import logging
 import os
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
+from configs.common.printable import printable, printable_lines
+from configs.common.secrets import redacted, shown_url
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan
+from configs.plans.plan import Plan, PlannedModel
 from configs.plans.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.spec.target import SlurmTarget, Target
+from flows.cli.errors import WrongArgument
 from flows.server.local import Lease, LocalServerError
 
-_API_SECONDS = 20.0
-"""Seconds to wait for the Prefect API named by the environment before starting a local one."""
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+    from flows.scaling_study import RunSummary
+
+_SERVER_SECONDS = 15.0
+"""Seconds that a run waits for the local Prefect server before it measures without one."""
+
+_MAX_MESSAGE_CHARACTERS = 4000
 
 ALL_COMPLETED, OTHER_ERROR, WRONG_STUDY, SOME_UNMEASURED = 0, 1, 2, 3
 
@@ -36,8 +48,11 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
     except StudyError as error:
         caught: BaseException = error
         for problem in error.problems:
-            console.print(problem if problem.startswith(str(subject)) else f"{subject}: {problem}")
-        count = len(error.problems)
+            shown = problem if problem.startswith(str(subject)) else f"{subject}: {problem}"
+            console.print(printable_lines(redacted(shown), _MAX_MESSAGE_CHARACTERS))
+        for line in error.more:
+            console.print(redacted(line))
+        count = error.num_problems
         console.print(f"{count} problem{'s' if count != 1 else ''}, nothing started")
         code = WRONG_STUDY
     except KeyboardInterrupt as error:
@@ -50,10 +65,11 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         code = OTHER_ERROR
     except (ValueError, OSError, LocalServerError) as error:
         caught = error
-        console.print(_readable(error))
-        code = wrong_value if isinstance(error, ValueError) else OTHER_ERROR
+        console.print(printable_lines(redacted(_readable(error)), _MAX_MESSAGE_CHARACTERS))
+        wrong = WRONG_STUDY if isinstance(error, WrongArgument) else wrong_value
+        code = wrong if isinstance(error, ValueError) else OTHER_ERROR
     if debug:
-        traceback.print_exception(caught)
+        console.print(redacted("".join(traceback.format_exception(caught))), end="")
     return code
 
 
@@ -81,34 +97,91 @@ def run_study(
 ) -> int:
     """Run a study and return the exit code. calibrate: calibrate this machine first if it never was."""
     from flows.cli.doctor.calibrate import ensure_calibration
-    from flows.server.local import begin
-    from flows.server.settings import apply_environment
+    from flows.cli.live import show_progress
+    from flows.folders import cache_folder
+    from tasks.campaign.preparing import prepare_first
 
     study, plan = _checked(path, assignments, runs, clusters=True)
     # Layouts and forecasts rest on what was measured of this machine.
     outdated = calibrate and ensure_calibration(plan, print)
-    with begin(wait_for_named_seconds=_API_SECONDS) as api:
-        apply_environment(api.environment)
-        # Prefect is imported while the server starts.
-        import httpx
-
-        from flows.scaling_study import checked_before, scaling_study
-
-        api.wait_until_healthy()
-        console = Console(soft_wrap=True, highlight=False)
-        _print_header(console, plan, api)
+    console = Console(soft_wrap=True, highlight=False)
+    logging.raiseExceptions = False  # Prefect's log handler prints to stderr where its API is away
+    with ExitStack() as leases:
+        api, unavailable = _begin_api(leases)
+        _print_header(console, plan)
         accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan)
-        from flows.cli.live import show_progress
+        # While the server starts, torch is imported for the first launch, and Prefect here.
+        prepare_first(_launches(plan), plan, RunPaths((runs / study.study).absolute()), cache_folder())
+        from flows.running import run_here
+        from tasks.prefect_api.api import why_unavailable
 
-        try:
-            with show_progress(console), checked_before(None if outdated else plan):
-                result = scaling_study(study, runs, only_failed, accept, path.parent.absolute(), return_state=True)
-            code = _print_result(console, result, runs / study.study)
-        except httpx.HTTPError as error:
-            code = _print_without_api(console, RunPaths(runs / study.study), api.url, error)
+        unavailable = unavailable or _not_healthy(api) or why_unavailable()
+        _print_api(console, api, unavailable)
+        with show_progress(console):
+            ended = run_here(
+                study, runs, path.parent.absolute(), only_failed, accept, None if outdated else plan, unavailable
+            )
+        code = _print_result(console, ended.result, runs / study.study)
+        if unavailable and api and not ended.unpublished:
+            console.print(f"  note: published in Prefect's UI, {api.ui}", markup=False)
+        if ended.unpublished:
+            if api is not None:
+                api.lost = True
+            reason = unavailable if api is None else ended.unpublished
+            console.print(
+                f"  note: not in Prefect's UI ({reason}). To publish it: rankwise publish {runs / study.study}",
+                markup=False,
+            )
+    code = _print_unusable(console, plan, code)
     # The process ends now; collecting Prefect's half a million objects first would take a second.
     gc.freeze()
     return code
+
+
+def _begin_api(leases: ExitStack) -> tuple[Lease | None, str | None]:
+    """Find or start the Prefect API and set the environment for it. Returns its lease, or why there is none."""
+    from flows.server.local import lease_server
+    from flows.server.settings import apply_environment, environment_without_api
+
+    try:
+        api = leases.enter_context(lease_server())
+    except LocalServerError as error:
+        apply_environment(environment_without_api())
+        return None, str(error).splitlines()[0]
+    apply_environment(api.environment)
+    return api, None
+
+
+def _not_healthy(api: Lease | None) -> str | None:
+    """Why the local server does not answer; None for one that does, and for an API that the environment names."""
+    try:
+        if api is not None:
+            api.wait_until_healthy(_SERVER_SECONDS)
+    except LocalServerError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def publish_folder(folder: Path) -> int:
+    """Copy the report of a run to the Prefect API, started locally if the environment names none."""
+    from flows.server.local import HEALTHY_SECONDS
+
+    run = RunPaths(folder)
+    if not run.plan.is_file() or not run.report.is_file():
+        raise ValueError(f"{folder}: no report of a run here. Expected a run folder, such as runs/quickstart")
+    with ExitStack() as leases:
+        api, unavailable = _begin_api(leases)
+        from flows.publishing import publish_run
+
+        if api is not None:
+            api.wait_until_healthy(HEALTHY_SECONDS)
+            unavailable = publish_run(folder.absolute(), HEALTHY_SECONDS)
+        if api is None or unavailable:
+            where = f" {shown_url(api.url)}" if api else ""
+            raise LocalServerError(f"Prefect API{where}: {unavailable}; not published")
+        print(f"published: {api.ui}")
+    gc.freeze()
+    return ALL_COMPLETED
 
 
 def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
@@ -125,7 +198,7 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     return False
 
 
-def _print_header(console: Console, plan: Plan, api: Lease) -> None:
+def _print_header(console: Console, plan: Plan) -> None:
     from importlib.metadata import version
 
     from tasks.campaign.ledger import places
@@ -138,17 +211,28 @@ def _print_header(console: Console, plan: Plan, api: Lease) -> None:
         f"measurements{extra}, "
         f"{len(_launches(plan))} launches"
     )
-    models = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
+    models = [f"{model.name}{_remark(model)}" for model in plan.models]
     if models:
         console.print(f"  models   {'   '.join(models)}", markup=False)
     for place, target in enumerate(plan.targets):
         console.print(f"  {'' if place else 'target':<8} {target.name}  {_place_of(target)}", markup=False)
-    console.print(f"  UI       {api.ui}")
-    if api.instead_of:
-        console.print(
-            f"  note: {api.instead_of} did not respond within {_API_SECONDS:.0f} s; this run uses the UI above"
-        )
+
+
+def _print_api(console: Console, api: Lease | None, unavailable: str | None) -> None:
+    """Print where the run is shown, or why it is measured without Prefect."""
+    if api is not None and unavailable is None:
+        console.print(f"  UI       {api.ui}", markup=False)
+    else:
+        where = f" {shown_url(api.url)}" if api and api.url not in str(unavailable) else ""
+        console.print(f"  note: measuring without Prefect{where}: {unavailable}", markup=False)
     console.print()
+
+
+def _remark(model: PlannedModel) -> str:
+    """Return what follows a model's name: a repository's revision until the run has found its commit."""
+    if model.manifest:
+        return " (random weights)" if model.synthetic else ""
+    return f" ({model.identity})"
 
 
 def _place_of(target: Target) -> str:
@@ -163,29 +247,15 @@ def _place_of(target: Target) -> str:
     return f"{here['cores']} cores, {here['memory_gib']} GiB"
 
 
-def _print_without_api(console: Console, run: RunPaths, url: str, error: Exception) -> int:
-    """Report a run whose Prefect API was unavailable at the start or the end; its measurements are kept."""
-    if not (run.folder / "plan.json").exists():
-        raise ValueError(f"Prefect API {url}: did not accept the run ({error}); nothing started") from error
-    from reports.render import render_report
-
-    summary = render_report(run)
-    console.print(f"  note: Prefect API {url} unavailable at the end of the run ({error}); its UI shows no final state")
-    return _print_summary(console, summary.sentences, summary.statuses, summary.path, run.folder)
-
-
-def _print_result(console: Console, state: object, folder: Path) -> int:
-    from prefect.client.schemas.objects import State
-
+def _print_result(console: Console, result: "RunSummary | State[Any]", folder: Path) -> int:
+    from flows.scaling_study import RunSummary
     from tasks.campaign.progress import current_progress
 
-    assert isinstance(state, State)
     for note in current_progress().notes:
-        console.print(f"  note: {note}", markup=False)
-    if state.is_cancelled():
+        console.print(f"  note: {printable(note, _MAX_MESSAGE_CHARACTERS)}", markup=False)
+    if not isinstance(result, RunSummary):
         console.print(f"cancelled: {_left()}, completed measurements are kept")
         return OTHER_ERROR
-    result = state.result(raise_on_failure=True)
     if result.already_measured:
         console.print(f"  {result.already_measured} of {result.measurements} measurements were already completed")
     return _print_summary(console, result.sentences, result.statuses, Path(result.report), folder)
@@ -206,6 +276,13 @@ def _print_summary(
     return SOME_UNMEASURED if failures else ALL_COMPLETED
 
 
+def _print_unusable(console: Console, plan: Plan, code: int) -> int:
+    """Name the models that were left out. Returns the exit code."""
+    for model in plan.unusable:
+        console.print(f"Not measured: model {model.name}: {model.reason}", markup=False)
+    return SOME_UNMEASURED if plan.unusable and code == ALL_COMPLETED else code
+
+
 def _short(path: Path) -> str:
     """Return the path relative to the working directory if it lies below it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
@@ -216,6 +293,8 @@ def validate_study(path: Path, assignments: list[str]) -> int:
     from tasks.campaign.ledger import places
 
     _, plan = _checked(path, assignments, Path("runs"))
+    if plan.unusable:
+        raise StudyError([model.reason for model in plan.unusable])
     measurements = len(places(plan))
     print(f"{path}: valid. {len(plan.cells)} cells, {measurements} measurements in {len(_launches(plan))} launches")
     return ALL_COMPLETED
@@ -236,6 +315,7 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path) -> int:
         name = names.get(cell.model or "", "")
         title = f"{name}  {cell.label}{engine}" if name else cell.label
         console.print(f"  {key}  {title}  x{plan.repeats[key]}  for {', '.join(asked[key])}")
+    _print_unusable(console, plan, ALL_COMPLETED)
     launches = _launches(plan, RunPaths(runs / study.study))
     console.print(f"{len(launches)} launches remaining")
     for number, launch in enumerate(launches, 1):

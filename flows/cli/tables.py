@@ -7,9 +7,12 @@ import shutil
 import sys
 from collections.abc import Collection, Sequence
 
+from configs.common.printable import printable
+
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int | Collection[str] = 1) -> None:
     """Print a table. The first `words` columns, or the named ones, are left-aligned text; others right-aligned."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     left = [number < words if isinstance(words, int) else name in words for number, name in enumerate(header)]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     if sys.stdout.isatty():

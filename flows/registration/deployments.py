@@ -26,7 +26,8 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from configs.common.project_files import project_file
-from tasks.prefect_api.api import quick_client
+from configs.common.secrets import redacted, shown_url
+from tasks.prefect_api.api import one_line, quick_client
 
 WORK_POOL = "rankwise"
 ZOMBIES = "rankwise: flow runs that went without a word"
@@ -69,10 +70,12 @@ def deploy_flows(folder: Path, switch: dict[str, bool] | None = None) -> Registe
                 registered.deployments[deployment.name] = deployment.id
                 registered.lines.append(_described(deployment))
     except httpx.HTTPStatusError as error:
-        raise DeployError(f"Prefect API: request refused: {error}") from error
+        raise DeployError(f"Prefect API: request refused: {one_line(error)}") from error
     except httpx.HTTPError as error:
-        url = PREFECT_API_URL.value()
-        raise DeployError(f"Prefect API {url}: cannot be reached ({error}). Check that it is running") from error
+        url = shown_url(str(PREFECT_API_URL.value()))
+        raise DeployError(
+            f"Prefect API {url}: cannot be reached ({one_line(error)}). Check that it is running"
+        ) from error
     return registered
 
 
@@ -135,7 +138,7 @@ def _prefect_deploy(folder: Path, prefect_file: Path) -> None:
         stdin=subprocess.DEVNULL,
     )
     if done.returncode != 0:
-        raise DeployError(f"prefect deploy failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise DeployError(f"prefect deploy failed:\n{redacted(done.stdout[-2000:] + done.stderr[-2000:])}")
 
 
 def _deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:

@@ -3,12 +3,12 @@
 If the environment names an API, that one is used and nothing is started. Else a server is started on
 the loopback interface with a SQLite file in the user's data folder; all runs of the user on this
 machine share it. Each run holds a lease (a shared file lock, so that it ends with the process whatever
-happens to it); `flows.server.guard` ends the server when there is none left.
+happens to it); the server (`flows.server.process`) ends itself when there is none left.
 
     with prefect_api() as api:                # starts, waits, sets the environment for Prefect
         print(api.ui)
 
-    lease = begin()                           # or in two steps: start now,
+    lease = lease_server()                    # or in two steps: start now,
     apply_environment(lease.environment)      # set the environment before Prefect is imported,
     ...                                       # do something useful meanwhile,
     lease.wait_until_healthy()                # wait for what is left of the start-up
@@ -24,13 +24,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from flows.server.guard import END_SECONDS, Guard, locked, open_lock, prefect_version, read_guard, try_lock
+from configs.common.reading import read_tail
+from flows.server.process import END_SECONDS, LocalServer, locked, open_lock, prefect_version, read_server, try_lock
 from flows.server.settings import (
     LOOPBACK,
     api_named_by_environment,
@@ -51,17 +51,12 @@ class LocalServerError(RuntimeError):
     """The local Prefect server did not start, or is gone."""
 
 
-def begin(wait_for_named_seconds: float = 0.0) -> "Lease":
+def lease_server() -> "Lease":
     """Find or start the Prefect API, without waiting until it answers.
 
-    An API that the environment names is taken as it is; where `wait_for_named_seconds` is given and it does
-    not answer for so long, a local server is started in its place and the lease says so: a machine that was
-    reserved for measuring must not stand idle because a server elsewhere is away.
-
-    Raises ValueError where the data folder cannot be used, LocalServerError where nothing starts.
+    An API that the environment names is taken as it is. Raises LocalServerError where none can be started.
     """
-    named = api_named_by_environment()
-    if named and (not wait_for_named_seconds or _reachable(named, wait_for_named_seconds)):
+    if named := api_named_by_environment():
         return Lease(named)
     folder = data_folder()
     try:
@@ -69,38 +64,38 @@ def begin(wait_for_named_seconds: float = 0.0) -> "Lease":
         with locked(folder / "server.lock"):
             lease = open_lock(folder / "lease.lock")
             try:
-                return Lease(_join_or_start(folder, lease).url, folder, lease, instead_of=named)
+                return Lease(_join_or_start(folder, lease).url, folder, lease)
             except BaseException:
                 os.close(lease)
                 raise
     except OSError as error:
-        raise ValueError(
+        raise LocalServerError(
             f"{folder}: not writable by the local Prefect server ({error.strerror or error}). "
             "Set RANKWISE_DATA to a writable folder, or PREFECT_API_URL to a running API"
         ) from error
 
 
-def _join_or_start(folder: Path, lease: int) -> Guard:
-    """Take the lease, then give the guard of the server. The caller holds `server.lock`."""
-    guard, alone = read_guard(folder), _nobody_else(lease)
-    if guard and not guard.here and not alone:
-        elsewhere = guard.host != socket.gethostname()
+def _join_or_start(folder: Path, lease: int) -> LocalServer:
+    """Take the lease, then give the server. The caller holds `server.lock`."""
+    server, alone = read_server(folder), _nobody_else(lease)
+    if server and not server.here and not alone:
+        elsewhere = server.host != socket.gethostname()
         raise LocalServerError(
-            f"{folder}: a run {f'on {guard.host}' if elsewhere else 'in another network namespace of this machine'} "
+            f"{folder}: a run {f'on {server.host}' if elsewhere else 'in another network namespace of this machine'} "
             f"uses the Prefect server of this folder, which {socket.gethostname() if elsewhere else 'this one'} "
             "cannot reach. Set RANKWISE_DATA to another folder, or PREFECT_API_URL to an API for both"
         )
     fcntl.flock(lease, fcntl.LOCK_SH)
-    if guard and guard.host == socket.gethostname() and guard.alive:
-        if guard.here and (guard.version == prefect_version() or not alone):
-            return guard
-        _end(guard)
+    if server and server.host == socket.gethostname() and server.alive:
+        if server.here and (server.version == prefect_version() or not alone):
+            return server
+        _end(server)
     (folder / "server.json").unlink(missing_ok=True)
     return _start(folder)
 
 
 def _nobody_else(lease: int) -> bool:
-    """Whether no other run holds the lease. Asked more than once: the guard, too, takes it for an instant."""
+    """Whether no other run holds the lease. Asked more than once: the server, too, takes it for an instant."""
     for _ in range(4):
         if try_lock(lease):
             return True
@@ -108,25 +103,25 @@ def _nobody_else(lease: int) -> bool:
     return False
 
 
-def _end(guard: Guard) -> None:
+def _end(server: LocalServer) -> None:
     """End a server that nobody uses."""
     deadline = time.monotonic() + END_SECONDS + 5
     order = signal.SIGTERM
-    while guard.alive:
+    while server.alive:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(guard.pid, order)
+            os.kill(server.pid, order)
         time.sleep(0.1)
         order = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
 
 
-def _start(folder: Path) -> Guard:
-    """Start guard and server in a session of their own; give the guard as soon as it has announced itself."""
+def _start(folder: Path) -> LocalServer:
+    """Start a server in a session of its own; return when it has written server.json."""
     log = folder / "server.log"
     if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
         os.truncate(log, 0)
     with _listener() as listener, log.open("ab") as output:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
-        command = [sys.executable, "-P", "-m", "flows.server.guard", "watch", str(folder), str(listener.fileno())]
+        command = [sys.executable, "-P", "-m", "flows.server.process", str(folder), str(listener.fileno())]
         try:
             process = subprocess.Popen(
                 command,
@@ -142,10 +137,10 @@ def _start(folder: Path) -> Guard:
         except OSError as error:
             raise LocalServerError(f"local Prefect server: {sys.executable} could not be started: {error}") from error
         process.communicate()
-    guard = read_guard(folder)
-    if guard is None:
+    server = read_server(folder)
+    if server is None:
         raise LocalServerError(f"the local Prefect server did not start.\n{_end_of_log(log)}")
-    return guard
+    return server
 
 
 def _listener() -> socket.socket:
@@ -167,7 +162,7 @@ def _listener() -> socket.socket:
 
 def _end_of_log(log: Path, lines: int = 20) -> str:
     try:
-        text = log.read_text(errors="replace")[-10_000:]
+        text = read_tail(log, 10_000)
     except OSError as error:
         return f"The log cannot be read: {error}"
     return f"The end of {log}:\n" + "\n".join(f"    {line}" for line in text.splitlines()[-lines:])
@@ -183,34 +178,17 @@ def _answers(url: str, timeout_seconds: float) -> bool:
         return False
 
 
-def _reachable(url: str, timeout_seconds: float) -> bool:
-    """Whether somebody answers there, be it with an error, asked as Prefect asks: through the user's proxy."""
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=max(1.0, deadline - time.monotonic())):
-                return True
-        except urllib.error.HTTPError:
-            return True
-        except (OSError, http.client.HTTPException):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.5)
-
-
 class Lease:
     """The right to use a Prefect API for as long as this object is open.
 
     `home` is the data folder of the local server; None for an API that the environment names, which
-    needs no lease. `instead_of` is an API that the environment names and that did not answer.
+    needs no lease. `lost` may be set where the API went away: nothing is sent to it any more.
     """
 
-    def __init__(
-        self, url: str, home: Path | None = None, lock: int | None = None, instead_of: str | None = None
-    ) -> None:
+    def __init__(self, url: str, home: Path | None = None, lock: int | None = None) -> None:
         self.url = url
-        self.instead_of = instead_of
         self.home = home
+        self.lost = False
         self._lock = lock
 
     @property
@@ -221,7 +199,9 @@ class Lease:
     @property
     def environment(self) -> dict[str, str]:
         """Variables to set before Prefect is imported, or with `apply_environment` at any time."""
-        return prefect_environment(self.url, self.home)
+        # A run whose API went away ends sooner than with Prefect's 5 retries and 60 s.
+        limits = {"PREFECT_CLIENT_MAX_RETRIES": "2", "PREFECT_API_REQUEST_TIMEOUT": "20"}
+        return prefect_environment(self.url, self.home) | limits
 
     def wait_until_healthy(self, timeout_seconds: float = HEALTHY_SECONDS) -> None:
         """Return when the local server answers; at once for an API that the environment names.
@@ -249,19 +229,17 @@ class Lease:
 
         The server ends a few seconds after the last lease.
         """
-        if self._lock is None:
-            return
         try:
-            if self._alive():
-                drain_prefect(DRAIN_SECONDS)
+            drain_prefect(DRAIN_SECONDS if not self.lost and (self.home is None or self._alive()) else 0.0)
         finally:
-            os.close(self._lock)
-            self._lock = None
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     def _alive(self) -> bool:
         assert self.home is not None
-        guard = read_guard(self.home)
-        return guard is not None and guard.url == self.url and guard.alive
+        server = read_server(self.home)
+        return server is not None and server.url == self.url and server.alive
 
     def _error(self, what: str) -> LocalServerError:
         assert self.home is not None
@@ -281,20 +259,21 @@ class Lease:
 @contextlib.contextmanager
 def prefect_api(timeout_seconds: float = HEALTHY_SECONDS) -> Iterator[Lease]:
     """A Prefect API for the length of a block, with the environment of this process set for it."""
-    with begin() as lease:
+    with lease_server() as lease:
         apply_environment(lease.environment)
         lease.wait_until_healthy(timeout_seconds)
         yield lease
 
 
-def serve_ui() -> None:
-    """Print where the UI is. Where that is the local server's, keep it up until Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt), begin() as lease:
+def serve_ui() -> int:
+    """Print where the UI is. Where that is the local server's, keep it up until Ctrl-C. Returns the exit code."""
+    with contextlib.suppress(KeyboardInterrupt), lease_server() as lease:
         lease.wait_until_healthy()
         print(f"Prefect UI: {lease.ui}", flush=True)
         if lease.home is None:
-            return
+            return 0
         print("Press Ctrl-C to stop it (it continues while a run uses it).", flush=True)
         while True:
             time.sleep(1)
             lease.check()
+    return 0

@@ -10,6 +10,7 @@ Without one, Rankwise runs a server of its own (`flows.server.local`) whose sett
 import asyncio
 import contextlib
 import os
+import queue
 import re
 import sys
 import time
@@ -17,6 +18,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from configs.common.reading import read_text
+from configs.common.secrets import holds_secret, shown_url
 
 LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"
 """Set beside PREFECT_API_URL when Rankwise itself wrote that: such a URL is nobody's choice."""
@@ -50,9 +54,7 @@ def api_named_by_environment() -> str | None:
         return url
     dotenv = Path(".env")
     if dotenv.is_file():
-        line = re.search(
-            r"^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*[\"']?([^\"'\s#]+)", dotenv.read_text(), re.MULTILINE
-        )
+        line = re.search(r"^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*[\"']?([^\"'\s#]+)", read_text(dotenv), re.MULTILINE)
         if line:
             return line[1]
     in_project = _table(_toml(Path("pyproject.toml")), "tool", "prefect")
@@ -74,7 +76,7 @@ def _api_of_profile() -> str | None:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
@@ -104,6 +106,8 @@ def prefect_environment(url: str, home: Path | None = None) -> dict[str, str]:
         # The command line has a display of its own; the API gets the log.
         "PREFECT_LOGGING_LEVEL": "INFO",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        # Where the API goes away: a line of some thousand characters for each event that it does not take.
+        "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_ENABLED": "true",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
@@ -111,16 +115,28 @@ def prefect_environment(url: str, home: Path | None = None) -> dict[str, str]:
         environment |= {
             LOCAL_API_VARIABLE: url,
             "PREFECT_HOME": str(home),
-            # At nice 19 on a busy machine an answer may take long; the default is 60 s.
-            "PREFECT_API_REQUEST_TIMEOUT": "180",
             **_no_proxy(),
         }
     return environment
 
 
+def environment_without_api() -> dict[str, str]:
+    """Variables of a process that runs without any API: Prefect must not start a server of its own."""
+    return {
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
+        **_no_telemetry(),
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    }
+
+
 def server_environment(url: str, folder: Path) -> dict[str, str]:
-    """The whole environment of the local server: the user's own, without his settings of Prefect."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    """The whole environment of the local server: the user's own, without settings of Prefect and secrets."""
+    mine = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_") and not holds_secret(name, value)
+    }
     return {
         **mine,
         **server_settings(url, folder),
@@ -196,7 +212,8 @@ def apply_environment(environment: dict[str, str]) -> None:
 def drain_prefect(timeout_seconds: float) -> None:
     """Send what Prefect's background threads of this process still keep: log lines, states of task runs.
 
-    Prefect itself does that only when the process exits. Inside an event loop nothing is done.
+    Prefect itself does that only when the process exits, and then without a limit: some seconds for each event that
+    an API which is away does not take. What is not sent in time is dropped. Inside an event loop nothing is done.
     """
     if "prefect.events.worker" not in sys.modules:
         return
@@ -208,7 +225,17 @@ def drain_prefect(timeout_seconds: float) -> None:
 
     deadline = time.monotonic() + timeout_seconds
     for worker in (EventsWorker, APILogWorker):
+        instances: list[Any] = list(worker._instances.values())  # type: ignore[misc]
         worker.drain_all(timeout=max(0.0, deadline - time.monotonic()))
+        for instance in instances:
+            _drop_all(instance._queue)
+
+
+def _drop_all(items: "queue.Queue[Any]") -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            items.get_nowait()
+    items.put_nowait(None)  # by which the worker knows the end
 
 
 def ui_url(api_url: str) -> str:
@@ -216,4 +243,4 @@ def ui_url(api_url: str) -> str:
     cloud = re.fullmatch(r"https://api\.prefect\.cloud/api/accounts/([^/]+)/workspaces/([^/]+)/?", api_url)
     if cloud:
         return f"https://app.prefect.cloud/account/{cloud[1]}/workspace/{cloud[2]}"
-    return api_url.rstrip("/").removesuffix("/api")
+    return shown_url(api_url).rstrip("/").removesuffix("/api")

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from configs.common.proc import end_with_parent
-from flows.server.guard import run_api_server
+from flows.server.process import run_api_server
 from flows.team.api import Api
 from flows.team.processes import end_flow_runs_left, flow_processes, log_program_line
 from flows.team.setup import POOL, WORKER_STOP_SECONDS

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from configs.common.secrets import shown_url
 from flows.server.settings import (
     LOCAL_API_VARIABLE,
     LOOPBACK,
@@ -89,6 +90,11 @@ class TeamSetup:
 
     def prepare(self) -> None:
         """Make the folders. Raises ValueError for a path that is too long, OSError where it cannot be written."""
+        if self.api and self.api != shown_url(self.api):
+            raise ValueError(
+                "--api: a password on the command line is visible to all users of this machine. "
+                "Set PREFECT_API_AUTH_STRING=user:password or PREFECT_API_KEY in the environment"
+            )
         if len(os.fsencode(self.socket)) > _LONGEST_SOCKET:
             raise ValueError(f"--folder: {self.folder} is too long for a socket path. Use a shorter path")
         self.work.mkdir(parents=True, exist_ok=True)

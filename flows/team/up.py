@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.common.proc import end_with_parent
-from flows.server.guard import locked
+from configs.common.reading import MIB, read_json, read_tail
 from flows.server.local import LocalServerError
+from flows.server.process import locked
 from flows.server.settings import LOOPBACK, ui_url
 from flows.team.api import Api
 from flows.team.processes import (
@@ -47,7 +48,7 @@ class TeamError(LocalServerError):
     """The set-up did not start, or does not run as it should."""
 
 
-def up(setup: TeamSetup, background: bool = False) -> int:
+def start_team(setup: TeamSetup, background: bool = False) -> int:
     """Start the set-up and register the flows; in the foreground, run until SIGTERM, SIGINT or SIGHUP.
 
     Returns the exit code: 0, or 1 where server and worker run but the flows could not be registered. Raises
@@ -105,7 +106,7 @@ def _until_ended(setup: TeamSetup, environment: dict[str, str], supervisord: "su
     print("stopped: server, worker and their flow runs", flush=True)
 
 
-def down(folder: Path) -> int:
+def end_team(folder: Path) -> int:
     """End everything, within half a minute. Returns the exit code."""
     _refuse_other_machine(folder)
     if not processes_of(folder):
@@ -117,7 +118,7 @@ def down(folder: Path) -> int:
     return 0
 
 
-def status(folder: Path) -> int:
+def print_team_status(folder: Path) -> int:
     """Say what runs. Returns 0 if everything does, else 1."""
     _refuse_other_machine(folder)
     running, known = programs(folder / "supervisor.sock"), _known(folder)
@@ -195,7 +196,7 @@ def register(setup: TeamSetup, environment: dict[str, str]) -> bool:
         except subprocess.TimeoutExpired:
             code = -1
     if code == 0:
-        print("".join(f"  {line}\n" for line in log.read_text().splitlines()), end="", flush=True)
+        print("".join(f"  {line}\n" for line in read_tail(log, MIB).splitlines()), end="", flush=True)
         return True
     print(
         f"FLOWS NOT REGISTERED; server and worker are running.\n{_end_of(log)}\nCorrect this, then run "
@@ -290,7 +291,7 @@ def _remember(setup: TeamSetup) -> None:
 def _known(folder: Path) -> dict[str, Any] | None:
     """On which host the set-up of this folder runs, with which API, if it was not ended."""
     try:
-        known = json.loads((folder / "team.json").read_text())
+        known = read_json(folder / "team.json")
         return {"host": str(known["host"]), "url": str(known["url"]), "own": bool(known["own"])}
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -313,7 +314,7 @@ def _command(name: str, folder: Path) -> str:
 def _end_of(log: Path, lines: int = 8) -> str:
     """The last lines of a log, of tracebacks only what was raised."""
     try:
-        text = log.read_text(errors="replace")[-20_000:]
+        text = read_tail(log, 20_000)
     except OSError as error:
         return f"The log cannot be read: {error}"
     told = [line for line in text.splitlines() if line.strip() and line[0] != " " and "Traceback (" not in line]

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats, Ints
 from configs.common.execution import Dtype
-from configs.plans.rates import Column, Floats
-
-Ints = NDArray[np.int64]
+from configs.plans.rates import Column
 
 _PARTS = ("nll", "nll_prompts", "logits", "logit_prompts", "logit_positions")
 ANSWER_COLUMNS = (
@@ -114,19 +113,20 @@ def _ranks(samples: dict[str, Column], column: str) -> list[int]:
     return sorted(int(key.partition("/")[0]) for key in samples if key.partition("/")[2] == column)
 
 
-def _column(samples: dict[str, Column], key: str) -> Column:
+def column_of(samples: dict[str, Column], key: str) -> Column:
+    """Return a column. Raises ValueError if the record has none of this name."""
     if key not in samples:
         raise ValueError(f"samples: there is no column {key} beside the other answers")
     return samples[key]
 
 
 def _ints(samples: dict[str, Column], key: str) -> Ints:
-    return _column(samples, key).astype(np.int64)
+    return column_of(samples, key).astype(np.int64)
 
 
 def _shared_out(samples: dict[str, Column], key: str, prompts: Ints) -> dict[int, Column]:
     """A column cut into equal parts, one for each prompt."""
-    flat = _column(samples, key)
+    flat = column_of(samples, key)
     if len(prompts) == 0 or len(flat) % len(prompts):
         raise ValueError(f"samples: {key} has {len(flat)} values, which is no multiple of its {len(prompts)} prompts")
     return dict(zip(prompts.tolist(), flat.reshape(len(prompts), -1), strict=True))
@@ -136,7 +136,7 @@ def _scored(samples: dict[str, Column], prefix: str, vocabulary: int | None) -> 
     found = Scored()
     for rank in _ranks(samples, f"{prefix}_nll"):
         start = f"{rank}/{prefix}_"
-        nll, owners = _column(samples, start + "nll"), _ints(samples, start + "nll_prompts")
+        nll, owners = column_of(samples, start + "nll"), _ints(samples, start + "nll_prompts")
         given = samples.get(start + "nll_positions")
         if len(nll) != len(owners):
             raise ValueError(f"samples: {start}nll has {len(nll)} values, but {len(owners)} prompts")
@@ -149,7 +149,7 @@ def _scored(samples: dict[str, Column], prefix: str, vocabulary: int | None) -> 
 
 
 def _read_logits(found: Scored, samples: dict[str, Column], start: str, vocabulary: int | None) -> None:
-    flat, owners = _column(samples, start + "logits"), _ints(samples, start + "logit_prompts")
+    flat, owners = column_of(samples, start + "logits"), _ints(samples, start + "logit_prompts")
     positions = _ints(samples, start + "logit_positions")
     if len(flat) != len(owners) * (vocabulary or 0) or len(positions) != len(owners):
         raise ValueError(f"samples: the {len(flat)} values of {start}logits are no {len(owners)} rows of {vocabulary}")
@@ -165,7 +165,7 @@ def noise_of(samples: dict[str, Column], reference: Answers, dtype: Dtype) -> Re
     if start + "nll" not in samples:
         return None
     words = next((rows.shape[1] for rows in reference.prefill.logits.values()), 0)
-    columns = _column(samples, start + "columns").astype(np.float64)
+    columns = column_of(samples, start + "columns").astype(np.float64)
     orders = len(columns) // words if words else 0
     if not orders or len(columns) % words:
         raise ValueError(f"samples: {start}columns has {len(columns)} values, which is no multiple of {words} words")
@@ -177,14 +177,14 @@ def noise_of(samples: dict[str, Column], reference: Answers, dtype: Dtype) -> Re
         nll=_by_prompt(samples, start + "nll", tokens, orders),
         gaps={p: each.reshape(orders, len(reference.tokens[p]), -1) for p, each in gaps.items()},
         columns=columns.reshape(orders, words),
-        chain=_column(samples, start + "chain").astype(np.float64),
+        chain=column_of(samples, start + "chain").astype(np.float64),
         **{name: _by_prompt(samples, start + name, rows, orders) for name in ("rms", "largest", "kl", "flips")},
     )
 
 
 def _by_prompt(samples: dict[str, Column], key: str, sizes: dict[int, int], orders: int) -> dict[int, Floats]:
     """Columns [orders x sum of sizes] by prompt, in the order of the prompts."""
-    flat, total = _column(samples, key), sum(sizes.values())
+    flat, total = column_of(samples, key), sum(sizes.values())
     if len(flat) != orders * total:
         raise ValueError(f"samples: {key} has {len(flat)} values instead of {orders} x {total}")
     table, found, start = flat.reshape(orders, total).astype(np.float64), {}, 0

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats, Ints
 from configs.common.execution import Dtype
-from configs.plans.rates import Column, Floats
+from configs.plans.rates import Column
+from reports.correctness.data import column_of
 
-Ints = NDArray[np.int64]
 VectorRows = NDArray[np.float32]
 
 EMBEDDING_COLUMNS = (
@@ -74,11 +75,11 @@ def embeddings_of(samples: dict[str, Column]) -> Embeddings:
         rank, _, name = key.partition("/")
         if name != "answer_vectors":
             continue
-        prompts = _column(samples, f"{rank}/answer_prompts").astype(np.int64)
+        prompts = column_of(samples, f"{rank}/answer_prompts").astype(np.int64)
         vectors = _rows(samples, key, len(prompts))
         found.vectors.update(zip(prompts.tolist(), vectors, strict=True))
-        owners = _column(samples, f"{rank}/answer_state_prompts").astype(np.int64)
-        positions = _column(samples, f"{rank}/answer_state_positions").astype(np.int64)
+        owners = column_of(samples, f"{rank}/answer_state_prompts").astype(np.int64)
+        positions = column_of(samples, f"{rank}/answer_state_positions").astype(np.int64)
         if len(positions) != len(owners):
             raise ValueError(f"samples: {rank}/answer_state_positions has {len(positions)} values, not {len(owners)}")
         states = _rows(samples, f"{rank}/answer_states", len(owners))
@@ -103,21 +104,15 @@ def embedding_noise_of(samples: dict[str, Column], reference: Embeddings, dtype:
     found = {}
     for name in _NOISE_PARTS:
         size = sizes["columns" if name.endswith("columns") else name.partition("_")[0]]
-        values = _column(samples, start + name).astype(np.float64)
+        values = column_of(samples, start + name).astype(np.float64)
         if len(values) != orders * size:
             raise ValueError(f"samples: {start}{name} has {len(values)} values instead of {orders} x {size}")
         found[name] = values.reshape(orders, size)
     return EmbeddingNoise(**{**found, "chain": found["chain"][:, 0]})
 
 
-def _column(samples: dict[str, Column], key: str) -> Column:
-    if key not in samples:
-        raise ValueError(f"samples: there is no column {key} beside the other answers")
-    return samples[key]
-
-
 def _rows(samples: dict[str, Column], key: str, count: int) -> VectorRows:
-    flat = _column(samples, key)
+    flat = column_of(samples, key)
     if count == 0 or len(flat) % count:
         raise ValueError(f"samples: {key} has {len(flat)} values, which is no multiple of {count} rows")
     return flat.reshape(count, -1).astype(np.float32)

@@ -6,12 +6,12 @@ verdict = judge_embeddings(reference, candidate, noise)
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats, Ints
 from configs.common.differences import VectorDifferences, vector_differences
-from configs.plans.rates import Floats
 from reports.correctness.embeddings import EmbeddingNoise, Embeddings
-from reports.correctness.judge import LEAST_ORDERS, CorrectnessVerdict, compared, freedom_of, verdict_of
+from reports.correctness.judge import LEAST_ORDERS, CorrectnessVerdict, compared, freedom_of, not_judged, verdict_of
 from reports.correctness.ladder import EmbeddingLadder
-from reports.correctness.statistics import EMBEDDINGS, STATES, Errors, Ints
+from reports.correctness.statistics import EMBEDDINGS, STATES, Errors
 from reports.text import plural
 
 _MOST_NEIGHBOURS = 4096  # prompts among which the nearest is looked for
@@ -24,10 +24,8 @@ def judge_embeddings(reference: Embeddings, candidate: Embeddings, noise: Embedd
     """Compare answers; `noise` is of the candidate's dtype."""
     if not reference.states or not reference.vectors:
         return CorrectnessVerdict("not judged", "the reference kept no hidden states")
-    if noise is None:
-        return CorrectnessVerdict("not judged", "the reference measured no noise of this dtype")
-    if noise.orders < LEAST_ORDERS:
-        return CorrectnessVerdict("not judged", f"noise was measured in fewer than {LEAST_ORDERS} orders")
+    if noise is None or noise.orders < LEAST_ORDERS:
+        return not_judged(None if noise is None else noise.orders)
     broken = _broken(reference, candidate)
     if broken:
         return CorrectnessVerdict("defect", broken)

@@ -13,13 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from configs.plans.rates import Floats
+from configs.common.arrays import Floats, Ints
 from reports.correctness.data import Answers, ReductionNoise
 from reports.correctness.ladder import EmbeddingLadder, Ladder, ladder_of, noise_ladder
 from reports.correctness.statistics import (
     LOGITS,
     Errors,
-    Ints,
     Names,
     Statistic,
     by_chance,
@@ -48,8 +47,13 @@ class Finding:
     limit: float
 
     @property
+    def limited(self) -> bool:
+        """Whether the noise gives a limit: zero or non-finite noise gives none."""
+        return math.isfinite(self.limit) and self.limit > 0
+
+    @property
     def excess(self) -> float:
-        """How many times the limit; infinite for what is no number."""
+        """How many times the limit, which there is; infinite for what is no number."""
         return self.statistic.value / self.limit if math.isfinite(self.statistic.value) else math.inf
 
     def __str__(self) -> str:
@@ -88,10 +92,8 @@ def judge_answers(reference: Answers, candidate: Answers, noise: ReductionNoise 
     """Compare answers; `noise` is of the candidate's dtype."""
     if not reference.prefill.logits or not reference.prefill.nll:
         return CorrectnessVerdict("not judged", "the reference kept no logits")
-    if noise is None:
-        return CorrectnessVerdict("not judged", "the reference measured no noise of this dtype")
-    if noise.orders < LEAST_ORDERS:
-        return CorrectnessVerdict("not judged", f"noise was measured in fewer than {LEAST_ORDERS} orders")
+    if noise is None or noise.orders < LEAST_ORDERS:
+        return not_judged(None if noise is None else noise.orders)
     broken = _broken(reference, candidate)
     if broken:
         return CorrectnessVerdict("defect", broken)
@@ -109,12 +111,30 @@ def judge_answers(reference: Answers, candidate: Answers, noise: ReductionNoise 
     )
 
 
+def not_judged(orders: int | None) -> CorrectnessVerdict:
+    """The word where the noise was measured in so few orders, or for None not at all."""
+    reason = "the reference measured no noise of this dtype"
+    if orders is not None:
+        reason = f"noise was measured in fewer than {LEAST_ORDERS} orders"
+    return CorrectnessVerdict("not judged", reason)
+
+
 def verdict_of(found: list[Finding]) -> CorrectnessVerdict:
-    """The word on statistics with their limits: a defect where one exceeds its own."""
-    found = sorted(found, key=lambda finding: -finding.excess)
-    findings = tuple(finding for finding in found if finding.excess > 1)
-    word: CorrectnessWord = "defect" if findings else "agrees"
-    return CorrectnessVerdict(word, str(findings[0]) if findings else "", findings=findings, nearest=found[0])
+    """The word on statistics with their limits: a defect where one exceeds its own.
+
+    Not judged where a difference has no limit, because the noise of that statistic is zero or not finite.
+    """
+    limited = sorted((finding for finding in found if finding.limited), key=lambda finding: -finding.excess)
+    findings = tuple(finding for finding in limited if finding.excess > 1)
+    nearest = limited[0] if limited else None
+    if findings:
+        return CorrectnessVerdict("defect", str(findings[0]), findings=findings, nearest=nearest)
+    without = [finding for finding in found if not finding.limited and (finding.statistic.value or not limited)]
+    if without:
+        noise = "zero" if without[0].limit == 0 else "not finite"
+        reason = f"{without[0].name}: the noise of the reference is {noise}, so a difference cannot be judged by it"
+        return CorrectnessVerdict("not judged", reason, nearest=nearest)
+    return CorrectnessVerdict("agrees", "", nearest=nearest)
 
 
 def _broken(reference: Answers, candidate: Answers) -> str:

@@ -8,13 +8,16 @@ enough to hide small defects, so the same layout is judged in float32 too, and a
 is one itself.
 """
 
-import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.common.execution import Dtype
+from configs.common.printable import printable, shortened
+from configs.common.reading import TEXT_BYTES, parse_json, read_bytes
 from configs.plans.plan import PlannedExperiment
 from configs.plans.rates import Column
+from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
 from reports.correctness.data import ANSWER_COLUMNS, Answers, ReductionNoise, answers_of, noise_columns, noise_of
 from reports.correctness.embeddings import (
@@ -28,10 +31,10 @@ from reports.correctness.embeddings import (
 from reports.correctness.embeddings_judge import judge_embeddings
 from reports.correctness.judge import CorrectnessVerdict, judge_answers
 from reports.correctness.ladder import EmbeddingLadder, Ladder
+from reports.correctness.reach import Reach, reach_of
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
-from reports.reading.samples import read_samples
-from reports.text import UNKNOWN, Table, escaped, number, percent, shortened
+from reports.text import UNKNOWN, Table, escaped, number, percent
 
 FIGURES = (
     "prompts with every token equal",
@@ -56,13 +59,18 @@ EMBEDDING_FIGURES = (
 )
 
 
+_UNFIT = (ValueError, IndexError)
+"""What arrays raise that do not fit each other: a damaged archive, or one of another program."""
+
+
 @dataclass(frozen=True)
 class JudgedCell:
-    """One candidate cell and its verdict."""
+    """One candidate cell and its verdict. reach: what was compared; None: the cell has no answers."""
 
     label: str
     result: CellResult
     verdict: CorrectnessVerdict
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True)
@@ -89,19 +97,29 @@ def judge_experiment(study: StudyResult, experiment: PlannedExperiment) -> tuple
     base = study.cells[named.cell]
     candidates = [(point.label, study.cells[point.cell]) for point in experiment.points if point is not named]
     dtypes = list(dict.fromkeys(result.cell.dtype for _, result in candidates))
-    reference = _read_reference(study, base, dtypes)
-    judged = [JudgedCell(label, result, _verdict(study, base, reference, result)) for label, result in candidates]
+    try:
+        reference = _read_reference(study, base, dtypes)
+    except _UNFIT as error:
+        why = f"the reference's answers cannot be read: {printable(str(error), 200)}"
+        return base, [JudgedCell(label, of, CorrectnessVerdict("not judged", why)) for label, of in candidates]
+    judged = [_judged(study, base, reference, label, result) for label, result in candidates]
     words = {item.result.cell.key: item.verdict for item in judged}
     return base, [replace(item, verdict=_with_twin(item, words.get(_twin(item.result).key))) for item in judged]
 
 
-def _verdict(study: StudyResult, base: CellResult, reference: _Reference | None, of: CellResult) -> CorrectnessVerdict:
+def _judged(
+    study: StudyResult, base: CellResult, reference: _Reference | None, label: str, of: CellResult
+) -> JudgedCell:
     if reference is None:
-        return CorrectnessVerdict("not judged", f"the reference has no answers ({_state(base)})")
-    answers = _answers(study, of)
-    if answers is None:
-        return CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})")
-    return reference.verdict(answers, of.cell.dtype)
+        return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the reference has no answers ({_state(base)})"))
+    try:
+        answers = _answers(study, of)
+        if answers is None:
+            return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})"))
+        return JudgedCell(label, of, reference.verdict(answers, of.cell.dtype), reach_of(study, of, answers))
+    except _UNFIT as error:
+        why = f"the answers cannot be compared: {printable(str(error), 200)}"
+        return JudgedCell(label, of, CorrectnessVerdict("not judged", why))
 
 
 def _twin(result: CellResult) -> Cell:
@@ -167,6 +185,20 @@ def _read_reference(study: StudyResult, base: CellResult, dtypes: list[Dtype]) -
     return _Reference(answers, {dtype: noise_of(samples, answers, dtype) for dtype in dtypes}, {})
 
 
+def reference_sentence(base: CellResult) -> str:
+    """Where the reference's answers come from: this run, a saved file, or a model larger than the memory."""
+    reading = _first_completed(base)
+    figures = {} if reading is None else reading.record.figures
+    if "reference_file" in figures:
+        return (
+            f"The reference was saved before, in {figures['reference_file']}, from {figures['reference_model']}: "
+            "unmodified transformers on one rank in float32."
+        )
+    sentence = f"The reference is {base.name}: unmodified, in a launch of its own."
+    placed = figures.get("reference_placement", "in memory")
+    return sentence if placed == "in memory" else f"{sentence} Its weights exceed the memory: {placed}."
+
+
 def correctness_table(judged: list[JudgedCell]) -> Table:
     """One row for each candidate, the noise in brackets beside each figure."""
     encodes = any(item.result.kind.answers == "vectors" for item in judged)
@@ -185,7 +217,9 @@ def verdict_text(verdict: CorrectnessVerdict) -> str:
 
 def _row(item: JudgedCell, count: int) -> tuple[str, ...]:
     figures = tuple(_named_figures(item.verdict).values()) or (UNKNOWN,) * count
-    return (escaped(item.label), verdict_text(item.verdict), *figures)
+    missed = item.reach.missed_text if item.reach is not None else ""
+    verdict = verdict_text(item.verdict) + (f" {escaped(f'(not reached: {missed})')}" if missed else "")
+    return (escaped(item.label), verdict, *figures)
 
 
 def _named_figures(verdict: CorrectnessVerdict) -> dict[str, str]:
@@ -274,11 +308,11 @@ def _completions(study: StudyResult, result: CellResult) -> dict[int, str]:
 
 
 def _lines(file: Path) -> dict[int, str]:
+    """Examples for people: of a damaged file what can be read."""
     texts = {}
-    for position, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
-        try:
-            data = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{file}: line {position + 1} is not JSON ({error})") from error
-        texts[int(data["prompt_index"])] = str(data["completion"])
+    with suppress(OSError, ValueError):
+        for line in read_bytes(file, TEXT_BYTES).splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                data = parse_json(line, file.name)
+                texts[int(data["prompt_index"])] = str(data["completion"])
     return texts

@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.common.arrays import Floats, Ints
 from configs.common.differences import RowDifferences, row_differences
-from configs.plans.rates import Floats
 from reports.correctness.data import Answers, ReductionNoise, Scored
-
-Ints = NDArray[np.int64]
 
 _STEP = 2.0**-24  # relative rounding of float32, in which logits are kept: no noise is smaller
 _FIRST = 3

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.common.base import canonical_json
+from configs.common.printable import shortened
 from configs.spec.cell import Cell
 from configs.workloads import STUDIED, descriptor_of
 from configs.workloads.descriptor import Descriptor
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.tables import cpu_use
-from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent, shortened
+from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent
 
 MOST_TABLES = 12
 """So many tables of one figure are printed; cells.csv has a line for every cell."""

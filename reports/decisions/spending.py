@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.common.base import Frozen
+from configs.common.reading import read_model
 from configs.hardware.prices import Price
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
@@ -198,7 +199,7 @@ def _phase(record: Record) -> str:
 def _read(path: Path, model: type[_Model]) -> _Model | None:
     """A file of a job folder; None where there is none, or it was never finished."""
     try:
-        return model.model_validate_json(path.read_bytes())
+        return read_model(path, model)
     except (OSError, ValueError):
         return None
 

@@ -124,16 +124,11 @@ def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[Cel
                 result=result,
                 throughput=paired_ratio(ours, theirs, variants, base.confidence),
                 throughput_by_repeat=pair_ratios(ours, theirs),
-                seconds=paired_ratio(_seconds(result), _seconds(base), variants, base.confidence),
+                seconds=paired_ratio(result.latency_values, base.latency_values, variants, base.confidence),
                 memory=_memory_ratio(result, base),
             )
         )
     return base, gains
-
-
-def _seconds(result: CellResult) -> dict[int, float]:
-    """Latency by repeat; empty where nobody waits for the work."""
-    return {} if result.latency is None else result.values(result.latency.figure)
 
 
 def _memory_ratio(result: CellResult, base: CellResult) -> float | None:
@@ -166,7 +161,7 @@ def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[
     return (
         estimate_cell(result.estimate("throughput")),
         gain,
-        estimate_cell(estimate(_seconds(result).values()), 1000),
+        estimate_cell(estimate(result.latency_values.values()), 1000),
         change,
         mebibytes(result.peak_bytes),
         memory,

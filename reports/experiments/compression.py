@@ -135,7 +135,7 @@ def _row(
         compared = max(1, others)
         values = (result.values("throughput"), first.values("throughput"))
         throughput = paired_ratio(*values, comparisons=compared, confidence=first.confidence)
-        seconds = (_token_seconds(first), _token_seconds(result))
+        seconds = (first.latency_values, result.latency_values)
         latency = paired_ratio(*seconds, comparisons=compared, confidence=first.confidence)
         quality = quality_of(study, base.get(True), own.get(True))
     return Compressed(
@@ -161,10 +161,6 @@ def size_bytes(result: CellResult) -> float | None:
         if (values := measurement.numbers_by_rank("weights_bytes"))
     ]
     return median(sums) if sums else None
-
-
-def _token_seconds(result: CellResult) -> dict[int, float]:
-    return {} if result.latency is None else result.values(result.latency.figure)
 
 
 def _text(result: CellResult, figure: str) -> str | None:
@@ -222,7 +218,7 @@ def _line(row: Compressed, perplexity: float | None) -> tuple[str, ...]:
         percent(row.share),
         estimate_cell(result.estimate("throughput")),
         "1" if row.base and result.completed else ratio_cell(row.throughput),
-        estimate_cell(estimate(_token_seconds(result).values(), result.confidence), 1000),
+        estimate_cell(estimate(result.latency_values.values(), result.confidence), 1000),
         "1" if row.base and result.completed else ratio_cell(row.latency),
         mebibytes(result.peak_bytes),
         UNKNOWN if row.base or row.peak is None else percent(row.peak - 1),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from configs.common.arrays import Floats
 from configs.common.differences import vector_differences
-from configs.plans.rates import Floats
 from reports.correctness.data import ANSWER_COLUMNS, Answers, answers_of
 from reports.correctness.ladder import Ladder, ladder_of
 from reports.correctness.statistics import candidate_errors

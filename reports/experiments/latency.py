@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from configs.common.arrays import Floats
 from configs.plans.plan import PlannedExperiment
-from configs.plans.rates import LATENCY_COLUMNS, Floats, MeasurementSamples
+from configs.plans.rates import LATENCY_COLUMNS, MeasurementSamples
 from reports.numbers.percentiles import Percentiles
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
@@ -38,7 +39,7 @@ class LatencyPoint:
 
 
 @dataclass(frozen=True)
-class Latency:
+class MeasuredLatency:
     """The latencies of an experiment. `kind` is what is waited for; `awaited`: by somebody."""
 
     kind: str
@@ -68,7 +69,7 @@ class Curves:
     curves: tuple[LatencyCurve, ...]
 
 
-def latency(study: StudyResult, experiment: PlannedExperiment) -> Latency | None:
+def latency(study: StudyResult, experiment: PlannedExperiment) -> MeasuredLatency | None:
     """The points in the order of the experiment; None where none of them has a latency."""
     points = []
     for point in experiment.points:
@@ -79,10 +80,10 @@ def latency(study: StudyResult, experiment: PlannedExperiment) -> Latency | None
         return None
     times = [point.result.kind.latency for point in points if point.percentiles]
     first = next((time for time in times if time is not None), None)
-    return None if first is None else Latency(first.waited_for, first.awaited, tuple(points))
+    return None if first is None else MeasuredLatency(first.waited_for, first.awaited, tuple(points))
 
 
-def latency_table(result: Latency) -> Table:
+def latency_table(result: MeasuredLatency) -> Table:
     """One row for each point, in milliseconds, at most as many as a reader bears."""
     columns = ("point", "samples", *(f"P{share} of a {result.kind}, ms" for share in (50, 90)))
     columns += (f"P99 of a {result.kind}, ms (interval)", "P99 to the first token, ms", "P99 between tokens, ms")
@@ -110,7 +111,7 @@ def p99_cell(value: Percentiles | None) -> str:
     return f"{text} ({low} to {high})"
 
 
-def latency_sentence(result: Latency) -> str:
+def latency_sentence(result: MeasuredLatency) -> str:
     """The shortest and the longest tail, and what the mark means where there is one."""
     known = [(point, point.percentiles[result.kind]) for point in result.measured]
     if not known:
@@ -138,7 +139,7 @@ def _milliseconds(value: Percentiles) -> str:
     return f"{number(value.p99 * 1000)} ms" + (MARK if value.marked else "")
 
 
-def latency_curves(study: StudyResult, result: Latency) -> Curves:
+def latency_curves(study: StudyResult, result: MeasuredLatency) -> Curves:
     """The distributions to draw, read again from the samples: those of at most MOST_CURVES points, evenly chosen."""
     chosen = result.measured
     if len(chosen) > MOST_CURVES:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.common.printable import printable
+from configs.common.reading import brief, read_text
 from reports.laws.laws import TITLES, LawKind, MeasuredPoint, ScalingLaws
 from reports.laws.text import changed_text, law_lines, more_than_linear, residuals_text
 from reports.numbers.statistics import Ratio, min_repeats
@@ -38,6 +40,12 @@ class PointFile:
     conditions: tuple[str, ...]
 
 
+_MAX_CHARACTERS = 1800
+_MAX_RANKS = 10**9
+_MIN_THROUGHPUT, _MAX_THROUGHPUT = 1e-30, 1e30
+"""Beyond these a square is no longer a finite number."""
+
+
 @dataclass(frozen=True)
 class _Row:
     line: int
@@ -50,16 +58,19 @@ class _Row:
 def read_points(path: Path) -> PointFile:
     """Read a file. Raises ValueError with a line for each problem, OSError where it cannot be opened."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.start}); save it as CSV in UTF-8") from error
-    lines = [(line, cells) for line, cells in _lines(text) if any(cell.strip() for cell in cells)]
+        text = read_text(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; save it as CSV in UTF-8") from error
+    try:
+        lines = [(line, cells) for line, cells in _lines(text) if any(cell.strip() for cell in cells)]
+    except csv.Error as error:
+        raise ValueError(f"{path}: not a CSV file ({error})") from error
     if not lines:
         raise ValueError(f"{path}: empty; the first line names the columns: ranks,throughput")
     header_line, header = lines[0][0], [cell.strip().lower() for cell in lines[0][1]]
     problems = [f"{path}:{header_line}: {problem}" for problem in _header_problems(header)]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise ValueError(_told(problems))
     rows: list[_Row] = []
     kinds: dict[str, int] = {}
     for line, cells in lines[1:]:
@@ -76,11 +87,19 @@ def read_points(path: Path) -> PointFile:
     if not rows and not problems:
         problems.append(f"{path}: no rows below the first line; give a row for each measurement")
     if problems:
-        more = [f"and {len(problems) - MOST_PROBLEMS} more problems"] if len(problems) > MOST_PROBLEMS else []
-        raise ValueError("\n".join([*problems[:MOST_PROBLEMS], *more]))
+        raise ValueError(_told(problems))
     kind: LawKind = "weak" if "weak" in kinds else "strong"
     conditions = tuple(name for name in header if name not in (*NEEDED, *OPTIONAL))
     return PointFile(_points(rows, conditions), kind, "repeat" in header, conditions)
+
+
+def _told(problems: Sequence[str]) -> str:
+    """The first problems, a line for each, and how many more there are."""
+    lines = [printable(problem, 400) for problem in problems[:MOST_PROBLEMS]]
+    while len(lines) > 1 and sum(map(len, lines)) > _MAX_CHARACTERS:
+        lines.pop()
+    more = [f"and {len(problems) - len(lines)} more problems"] if len(problems) > len(lines) else []
+    return "\n".join([*lines, *more])
 
 
 def _lines(text: str) -> list[tuple[int, list[str]]]:
@@ -103,18 +122,19 @@ def _header_problems(header: Sequence[str]) -> list[str]:
 def _row(line: int, named: Mapping[str, str]) -> tuple[_Row | None, list[str]]:
     problems = []
     ranks, throughput = _number(named["ranks"]), _number(named["throughput"])
-    if ranks is None or ranks < 1 or ranks != int(ranks):
-        problems.append(f"column ranks: {named['ranks']!r} is not a whole number from 1 on")
-    if throughput is None or throughput <= 0:
+    if ranks is None or not 1 <= ranks <= _MAX_RANKS or ranks != int(ranks):
+        problems.append(f"column ranks: {brief(named['ranks'])} is not a whole number from 1 to {_MAX_RANKS:,}")
+    if throughput is None or not _MIN_THROUGHPUT <= throughput <= _MAX_THROUGHPUT:
         problems.append(
-            f"column throughput: {named['throughput']!r} is not a number above 0; leave out rows that were not measured"
+            f"column throughput: {brief(named['throughput'])} is not a number above 0 (to {_MAX_THROUGHPUT:g}); "
+            "leave out rows that were not measured"
         )
     repeat = _number(named["repeat"]) if "repeat" in named else None
-    if "repeat" in named and (repeat is None or repeat < 0 or repeat != int(repeat)):
-        problems.append(f"column repeat: {named['repeat']!r} is not a whole number from 0 on")
+    if "repeat" in named and (repeat is None or not 0 <= repeat <= _MAX_RANKS or repeat != int(repeat)):
+        problems.append(f"column repeat: {brief(named['repeat'])} is not a whole number from 0 on")
     kind = named.get("kind", "").lower()
     if kind not in ("", "strong", "weak"):
-        problems.append(f"column kind: {named['kind']!r}; use strong or weak")
+        problems.append(f"column kind: {brief(named['kind'])}; use strong or weak")
     if problems or ranks is None or throughput is None:
         return None, problems
     conditions = {name: value for name, value in named.items() if name not in (*NEEDED, *OPTIONAL)}

@@ -13,11 +13,10 @@ from math import exp, inf, log, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from configs.common.arrays import Floats
 from reports.numbers.statistics import CONFIDENCE
 
-Floats = NDArray[np.float64]
 OpenInterval = tuple[float | None, float | None]
 """Lower and upper end; None where the data set no bound on that side."""
 
@@ -181,11 +180,11 @@ def _level_interval(level: float, variance: float, freedom: int, shared: Shared)
     return exp(level - half), exp(level + half) if half + level < 700 else None
 
 
-def student(freedom: float, confidence: float = CONFIDENCE) -> float:
+def student(freedom: float) -> float:
     """Quantile of Student's t for a two-sided interval."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, (1 + confidence) / 2))
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 class _Problem:

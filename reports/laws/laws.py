@@ -29,8 +29,9 @@ from typing import Literal
 
 import numpy as np
 
+from configs.common.arrays import Floats
 from reports.laws.choice import Support, support
-from reports.laws.fit import SHAPES, Fit, Floats, Residuals, Shared, fit_law
+from reports.laws.fit import SHAPES, Fit, Residuals, Shared, fit_law
 from reports.numbers.statistics import CONFIDENCE, Bounds, Estimate, Ratio, estimate, paired_ratio, unpaired_ratio
 
 LawKind = Literal["strong", "weak"]

@@ -15,7 +15,8 @@ from statistics import median
 
 import numpy as np
 
-from reports.numbers.inversion import Floats, concordance, inverted, p_value, slopes
+from configs.common.arrays import Floats
+from reports.numbers.inversion import concordance, inverted, p_value, slopes
 from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, corrected, order_weights
 
 POWER = 0.95

@@ -13,12 +13,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from configs.common.arrays import Floats
 
 EXACT_CANDIDATES = 10_000
 """Up to here the count's exact distribution is used, beyond its normal limit (100 values against 100, 141 points)."""
-
-Floats = NDArray[np.float64]
 
 
 class Null(NamedTuple):

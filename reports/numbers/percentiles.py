@@ -19,7 +19,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 
-from configs.plans.rates import Floats
+from configs.common.arrays import Floats
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Percentile
 
 P99 = 0.99

@@ -15,7 +15,8 @@ from math import ceil, exp, log2
 
 import numpy as np
 
-from reports.numbers.inversion import Floats, differences, inverted, rank_sum
+from configs.common.arrays import Floats
+from reports.numbers.inversion import differences, inverted, rank_sum
 
 CONFIDENCE = 0.95
 LEAST_REPEATS = 6

@@ -22,7 +22,7 @@ from math import exp, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.plans.rates import Floats
+from configs.common.arrays import Floats
 
 LEAST_PASSES = 20
 """In fewer, neither a trend nor a start can be told from noise."""

@@ -57,7 +57,7 @@ def schedule(rules: Measuring) -> Iterator[tuple[int, int]]:
     yield most, most
 
 
-def within(found: Estimate | None, target: float) -> bool:
+def is_narrow(found: Estimate | None, target: float) -> bool:
     """Whether there is an interval, and half its width is at most that share of the median."""
     if found is None or found.interval is None:
         return False
@@ -72,7 +72,7 @@ def _standing(values: Sequence[float], rules: Measuring) -> tuple[int | None, En
         for count in (look, confirmed):
             if len(values) < count:
                 return count, None
-            if target is None or not within(estimate(values[:count], confidence(rules)), target):
+            if target is None or not is_narrow(estimate(values[:count], confidence(rules)), target):
                 break
         else:
             return None, "target reached"

@@ -1,6 +1,6 @@
 """Layouts chosen by prediction: the complete ranking, the measured layouts, and the predicted rank of the winner.
 
-result = layouts(study, experiment)
+result = layout_ranking(study, experiment)
 layouts_sentence(result), layouts_table(result), layouts_lines(result)
 """
 
@@ -56,7 +56,7 @@ class LayoutRanking:
                    for item in self.placed)  # fmt: skip
 
 
-def layouts(study: StudyResult, experiment: PlannedExperiment) -> LayoutRanking:
+def layout_ranking(study: StudyResult, experiment: PlannedExperiment) -> LayoutRanking:
     """The candidates of an experiment beside their records."""
     placed = []
     for place, candidate in enumerate(experiment.candidates, 1):

@@ -1,11 +1,11 @@
 """The figures of one report, by the name under which its text shows them."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from configs.common.base import write_atomically
+from configs.common.printable import file_slug
 from configs.plans.paths import RunPaths
 from reports.plots.style import drawn
 
@@ -21,7 +21,7 @@ class Album:
 
     def add(self, title: str, draw: Callable[["Figure"], None], height: float = 3.1) -> str:
         """Draw and keep both formats; gives the name without suffix, which no other figure has."""
-        slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "figure"
+        slug = file_slug(title)
         name, count = slug, 1
         while f"{name}.png" in self.images:
             count += 1
@@ -36,6 +36,6 @@ class Album:
             run.plots.mkdir(exist_ok=True)
         for old in run.plots.glob("*") if run.plots.is_dir() else []:
             if old.suffix in (".png", ".svg") and old.name not in self.images:
-                old.unlink()
+                old.unlink(missing_ok=True)  # another report may be rendered at the same time
         for name, content in self.images.items():
             write_atomically(run.plots / name, content)

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
-FAILED = "#B00020"
+FAILED_COLOUR = "#B00020"
 IDEAL = "#777777"
-CROSS: Any = {"linestyle": "none", "marker": "x", "color": FAILED, "markersize": 8, "markeredgewidth": 2}
+CROSS: Any = {"linestyle": "none", "marker": "x", "color": FAILED_COLOUR, "markersize": 8, "markeredgewidth": 2}
 """How a point without a figure is drawn."""
 MOST_TICKS = 12
+MOST_BARS = 24
+"""More cells than these are in the table only: bars thinner than their labels help nobody."""
 
 STYLE: Any = {
     "svg.hashsalt": "rankwise",
@@ -115,12 +117,12 @@ def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
             rotation=90,
             ha="center",
             va="bottom",
-            color=FAILED,
+            color=FAILED_COLOUR,
             fontsize=8,
         )
 
 
-def places(values: Sequence[Any]) -> tuple[list[float], list[str] | None]:
+def axis_positions(values: Sequence[Any]) -> tuple[list[float], list[str] | None]:
     """x of each value: itself where all are numbers, else the position of its text, and the texts."""
     if is_numeric(values):
         return [float(value) for value in values], None

@@ -7,11 +7,12 @@ perf_table(cells), perf_sentence(cells), perf_lines(cells)
 from collections.abc import Sequence
 from statistics import fmean
 
+from configs.common.printable import shortened
 from configs.plans.record import Figure
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.tables import first_rows
-from reports.text import UNKNOWN, Table, code, count, escaped, number, percent, plural, shortened
+from reports.text import UNKNOWN, Table, code, count, escaped, number, percent, plural
 
 _HARDWARE = ("perf_cycles", "perf_instructions", "perf_cache_references", "perf_cache_misses")
 

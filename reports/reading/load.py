@@ -8,27 +8,28 @@ Samples are reduced to rates as they are read (`reports.reading.read`), so that 
 little memory; `study.samples` reads those of one record again.
 """
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.common.printable import printable
+from configs.common.reading import read_json_object
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
+from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, read_plan
 from configs.plans.rates import Column
-from configs.plans.record import Status
+from configs.plans.record import Status, place_set_aside
+from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from configs.workloads.descriptor import Descriptor, Latency, ShownTime
 from reports.numbers.percentiles import Percentiles, Pooled, percentiles
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.numbers.stopping import confidence
-from reports.reading.read import Reading, cell_folders, read_plan
+from reports.reading.read import Reading, Unreadable, cell_folders, unreadable
 from reports.reading.readers import read_cells
-from reports.reading.samples import read_samples
 
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
@@ -86,6 +87,11 @@ class CellResult:
         """What its speed is felt by; None where nobody waits for its work."""
         latency = self.kind.latency
         return latency if latency is not None and latency.awaited else None
+
+    @property
+    def latency_values(self) -> dict[int, float]:
+        """Its latency by repeat; empty where nobody waits for its work."""
+        return {} if self.latency is None else self.values(self.latency.figure)
 
     def percentiles(self, kind: str) -> Percentiles | None:
         """P50, P90 and P99 of its latencies of a kind (keys of `configs.plans.rates.LATENCY_COLUMNS`); None: it has
@@ -160,6 +166,8 @@ class StudyResult:
     cells: dict[str, CellResult]
     readings: tuple[Reading, ...]
     environments: dict[str, dict[str, Any] | None]
+    unreadable: tuple[Unreadable, ...] = ()
+    set_aside: tuple[str, ...] = ()
 
     def points(self, experiment: PlannedExperiment) -> list[CellResult]:
         """The cells of an experiment, in the order of its points."""
@@ -175,13 +183,26 @@ class StudyResult:
 
 
 def load_run(run: RunPaths) -> StudyResult:
-    """Read plan and records. Raises the errors of `configs.plans.record`, naming the file that cannot be read."""
+    """Read plan and records; damaged records and environments are listed and left out.
+
+    Raises OSError or ValueError for a plan that cannot be read, and SchemaError for files of another version.
+    """
     plan = read_plan(run.plan)
     folders = cell_folders(run.records, plan.repeats)
     found = read_cells(folders, run.folder)
     pooled = {Path(folder.folder).name: read.pooled for folder, read in zip(folders, found, strict=True)}
     readings = tuple(reading for read in found for reading in read.readings)
-    return StudyResult(run.folder, plan, _cells(plan, readings, pooled), readings, _environments(run, readings))
+    environments, damaged = _environments(run, readings)
+    cells = _cells(plan, readings, pooled)
+    return StudyResult(
+        folder=run.folder,
+        plan=plan,
+        cells=cells,
+        readings=readings,
+        environments=environments,
+        unreadable=(*(item for read in found for item in read.unreadable), *damaged),
+        set_aside=tuple(_set_aside(run, cells)),
+    )
 
 
 def shown_times(results: Iterable[CellResult]) -> list[ShownTime]:
@@ -258,8 +279,9 @@ def cell_names(plan: Plan) -> dict[str, str]:
         every = sorted({name for flat in fields.values() for name in flat})
         telling = [name for name in every if len({repr(flat.get(name)) for flat in fields.values()}) > 1]
         for key in keys:
+            # A label has the target's name and texts of the workload.
             extra = [f"{name.rpartition('.')[2]} {fields[key].get(name)}" for name in telling]
-            names[key] = ", ".join([label, *extra])
+            names[key] = printable(", ".join([label, *extra]))
     return names
 
 
@@ -287,14 +309,29 @@ def flat_environment(environment: dict[str, Any]) -> dict[str, str]:
     return dict(sorted(texts.items()))
 
 
-def _environments(run: RunPaths, readings: Iterable[Reading]) -> dict[str, dict[str, Any] | None]:
+def _set_aside(run: RunPaths, cells: Mapping[str, CellResult]) -> Iterator[str]:
+    """Records that an earlier run set aside, of repeats that were not measured again since: their file names."""
+    for path in sorted(run.set_aside.glob("*.json*")):
+        place = place_set_aside(path.name)
+        if place is None or place[1] != "timed" or place[0] not in cells:
+            continue
+        if place[2] < cells[place[0]].planned and place[2] not in cells[place[0]].completed:
+            yield path.relative_to(run.folder).as_posix()
+
+
+def _environments(
+    run: RunPaths, readings: Iterable[Reading]
+) -> tuple[dict[str, dict[str, Any] | None], list[Unreadable]]:
     hashes = {reading.record.environment for reading in readings if reading.used} - {None}
     found: dict[str, dict[str, Any] | None] = {}
+    damaged = []
     for digest in sorted(str(item) for item in hashes):
         path = run.environment(digest)
+        found[digest] = None
         try:
-            data = json.loads(path.read_bytes()) if path.is_file() else None
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON ({error})") from error
-        found[digest] = data if isinstance(data, dict) else None
-    return found
+            found[digest] = read_json_object(path)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            damaged.append(unreadable(path, str(error), run.folder))
+    return found, damaged

@@ -2,10 +2,12 @@
 
     read = read_cell(CellFolder(run.records / key, planned), run.folder)
     read.readings        # one for each record: status, figures, and of those that decide the rates
+    read.unreadable      # the files that hold no record, and why
     read.pooled          # {"request": Pooled(5120 samples, p50, p90, p99), ...} over completed repeats
 
 A cell's samples are in memory only while its folder is read. A completed attempt decides over failed
-ones, otherwise the last attempt does.
+ones, otherwise the last attempt does. A damaged record counts as none: another attempt decides, or the repeat is
+missing; `rankwise run` sets it aside.
 """
 
 import os
@@ -15,15 +17,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
+from configs.common.arrays import Floats
 from configs.common.base import SCHEMA_VERSION
-from configs.plans.plan import Plan
-from configs.plans.rates import Floats, MeasurementSamples, Rates, rates_of, whole_figures
-from configs.plans.record import Figure, Record, SchemaError, Status, check_schema, read_json_object, read_record
+from configs.common.printable import printable
+from configs.common.reading import parse_model, read_bytes
+from configs.plans.rates import MeasurementSamples, Rates, rates_of, whole_figures
+from configs.plans.record import (
+    Figure,
+    Record,
+    SchemaError,
+    Status,
+    check_key,
+    check_place,
+    read_record,
+)
+from configs.plans.samples import DamagedSamplesError, columns_named, read_archive
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from reports.numbers.percentiles import P99, Pooled, pool, quantiles
 from reports.numbers.steady import Steady, steady
-from reports.reading.samples import read_samples
+
+_LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e9
+"""Of all passes of a measurement: a nanosecond to thirty years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +91,20 @@ class CellFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file of the run folder that is damaged and left out. `path` is relative to the run folder."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellReadings:
     """What a folder holds, in order of file names."""
 
     readings: tuple[Reading, ...]
     pooled: dict[str, Pooled]
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 def cell_folders(records: Path, planned: Mapping[str, int]) -> list[CellFolder]:
@@ -97,81 +121,123 @@ def cell_folders(records: Path, planned: Mapping[str, int]) -> list[CellFolder]:
 
 
 def read_cell(source: CellFolder, run: Path) -> CellReadings:
-    """Read a cell's records. Raises SchemaError, or ValueError naming the file that cannot be read."""
-    found = _records(source)
-    tries: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
-    for record, _ in found:
-        tries[record.key, record.measuring_pass, record.repeat].append(record)
-    deciding = {id(max(group, key=_precedence)) for group in tries.values()}
-    samples: dict[str, list[Floats]] = defaultdict(list)
-    readings = []
+    """Read a cell's records. Raises SchemaError for one of another version; damaged ones are listed."""
+    found, damaged = _records(source)
+    tries: dict[tuple[str, str, int], list[tuple[Record, Path]]] = defaultdict(list)
     for record, path in found:
-        used = id(record) in deciding and record.repeat < source.planned
-        relative = path.relative_to(run).as_posix()
-        readings.append(_measured(record, path, relative, samples) if used else Reading(record, relative, used))
-    return CellReadings(tuple(readings), {kind: pool(parts) for kind, parts in samples.items()})
+        tries[record.key, record.measuring_pass, record.repeat].append((record, path))
+    samples: dict[str, list[Floats]] = defaultdict(list)
+    readings: dict[Path, Reading] = {}
+    for group in tries.values():
+        group.sort(key=lambda each: _precedence(each[0]), reverse=True)
+        decided = group[0][0].repeat >= source.planned
+        for record, path in group:
+            relative = path.relative_to(run).as_posix()
+            if decided:
+                readings[path] = Reading(record, relative, False)
+                continue
+            try:
+                readings[path] = measured(record, path, relative, samples)
+            except DamagedSamplesError as error:
+                damaged[path] = str(error)
+                continue
+            decided = True
+    return CellReadings(
+        tuple(readings[path] for _, path in found if path in readings),
+        {kind: pool(parts) for kind, parts in samples.items()},
+        tuple(unreadable(path, damaged[path], run) for path in sorted(damaged)),
+    )
 
 
-def read_plan(path: Path) -> Plan:
-    """Load `plan.json`. Raises as `configs.plans.record.read_record`."""
-    return Plan.model_validate(check_schema(read_json_object(path), path))
+def unreadable(path: Path, reason: str, run: Path) -> Unreadable:
+    """A damaged file, with what is wrong in one line; without the folders that all files of the run have in common."""
+    told = reason.replace(f"{path}: ", "").replace(f"{run}/", "")
+    return Unreadable(path.relative_to(run).as_posix(), printable(told, 300))
 
 
-def _records(source: CellFolder) -> list[tuple[Record, Path]]:
-    """Every record of a folder. Records of one cell share one `Cell`, which is half of their size."""
+def _records(source: CellFolder) -> tuple[list[tuple[Record, Path]], dict[Path, str]]:
+    """Every record of a folder, and what is damaged. Records of one cell share one `Cell`, half of their size."""
     found: list[tuple[Record, Path]] = []
+    damaged: dict[Path, str] = {}
     cell: Cell | None = None
     folder = Path(source.folder)
     for name in source.names:
         path = folder / name
-        record = _record(path)
-        if cell is None:
-            cell = record.cell
-        elif record.cell == cell:
-            record = record.model_copy(update={"cell": cell})
-        found.append((record, path))
-    return found
+        try:
+            record = _record(path)
+            if record.cell == cell:
+                record = record.model_copy(update={"cell": cell})
+            else:
+                check_key(record, path)
+                cell = cell or record.cell
+        except SchemaError:
+            raise
+        except FileNotFoundError:
+            continue  # a run has set it aside since the folder was listed
+        except OSError as error:
+            damaged[path] = error.strerror or str(error)
+        except ValueError as error:
+            damaged[path] = str(error)
+        else:
+            found.append((record, path))
+    return found, damaged
 
 
 def _record(path: Path) -> Record:
     """As `configs.plans.record.read_record`, and in half its time for a record of today's schema."""
     try:
-        record = Record.model_validate_json(path.read_bytes())
-        if record.schema_version == SCHEMA_VERSION and "schema_version" in record.model_fields_set:
-            return record
+        record = parse_model(read_bytes(path), Record, str(path))
     except ValueError:
-        pass  # read again below, for an error that names the file
-    try:
+        return read_record(path)  # for an error that knows of schema versions
+    if record.schema_version != SCHEMA_VERSION or "schema_version" not in record.model_fields_set:
         return read_record(path)
-    except SchemaError:
-        raise
-    except ValueError as error:
-        raise error if str(path) in str(error) else ValueError(f"{path}: not a record ({error})") from error
+    check_place(record, path)
+    return record
 
 
 def _precedence(record: Record) -> tuple[bool, int]:
     return record.status is Status.COMPLETED, record.attempt
 
 
-def _measured(record: Record, path: Path, relative: str, seen: dict[str, list[Floats]]) -> Reading:
-    """The reading of a record that decides; its latencies go to `seen`. Cells that keep answers may have none."""
-    if record.status is not Status.COMPLETED or record.measuring_pass != "timed":
+def measured(record: Record, path: Path, relative: str, seen: dict[str, list[Floats]]) -> Reading:
+    """The reading of a record that decides; its latencies go to `seen`. Cells that keep answers may have none.
+
+    Raises DamagedSamplesError: every column is read, with its checksum, because sections read the others later.
+    """
+    timed = record.measuring_pass == "timed"
+    if record.status is not Status.COMPLETED or not (timed or record.num_columns):
         return Reading(record, relative, True)
     work = record.cell.workload
     samples_path = path.with_suffix(".npz")
-    samples = read_samples(samples_path, descriptor_of(work).columns)
+    archive = read_archive(samples_path)
+    if record.num_columns and len(archive) != record.num_columns:
+        raise DamagedSamplesError(f"{samples_path}: {len(archive)} columns, expected {record.num_columns}")
+    if not timed:
+        return Reading(record, relative, True)
+    samples = columns_named(archive, descriptor_of(work).columns, samples_path)
     if work.keeps_answers and not samples:
         return Reading(record, relative, True)
     try:
         measurement = MeasurementSamples(record.cell, samples)
+        _check_seconds(measurement.series, measurement.walls)
+        if measurement.walls.sum() < _LEAST_SECONDS:
+            raise ValueError(f"samples: {measurement.series} sums to {float(measurement.walls.sum()):.3g} s")
         found = steady(measurement.walls)
         measurement = measurement.without_first(found.first)
         whole = whole_figures(record.cell, record.figures, record.rank_figures)
         rates, kinds = rates_of(measurement, whole), measurement.latencies()
-    except ValueError as error:
-        raise ValueError(f"{samples_path}: {error}") from error
+        for kind, values in kinds.items():
+            _check_seconds(f"latencies of a {kind}", values)
+    except (ValueError, ArithmeticError) as error:
+        raise DamagedSamplesError(f"{samples_path}: {error}") from error
     p99 = {}
     for kind, values in kinds.items():
         p99[kind] = quantiles(values, (P99,))[0]
         seen[kind].append(values)
     return Reading(record, relative, True, rates, found, p99)
+
+
+def _check_seconds(name: str, values: Floats) -> None:
+    """Raises ValueError for times that no clock gives, which would end in a rate of infinity or nothing."""
+    if not ((values >= 0) & (values < _MOST_SECONDS)).all():  # NaN is neither
+        raise ValueError(f"samples: {name}: got a time that is negative, not finite or over {_MOST_SECONDS:.0e} s")

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.common.base import content_hash, utc_now
+from configs.common.printable import printable
+from configs.common.reading import brief, check_regular
 from configs.plans.record import SchemaError
 from reports.reading.run_figures import CellFigures, RunFigures
 
@@ -93,6 +95,8 @@ def open_history(path: Path, create: bool = False) -> Iterator["RunHistory"]:
     mode = "rwc" if create else "rw"
     connection: sqlite3.Connection | None = None
     try:
+        if path.exists():
+            check_regular(path)
         address = f"{path.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         connection.execute("PRAGMA foreign_keys = ON")
@@ -227,7 +231,13 @@ class RunHistory:
             f"{condition} ORDER BY coalesce(started_at, added_at), id",
             {"keys": listed, **values},
         ).fetchall()
-        return [self._kept(row, tuple(names[row[0]]), listed) for row in rows]
+        return [self._checked(row, tuple(names[row[0]]), listed) for row in rows]
+
+    def _checked(self, row: tuple[Any, ...], names: tuple[str, ...], keys: str | None) -> KeptRun:
+        try:
+            return self._kept(row, names, keys)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"run {brief(row[0])} of the history is damaged ({printable(str(error), 200)})") from error
 
     def _kept(self, row: tuple[Any, ...], names: tuple[str, ...], keys: str | None) -> KeptRun:
         number, source, study, started_at, finished_at, rules, added_at = row

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from configs.common.base import content_hash
 from configs.spec.cell import Cell
 from reports.decisions.nodes import BATCH_FIELDS
+from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import Estimate, Ratio, estimate, unpaired_ratio
 from reports.reading.load import CellResult
 from reports.text import estimate_text, joined, number
-
-HOUR_SECONDS = 3600.0
 
 _FREE_FIELDS = {
     "target": True,

@@ -33,8 +33,9 @@ from reports.decisions.recommendation import recommend, recommendation_sentences
 from reports.decisions.savings import savings, savings_table
 from reports.decisions.spending import study_costs
 from reports.plots.album import Album
-from reports.plots.decisions.cost import MOST_BARS, cost_height, draw_costs, priced
+from reports.plots.decisions.cost import cheapest_first, cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
+from reports.plots.style import MOST_BARS
 from reports.reading.load import StudyResult
 from reports.sections.experiments import Section
 
@@ -78,7 +79,7 @@ def _cost_plots(costs: Sequence[CellCost], album: Album) -> dict[str, str]:
     plots: dict[str, str] = {}
     for kind in dict.fromkeys(cost.result.cell.workload.kind for cost in costs):
         bars = [cost for cost in costs if cost.result.cell.workload.kind == kind]
-        if len(priced(bars)) > 1:
+        if len(cheapest_first(bars)) > 1:
             plots[kind] = album.add(f"cost {kind}", partial(draw_costs, costs=bars), cost_height(bars))
     return plots
 

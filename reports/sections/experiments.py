@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from configs.plans.plan import PlannedExperiment
-from reports.correctness.section import JudgedCell, completions_table, correctness_table
+from reports.correctness.section import JudgedCell, completions_table, correctness_table, reference_sentence
 from reports.experiments.communication import communication, communication_sentence, communication_table, links_table
 from reports.experiments.comparison import (
     optimization,
@@ -26,7 +26,7 @@ from reports.experiments.latency import latency, latency_curves, latency_sentenc
 from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence, targets_table
 from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
-from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
+from reports.planning.layouts import layout_ranking, layouts_lines, layouts_sentence, layouts_table
 from reports.plots.album import Album
 from reports.plots.experiments.compression import compression_height, draw_compression, drawn_rows
 from reports.plots.experiments.latency import draw_latency
@@ -160,7 +160,7 @@ def _forecast(
 
 
 def _layouts(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
-    result, title = layouts(study, experiment), study.title(experiment)
+    result, title = layout_ranking(study, experiment), study.title(experiment)
     drawn = drawn_layouts(result)
     plot = album.add(title, partial(draw_layouts, result=result), layouts_height(result)) if drawn else None
     more, lines = _latency(study, experiment, album), tuple(layouts_lines(result))
@@ -231,9 +231,12 @@ def perf_section(study: StudyResult) -> Section | None:
 def correctness_section(
     study: StudyResult, experiment: PlannedExperiment, base: CellResult, judged: list[JudgedCell]
 ) -> Section:
-    sentence = f"The reference is {base.name}: unmodified, in a launch of its own."
+    sentence = reference_sentence(base)
     if experiment.refused:
         told = "; ".join(f"{item.label} ({item.reason})" for item in experiment.refused)
         sentence += f" Unsupported, so not judged: {told}."
+    reached = dict.fromkeys(item.reach.text for item in judged if item.reach is not None)
+    if reached:
+        sentence += f" Answers were compared on {'; '.join(reached)}."
     completions = completions_table(study, base, judged)
     return Section(study.title(experiment), sentence, correctness_table(judged), completions=completions)

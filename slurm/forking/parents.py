@@ -1,5 +1,6 @@
 """The processes from which this process's launches on its machine are forked (`slurm.forking.fork_parent`).
 
+    prepare(job, job_json)           # import ahead of the first launch, where there is something else to wait for
     pid = launch(job, job_json)      # the launcher, in a process of its own, as if it were started by itself
     end_parents()                    # when no more launches are to be made
 
@@ -29,9 +30,10 @@ import submitit
 from submitit.core.utils import CommandFunction
 
 from configs.common.forking import binds_threads
+from configs.common.reading import MIB, read_tail
 from configs.plans.job import Job
 from slurm.forking.fork_parent import socket_in
-from slurm.launcher.starting import rank_environment
+from slurm.launcher.starting import is_private, rank_environment
 
 START_LIMIT_SECONDS = 60.0
 _ANSWER_SECONDS = 180.0
@@ -129,7 +131,7 @@ class ForkParent:
 
     def _said(self) -> str:
         logs = sorted(self._folder.glob("*.log*"))
-        return " ".join(" ".join(log.read_text(errors="replace").split()) for log in logs)[-_LOG_CHARACTERS:]
+        return " ".join(" ".join(read_tail(log, MIB).split()) for log in logs)[-_LOG_CHARACTERS:]
 
 
 def _submit(folder: Path) -> Any:
@@ -143,11 +145,22 @@ def _submit(folder: Path) -> Any:
             "trap '' INT HUP QUIT TSTP",
             "trap : TERM",
             "export PYTHONSAFEPATH=1",
+            *_unset_private(),
             f"exec </dev/null >>{shlex.quote(str(folder / 'controller.log'))} 2>&1",
         ],
     )
     command = [sys.executable, "-m", "slurm.forking.fork_parent", str(folder)]
     return executor.submit(CommandFunction(command, verbose=False))
+
+
+def _unset_private() -> list[str]:
+    """A line of shell that keeps secrets from the parent; submitit passes the whole environment on."""
+    names = [
+        name
+        for name, value in os.environ.items()
+        if is_private(name, value) and not name.startswith("SUBMITIT_") and name.isascii() and name.isidentifier()
+    ]
+    return [f"unset {' '.join(sorted(names))}"] if names else []
 
 
 @dataclass(frozen=True)
@@ -176,12 +189,28 @@ def launch(job: Job, job_json: Path) -> int:
                 return _parents[wanted.key].launch(job_json)
             except ParentLost:
                 _parents.pop(wanted.key).end()
-        while len(_parents) >= _MAX_PARENTS:
-            _parents.pop(next(iter(_parents))).end()
-        preloads = job.measuring_pass in _FROM_PARENT and not binds_threads(wanted.environment)
-        parent = _start(wanted.environment, job_json if preloads else None)
-        _parents[wanted.key] = parent
-        return parent.launch(job_json)
+        return _add_parent(wanted, job, job_json).launch(job_json)
+
+
+def prepare(job: Job, job_json: Path) -> None:
+    """Start the parent that will serve a launch of this kind, and return when it has imported. Raises OSError.
+
+    job_json: read by the parent while it imports, and not needed later.
+    """
+    wanted = _wanted(job)
+    with _lock:
+        _forget_other_blocks(wanted.block)
+        if wanted.key not in _parents:
+            _add_parent(wanted, job, job_json)
+
+
+def _add_parent(wanted: _Wanted, job: Job, job_json: Path) -> ForkParent:
+    while len(_parents) >= _MAX_PARENTS:
+        _parents.pop(next(iter(_parents))).end()
+    preloads = job.measuring_pass in _FROM_PARENT and not binds_threads(wanted.environment)
+    parent = _start(wanted.environment, job_json if preloads else None)
+    _parents[wanted.key] = parent
+    return parent
 
 
 def _start(environment: Mapping[str, str], preload: Path | None) -> ForkParent:

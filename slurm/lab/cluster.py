@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from configs.common.base import write_atomically
+from configs.common.reading import read_bytes
 from slurm.lab import daemons, files, members, network, nodes
 from slurm.lab.commands import LabError, ask, need_root, why_no_lab
 from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_lab_plan
@@ -71,7 +72,7 @@ def down(name: str, folder: Path) -> None:
             lab_file(folder).unlink(missing_ok=True)
 
 
-def find(name: str, folder: Path | None = None) -> LabPlan:
+def find_lab(name: str, folder: Path | None = None) -> LabPlan:
     """Return the running lab of this name, or the one in this folder. Raises ValueError if there is none."""
     # Only root can see the environment of these processes.
     plan = read_lab_plan(folder or members.folder_of(name) or BASE_FOLDER / name)
@@ -202,7 +203,7 @@ def _write_files(plan: LabPlan) -> bool:
     for path, (content, mode) in wanted.items():
         data = content.encode() if isinstance(content, str) else content
         # A file that is bound over one of a node's must keep its inode.
-        if not path.exists() or path.read_bytes() != data:
+        if not path.exists() or read_bytes(path) != data:
             write_atomically(path, data, mode)  # a key must not be another's to read, not even for an instant
             written = True
         path.chmod(mode)

@@ -103,7 +103,7 @@ def daemons(plan: LabPlan) -> list[Daemon]:
     return base + [slurmd(plan, node) for node in plan.node_names]
 
 
-def find(plan: LabPlan, name: str, node: str | None = None) -> Daemon:
+def find_daemon(plan: LabPlan, name: str, node: str | None = None) -> Daemon:
     """A daemon by its program, and slurmd by its node as well. Raises ValueError."""
     found = [each for each in daemons(plan) if each.program == name and each.node == node]
     if not found:

@@ -18,60 +18,7 @@ _LATENCY = "50ms"  # what waits longer in a shaped link's queue is dropped, and 
 
 def slurm_conf(plan: LabPlan) -> str:
     """Short time limits, so that faults show within seconds; no requeue, since a repeat must be a fresh job."""
-    etc, run = plan.slurm_conf.parent, plan.folder / "run"
-    lines = [
-        f"ClusterName={plan.name}",
-        f"SlurmctldHost={plan.host}({plan.head_address})",
-        f"SlurmctldPort={plan.slurmctld_port}",
-        f"SlurmdPort={SLURMD_PORT}",
-        "SlurmUser=root",
-        "SlurmdUser=root",
-        "AuthType=auth/munge",
-        f"AuthInfo=socket={plan.munge_socket}",
-        f"StateSaveLocation={plan.folder}/state",
-        f"SlurmdSpoolDir={plan.folder}/spool/%n",
-        f"SlurmctldPidFile={run}/slurmctld.pid",
-        f"SlurmdPidFile={run}/slurmd-%n.pid",
-        f"SlurmctldLogFile={plan.logs}/slurmctld.log",
-        f"SlurmdLogFile={plan.logs}/slurmd-%n.log",
-        "MailProg=/bin/true",
-        "MpiDefault=none",
-        # Without cgroups a process that left its parent survives its job, and holds it in the queue by its output.
-        f"ProctrackType={'proctrack/cgroup' if plan.cgroups else 'proctrack/linuxproc'}",
-        f"TaskPlugin={'task/cgroup' if plan.cgroups else 'task/none'}",
-        "SlurmdParameters=config_overrides",  # a node has the cores that are written below, not the machine's
-        "PropagatePrioProcess=1",  # jobs have the priority of who submitted them, not slurmd's low one
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_CPU_Memory",
-        # Else a job that asks for no memory has a node's whole, and no other job fits beside it.
-        f"DefMemPerCPU={plan.memory_per_node_megabytes // plan.cores_per_node}",
-        "SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=3",
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=CANCEL",
-        f"FirstJobId={plan.first_job_id}",  # ids of one lab are not those of the one before
-        "MaxArraySize=10001",
-        "JobRequeue=0",
-        "ReturnToService=2",  # a node that answers again works again
-        "SlurmdTimeout=10",
-        "SlurmctldTimeout=10",
-        "BatchStartTimeout=20",
-        "MessageTimeout=10",
-        "KillWait=3",
-        "UnkillableStepTimeout=30",
-        "PrologFlags=Alloc",  # links are shaped on all nodes before the first process of a job
-        f"Prolog={etc}/prolog.sh",
-        f"Epilog={etc}/epilog.sh",
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        f"AccountingStorageHost={plan.head_address}",  # nodes ask for accounts too
-        f"AccountingStoragePort={plan.slurmdbd_port}",
-        f"AccountingStoragePass={plan.munge_socket}",
-        "JobAcctGatherType=jobacct_gather/linux",
-        "JobAcctGatherFrequency=task=1",
-        # Where the kernel cannot limit memory, slurmd looks every second.
-        *([] if plan.cgroups else ["JobAcctGatherParams=OverMemoryKill"]),
-        "SlurmctldDebug=info",
-        "SlurmdDebug=info",
-    ]
+    lines = [*_daemon_settings(plan), *_job_settings(plan), *_accounting_settings(plan)]
     for node in plan.node_names:
         lines.append(
             f"NodeName={node} NodeAddr={plan.address(node)} CPUs={plan.cores_per_node}"
@@ -88,6 +35,75 @@ def slurm_conf(plan: LabPlan) -> str:
             kind.append("OverSubscribe=EXCLUSIVE")  # a link has one speed at a time
         lines.append(f"PartitionName={partition} {nodes} {' '.join(kind)}")
     return "\n".join(lines) + "\n"
+
+
+def _daemon_settings(plan: LabPlan) -> list[str]:
+    run = plan.folder / "run"
+    return [
+        f"ClusterName={plan.name}",
+        f"SlurmctldHost={plan.host}({plan.head_address})",
+        f"SlurmctldPort={plan.slurmctld_port}",
+        f"SlurmdPort={SLURMD_PORT}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={plan.munge_socket}",
+        f"StateSaveLocation={plan.folder}/state",
+        f"SlurmdSpoolDir={plan.folder}/spool/%n",
+        f"SlurmctldPidFile={run}/slurmctld.pid",
+        f"SlurmdPidFile={run}/slurmd-%n.pid",
+        f"SlurmctldLogFile={plan.logs}/slurmctld.log",
+        f"SlurmdLogFile={plan.logs}/slurmd-%n.log",
+        "MailProg=/bin/true",
+        "ReturnToService=2",  # a node that answers again works again
+        "SlurmdTimeout=10",
+        "SlurmctldTimeout=10",
+        "BatchStartTimeout=20",
+        "MessageTimeout=10",
+        "SlurmctldDebug=info",
+        "SlurmdDebug=info",
+    ]
+
+
+def _job_settings(plan: LabPlan) -> list[str]:
+    etc = plan.slurm_conf.parent
+    return [
+        "MpiDefault=none",
+        # Without cgroups a process that left its parent survives its job, and holds it in the queue by its output.
+        f"ProctrackType={'proctrack/cgroup' if plan.cgroups else 'proctrack/linuxproc'}",
+        f"TaskPlugin={'task/cgroup' if plan.cgroups else 'task/none'}",
+        "SlurmdParameters=config_overrides",  # a node has the cores that are written below, not the machine's
+        "PropagatePrioProcess=1",  # jobs have the priority of who submitted them, not slurmd's low one
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU_Memory",
+        # Else a job that asks for no memory has a node's whole, and no other job fits beside it.
+        f"DefMemPerCPU={plan.memory_per_node_megabytes // plan.cores_per_node}",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=3",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=CANCEL",
+        f"FirstJobId={plan.first_job_id}",  # ids of one lab are not those of the one before
+        "MaxArraySize=10001",
+        "JobRequeue=0",
+        "KillWait=3",
+        "UnkillableStepTimeout=30",
+        "PrologFlags=Alloc",  # links are shaped on all nodes before the first process of a job
+        f"Prolog={etc}/prolog.sh",
+        f"Epilog={etc}/epilog.sh",
+    ]
+
+
+def _accounting_settings(plan: LabPlan) -> list[str]:
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={plan.head_address}",  # nodes ask for accounts too
+        f"AccountingStoragePort={plan.slurmdbd_port}",
+        f"AccountingStoragePass={plan.munge_socket}",
+        *(["AccountingStorageEnforce=qos,limits"] if plan.enforce_limits else []),
+        "JobAcctGatherType=jobacct_gather/linux",
+        "JobAcctGatherFrequency=task=1",
+        # Where the kernel cannot limit memory, slurmd looks every second.
+        *([] if plan.cgroups else ["JobAcctGatherParams=OverMemoryKill"]),
+    ]
 
 
 def slurmdbd_conf(plan: LabPlan) -> str:

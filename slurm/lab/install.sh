@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the packages for a lab (Debian, Ubuntu) without starting their services: a lab runs its own daemons.
+# Installs the packages for a lab (Debian, Ubuntu). A lab runs its own daemons: no service is started or enabled at boot.
 set -eu
 missing=
 for each in slurmctld slurmd slurmdbd sacctmgr munged mariadbd mariadb-install-db ip tc nsenter unshare setsid taskset; do
@@ -8,13 +8,6 @@ done
 [ -n "$missing" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "root privileges required: sudo make lab-install"; exit 1; }
 command -v apt-get >/dev/null || { echo "apt-get not found. Install Slurm with slurmdbd, munge, MariaDB and iproute2 by other means"; exit 1; }
-# Packages call this script before starting their service (invoke-rc.d(8)); exit code 101 denies it.
-policy=/usr/sbin/policy-rc.d
-if [ ! -e "$policy" ]; then
-    trap 'rm -f "$policy"' EXIT
-    printf '#!/bin/sh\nexit 101\n' >"$policy"
-    chmod 755 "$policy"
-fi
 apt-get update -q
-DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+DEBIAN_FRONTEND=noninteractive sh "$(dirname "$0")/without_services.sh" apt-get install -q -y --no-install-recommends \
     slurmctld slurmd slurmdbd slurm-client munge mariadb-server iproute2 util-linux

@@ -6,7 +6,9 @@ stay behind. They are entered with nsenter: `ip netns exec` remounts /sys, which
 
 import os
 import time
+from pathlib import Path
 
+from configs.common.reading import MIB, read_tail
 from slurm.lab import members
 from slurm.lab.commands import LabError, leave_running, program
 from slurm.lab.plan import LabPlan
@@ -57,8 +59,7 @@ def enter_node(plan: LabPlan, node: str, command: list[str]) -> None:
 def end_of(log: "os.PathLike[str]", lines: int = 12) -> str:
     """The last lines of a log, indented, for an error's message."""
     try:
-        with open(log, errors="replace") as file:
-            told = file.read().splitlines()[-lines:]
-    except OSError:
+        told = read_tail(Path(log), MIB).splitlines()[-lines:]
+    except (OSError, ValueError):
         told = []
     return "\n".join([f"the end of {os.fspath(log)}:", *(f"  {line}" for line in told or ["(empty)"])])

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from configs.common.base import Frozen
+from configs.common.reading import read_model
 
 BASE_FOLDER = Path("/var/lib/rankwise-lab")
 DEFAULT_NAME = "lab"
@@ -38,6 +39,7 @@ class LabRequest(Frozen):
     cores_per_node: PositiveInt = 1
     bandwidths: tuple[str, ...] = ()
     hidden: Annotated[tuple[Path, ...], Field(description="folders that the nodes do not see")] = ()
+    enforce_limits: Annotated[bool, Field(description="limits of accounts and QOS hold, for root too")] = False
 
     @field_validator("name")
     @classmethod
@@ -219,6 +221,6 @@ def lab_file(folder: Path) -> Path:
 def read_lab_plan(folder: Path) -> LabPlan | None:
     """The lab in this folder; None where there is none. Raises ValueError where the file cannot be understood."""
     try:
-        return LabPlan.model_validate_json(lab_file(folder).read_text())
+        return read_model(lab_file(folder), LabPlan)
     except FileNotFoundError:
         return None

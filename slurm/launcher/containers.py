@@ -6,7 +6,7 @@
 Folders keep their paths inside, so that job.json says the same in both. Apptainer hands the environment of the
 host on, SLURM_* and CUDA_VISIBLE_DEVICES included, and shares /tmp, /dev/shm, the network and the processes' names
 (https://apptainer.org/docs/user/latest/, "Bind Paths and Mounts" and "Environment and Metadata"). Singularity takes
-the same arguments.
+the same arguments. Under pyxis srun itself starts its tasks in the image (`srun_container`).
 """
 
 import csv
@@ -33,7 +33,7 @@ def wrapped(command: Sequence[str], target: SlurmTarget, folders: Sequence[str])
 
     folders: absolute paths that the job reads or writes; the first is its working directory in the container.
     """
-    if target.container is None:
+    if target.container is None or target.container.runtime == "pyxis":
         return list(command)
     argv = [_program(), "exec", *(["--nv"] if target.gpus_per_node else [])]
     # Packages below a home folder, which Apptainer mounts, must not take the place of the image's.
@@ -45,14 +45,34 @@ def wrapped(command: Sequence[str], target: SlurmTarget, folders: Sequence[str])
     return [*argv, target.container.image, *command]
 
 
-def bind(folder: str, destination: str | None = None) -> list[str]:
-    """The arguments that make a folder visible in the container, by default under its own path."""
-    source, target = folder, destination or folder
-    if not {",", ":", '"', "\\", "\n", "\r"} & {*source, *target}:
-        return ["--bind", source if target == source else f"{source}:{target}"]
+def srun_container(folders: Sequence[str], target: SlurmTarget) -> list[str]:
+    """Options of srun by which pyxis starts its tasks in an image; none without it.
+
+    https://github.com/NVIDIA/pyxis: --container-mounts takes SRC:DST[:FLAGS], separated by commas. What the target
+    sets up runs inside. Raises ValueError for a folder that the option cannot represent.
+    """
+    if target.container is None or target.container.runtime != "pyxis":
+        return []
+    mounts = []
+    for folder in _outermost([*folders, *([target.shared] if target.shared else [])]):
+        if {",", ":"} & {*folder}:
+            raise ValueError(f"path {folder!r}: pyxis does not support commas and colons. Use another folder")
+        mounts.append(f"{folder}:{folder}")
+    mounts += target.container.binds
+    return [
+        f"--container-image={target.container.image}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={folders[0]}",
+    ]
+
+
+def bind(folder: str) -> list[str]:
+    """The arguments that make a folder visible in the container, under its own path."""
+    if not {",", ":", '"', "\\", "\n", "\r"} & set(folder):
+        return ["--bind", folder]
     # --bind divides at commas and colons; --mount reads one line of CSV, in which a quoted field may hold anything.
     line = io.StringIO()
-    csv.writer(line).writerow(["type=bind", f"source={source}", f"destination={target}"])
+    csv.writer(line).writerow(["type=bind", f"source={folder}", f"destination={folder}"])
     return ["--mount", line.getvalue().removesuffix("\r\n")]
 
 

@@ -9,25 +9,27 @@ The end of a job is written into a block that was allocated when the job began.
 import os
 from pathlib import Path
 
-from configs.common.base import write_atomically
+from configs.common.base import utc_now, write_atomically
+from configs.common.reading import read_model
 from configs.plans.job import JobEnd, Launcher, Progress
 from configs.plans.paths import JobPaths
+from configs.plans.record import Status
 
 _RESERVED_BYTES = 8192
 
 
 def read_launcher(paths: JobPaths) -> Launcher | None:
-    """Who runs the job; None before the launcher said so."""
+    """Who runs the job; None before the launcher said so, and where the file is damaged."""
     try:
-        return Launcher.model_validate_json(paths.launcher.read_bytes())
-    except FileNotFoundError:
+        return read_model(paths.launcher, Launcher)
+    except (FileNotFoundError, ValueError):
         return None
 
 
 def read_progress(paths: JobPaths, rank: int) -> Progress | None:
     """What a rank does now; None before it began, or in the instant in which it writes."""
     try:
-        return Progress.model_validate_json(paths.progress(rank).read_bytes())
+        return read_model(paths.progress(rank), Progress)
     except (FileNotFoundError, ValueError):
         return None
 
@@ -64,6 +66,18 @@ def write_end(paths: JobPaths, end: JobEnd, node_rank: int | None = None) -> Non
         file.flush()
         os.fsync(file.fileno())
     reserved.replace(path)
+
+
+def write_unlaunched_end(paths: JobPaths, status: Status, message: str) -> None:
+    """Say how a job ended whose launcher did not: nobody has a return code. Raises OSError."""
+    end = JobEnd(
+        status=status,
+        return_code=None,
+        measurement=measurement_under_way(paths),
+        message=message,
+        finished_at=utc_now(),
+    )
+    write_end(paths, end)
 
 
 def _end(paths: JobPaths, node_rank: int | None) -> Path:

@@ -36,7 +36,7 @@ def machine_holder() -> str:
 
 
 @contextmanager
-def machine_lock(name: str, give_up: Callable[[], bool], poll_seconds: float = POLL_SECONDS) -> Iterator[bool]:
+def machine_lock(name: str, give_up: Callable[[], bool]) -> Iterator[bool]:
     """Hold one of the machine's locks for the block; `give_up` is asked at each look, and may raise."""
     descriptor = open_lock_file(name)
     try:
@@ -47,7 +47,7 @@ def machine_lock(name: str, give_up: Callable[[], bool], poll_seconds: float = P
                 if give_up():
                     yield False
                     return
-                time.sleep(poll_seconds)
+                time.sleep(POLL_SECONDS)
                 continue
             yield True
             return

@@ -6,6 +6,8 @@
 Lists of hosts are read by submitit and not by `scontrol show hostnames`, which a container need not have.
 """
 
+import ipaddress
+import math
 import re
 import socket
 from collections.abc import Mapping
@@ -13,10 +15,13 @@ from dataclasses import dataclass
 
 import psutil
 
+from configs.common.reading import brief
 from configs.plans.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 
 _NAME = re.compile(r"[^,\[\]]+")
+_HOST_LIST = re.compile(r"[^\[\]]*(\[[0-9,-]*\][^\[\]]*)*")
+_MAX_NAMES = 65_536
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,12 @@ def under_slurm(environment: Mapping[str, str]) -> bool:
     return all(
         environment.get(name) for name in ("SLURM_JOB_ID", "SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST")
     )
+
+
+def restarts(environment: Mapping[str, str]) -> int:
+    """How often Slurm has started the job before (a requeue); 0 where it does not say."""
+    text = environment.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdigit() else 0
 
 
 def node_of(environment: Mapping[str, str]) -> JobNode:
@@ -82,18 +93,60 @@ def host_names(expression: str) -> tuple[str, ...]:
     from submitit.slurm.slurm import SlurmParseException, _parse_node_list
 
     try:
-        names = tuple(_parse_node_list(expression))
+        names = tuple(_parse_node_list(expression)) if _num_names(expression) <= _MAX_NAMES else ()
     except SlurmParseException:
         names = ()
     # It lets stray commas and brackets through.
     if not names or expression.endswith(",") or not all(_NAME.fullmatch(name) for name in names):
-        raise ValueError(f"host list: got {expression!r}, expected one such as node[01-03,7],gpu1")
+        raise ValueError(f"host list: got {brief(expression)}, expected one such as node[01-03,7],gpu1")
     return names
+
+
+def _num_names(expression: str) -> int:
+    """How many names a host list stands for; more than allowed where it is none."""
+    if not _HOST_LIST.fullmatch(expression):
+        return _MAX_NAMES + 1
+    count = 0
+    for group in re.split(r",(?![0-9,-]*\])", expression):
+        sizes = [sum(map(_num_suffixes, bracket.split(","))) for bracket in re.findall(r"\[([0-9,-]*)\]", group)]
+        count += math.prod(sizes)
+    return count
+
+
+def _num_suffixes(written: str) -> int:
+    low, dash, high = written.partition("-")
+    if not dash:
+        return 1
+    if not (low.isdigit() and high.isdigit() and len(high) <= 9 >= len(low)):
+        return _MAX_NAMES + 1
+    return max(1, int(high) - int(low) + 1)
 
 
 def address_of(host: str) -> str:
     """A host's IPv4 address by its name. Raises OSError."""
     return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+
+
+def listening_addresses(host: str) -> tuple[str, ...]:
+    """The addresses of this machine on which other nodes of a job may reach it by this name.
+
+    All private ones, since the others may know another network than this machine, and the one that the name resolves
+    to. All interfaces (an empty address) only where the name says nothing, as where /etc/hosts maps a machine's own
+    name to its loopback.
+    """
+    own = {
+        found.address
+        for addresses in psutil.net_if_addrs().values()
+        for found in addresses
+        if found.family is socket.AF_INET
+    }
+    try:
+        named = address_of(host)
+    except OSError:
+        return ("",)
+    if named not in own or ipaddress.ip_address(named).is_loopback:
+        return ("",)
+    return tuple(sorted({named} | {address for address in own if ipaddress.ip_address(address).is_private}))
 
 
 def interface_of(address: str) -> str | None:

@@ -13,15 +13,16 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from configs.common.base import sha256_of_file
 from configs.plans.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
-from slurm.launcher.node import JobNode, address_of, has_network, interface_of
+from slurm.launcher.node import JobNode, address_of, has_network, interface_of, listening_addresses
 from slurm.launcher.peer_monitor import (
     LIMITS,
     POLL_SECONDS,
@@ -65,7 +66,7 @@ def call_roll(
 
 def digest_of(job_json: Path) -> str:
     """By which nodes know that they have the same job before them."""
-    return hashlib.sha256(job_json.read_bytes()).hexdigest()
+    return sha256_of_file(job_json)
 
 
 def roll_call_port(node: JobNode) -> int:
@@ -104,15 +105,18 @@ class _Call:
     def lead(self) -> tuple[Rendezvous, PeerMonitor]:
         """Of the head: wait until all others have called."""
         port = roll_call_port(self.node)
-        try:
-            listener = socket.create_server(("", port), backlog=max(16, self.node.count))
-        except OSError as error:
-            message = f"head node {self.node.name}: cannot listen on port {port}: {error.strerror}"
-            self._refuse("PortTaken", message)
-        with listener:
-            listener.setblocking(False)
+        with ExitStack() as open_sockets:
+            listeners = []
             try:
-                self._wait_for_all(listener)
+                for address in listening_addresses(self.node.head):
+                    listener = socket.create_server((address, port), backlog=max(16, self.node.count))
+                    listeners.append(open_sockets.enter_context(listener))
+                    listener.setblocking(False)
+            except OSError as error:
+                message = f"head node {self.node.name}: cannot listen on port {port}: {error.strerror}"
+                self._refuse("PortTaken", message)
+            try:
+                self._wait_for_all(listeners)
             except NotStartedError as error:
                 for line in (*self.strangers, *self.lines.values()):
                     line.say(refused=error.verdict.model_dump(mode="json"))
@@ -125,13 +129,14 @@ class _Call:
             line.say(go=meeting.port)
         return meeting, Head(self.node, self.limits, self.lines, meeting.interface)
 
-    def _wait_for_all(self, listener: socket.socket) -> None:
+    def _wait_for_all(self, listeners: Sequence[socket.socket]) -> None:
         deadline = time.monotonic() + self.limits.call_seconds
         while len(self.lines) < self.node.count - 1:
             self._unless_given_up()
-            with suppress(OSError):  # nobody waits, or whoever did has gone again
-                while True:
-                    self.strangers.append(PeerConnection(listener.accept()[0]))
+            for listener in listeners:
+                with suppress(OSError):  # nobody waits, or whoever did has gone again
+                    while True:
+                        self.strangers.append(PeerConnection(listener.accept()[0]))
             for line in list(self.strangers):
                 self._listen_to_stranger(line)
             for rank, line in list(self.lines.items()):

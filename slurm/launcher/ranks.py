@@ -3,7 +3,6 @@
 Only data written by the ranks is read (progress, parts, exit codes), never a log.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST, PROCESS_DIED
 from configs.common.forking import Forked
 from configs.common.proc import is_alive
+from configs.common.reading import read_json
 from configs.plans.job import Job, Progress
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status, read_part
@@ -26,7 +26,7 @@ from slurm.launcher.job_files import measurement_under_way, read_progress
 from slurm.launcher.node import JobNode
 from slurm.launcher.node_registration import Rendezvous
 from slurm.launcher.peer_monitor import Alone, PeerMonitor
-from slurm.launcher.starting import exits_file, rank_environment, start, start_argv
+from slurm.launcher.starting import exits_file, rank_environment, start_argv, start_process
 from slurm.staging.version import code_version
 
 STARTUP_LIMIT_SECONDS = 180.0
@@ -83,7 +83,7 @@ class RankSupervisor:
         argv = start_argv(self.job, job_json, self.node_rank, self.meeting, self.agent_folder, visible)
         environment = rank_environment(self.job, os.environ, launcher, self.meeting.interface)
         # DeepSpeed's launcher does not say how many ranks the node has.
-        self.agent = start(argv, environment | self.code | {"LOCAL_WORLD_SIZE": str(self.job.ranks_per_node)})
+        self.agent = start_process(argv, environment | self.code | {"LOCAL_WORLD_SIZE": str(self.job.ranks_per_node)})
         verdict = self.watch()
         left = self.end(self.grace_seconds(verdict))
         verdict = verdict or self.outcome()
@@ -229,7 +229,7 @@ class RankSupervisor:
     def exit_codes(self) -> dict[int, int]:
         """Exit codes other than 0 of this node's ranks as torchrun's agent saw them; negative: a signal."""
         try:
-            exits = json.loads(exits_file(self.agent_folder).read_bytes())
+            exits = read_json(exits_file(self.agent_folder))
         except (FileNotFoundError, ValueError):
             return {}
         return {exit["rank"]: exit["exit_code"] for exit in exits}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from configs.common.forking import Forked, fork, run_module, unfit_to_fork
 from configs.common.proc import end_with_parent
-from configs.common.secrets import is_secret
+from configs.common.secrets import holds_secret
 from configs.plans.job import Job
 from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
@@ -70,7 +70,7 @@ def start_argv(
     return torchrun_argv(job, job_json, node_rank, meeting, folder)
 
 
-def start(argv: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | Forked":
+def start_process(argv: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | Forked":
     """Start torchrun or DeepSpeed's launcher, in a session of its own, by a command of `start_argv`.
 
     It is forked where this process has its module already (`slurm.forking.fork_parent`). It ends when this process
@@ -99,9 +99,9 @@ def exits_file(folder: Path) -> Path:
     return folder / "exits.json"
 
 
-def is_private(name: str) -> bool:
+def is_private(name: str, value: str = "") -> bool:
     """Whether a variable must not reach the ranks: secrets, and what belongs to the orchestrator."""
-    return name.startswith(_DROPPED_PREFIXES) or is_secret(name)
+    return name.startswith(_DROPPED_PREFIXES) or holds_secret(name, value)
 
 
 def rank_environment(
@@ -111,7 +111,7 @@ def rank_environment(
 
     interface: by which this node reaches the others; for their traffic, unless the inherited variables name another.
     """
-    environment = {name: value for name, value in inherited.items() if not is_private(name)}
+    environment = {name: value for name, value in inherited.items() if not is_private(name, value)}
     threads = str(job.cell.cores_per_rank)
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     environment |= {
@@ -123,7 +123,6 @@ def rank_environment(
     }
     if interface is not None:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if interface is not None and job.cell.nodes > 1:
         environment.setdefault("TP_SOCKET_IFNAME", interface)
         environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exactly this one, no prefix
     if job.measuring_pass == "memory":

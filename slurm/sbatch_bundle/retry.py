@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.record import Status, read_part, read_record
@@ -61,7 +62,7 @@ def _tries(run: RunPaths, first: str) -> list[str]:
 
 
 def _read(paths: JobPaths) -> Job:
-    return Job.model_validate_json(paths.job.read_bytes())
+    return read_model(paths.job, Job, PLAN_BYTES)
 
 
 def _same(job: Job, measurement: Measurement) -> Measurement | None:
@@ -82,10 +83,10 @@ def _reached(run: RunPaths, job: Job, measurement: Measurement) -> bool:
     said: set[str | None] = set()
     for path in paths.folder.glob("progress_*.json"):
         with suppress(ValueError):
-            said.add(Progress.model_validate_json(path.read_bytes().rstrip(b" \0")).measurement)
+            said.add(read_model(path, Progress).measurement)
     for path in paths.folder.glob("end_*.json"):
         with suppress(ValueError):
-            said.add(JobEnd.model_validate_json(path.read_bytes()).measurement)
+            said.add(read_model(path, JobEnd).measurement)
     return own.name in said
 
 

@@ -18,6 +18,7 @@ from slurm.launcher.setup_lines import setup_lines
 from slurm.schedulers.accounting import SACCT_ARGUMENTS
 
 SETUP_SCRIPT = "setup_multi_node.sh"
+MULTI_NODE_EXAMPLE = "multi_node_example.py.in"
 DEFINITION = "rankwise.def"
 
 _HERE = Path(__file__).parent
@@ -76,6 +77,8 @@ def sbatch_script(manifest: SbatchBundle) -> str:
         call = "launch" if step.profiler is None else f"profiled {step.profiler}"
         lines.append(f"{call} {step.nodes} {step.job}")
     target = manifest.target
+    if target.container is not None and target.container.runtime != "apptainer":
+        raise ValueError(f"targets.{target.name}.container.runtime: a bundle supports apptainer only")
     return _filled(
         "submit.sbatch.in",
         study=manifest.study,
@@ -84,6 +87,7 @@ def sbatch_script(manifest: SbatchBundle) -> str:
         image=shlex.quote(target.container.image) if target.container else "",
         profiler=manifest.profiler or "",
         cpus=str(_cpus(target)),
+        srun="".join(f" {shlex.quote(option)}" for option in target.srun_args),
         ranks=str(manifest.ranks),
         sacct=" ".join(SACCT_ARGUMENTS),
         steps="\n".join(lines),
@@ -135,6 +139,11 @@ def setup_script() -> str:
     return (_HERE / SETUP_SCRIPT).read_text()
 
 
+def multi_node_example() -> str:
+    """Return a training script for `setup_script`, a template for the user's own."""
+    return (_HERE / MULTI_NODE_EXAMPLE).read_text()
+
+
 def definition() -> str:
     """Return the Apptainer definition file of an image with Rankwise."""
     return (_HERE / DEFINITION).read_text()
@@ -161,11 +170,13 @@ def sbatch_line(name: str, value: str | int | bool, field: str) -> str | None:
 def _options(manifest: SbatchBundle) -> list[str]:
     target = manifest.target
     asked: list[tuple[str, str | int | bool | None, str]] = [
-        ("job-name", manifest.study, "study"),
+        ("job-name", target.job_name or manifest.study, "job_name"),
+        ("comment", target.comment, "comment"),
         ("nodes", manifest.nodes, "nodes"),
         ("ntasks-per-node", 1, "nodes"),
         ("cpus-per-task", _cpus(target), "cores_per_rank"),
-        ("gpus-per-node", target.gpus_per_node, "gpus_per_node"),
+        ("gpus-per-node", None if target.gres else target.gpus_per_node, "gpus_per_node"),
+        ("gres", target.gres, "gres"),
         ("mem", target.memory_per_node, "memory_per_node"),
         ("time", target.time_limit_minutes, "time_limit_minutes"),
         ("partition", target.partition, "partition"),

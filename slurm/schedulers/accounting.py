@@ -8,6 +8,7 @@ them up itself; memory is in the steps' rows only, as the largest task's. Fields
 https://slurm.schedmd.com/sacct.html.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ SACCT_ARGUMENTS = ("--parsable2", "--noconvert", f"--format={SACCT_FORMAT}")
 _MULTIPLES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)$")
-_EMPTY = ("", "Unknown", "None", "None assigned", "N/A")
+_EMPTY = ("", "Unknown", "None", "None assigned", "N/A", "(null)")
+_MAX_DIGITS = 40
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def _rows(text: str) -> list[dict[str, str]]:
     header = lines[0].split("|") if lines else []
     if not {"JobID", "State"} <= set(header):
         raise ValueError(f"no accounts: expected a first line with the columns {SACCT_FORMAT}")
-    return [dict(zip(header, line.split("|"), strict=False)) for line in lines[1:]]
+    rows = [dict(zip(header, line.split("|"), strict=False)) for line in lines[1:]]
+    return [row for row in rows if {"JobID", "State"} <= row.keys()]  # a line may be cut off
 
 
 def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
@@ -88,9 +91,9 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
     job = next((row for row in rows if row["JobID"] == name), None)
     if job is None:
         return None
-    submitted, started = (_seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
+    submitted, started = (seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
     queued = None if submitted is None or started is None else max(0.0, started - submitted)
-    failed, nodes = (_hosts(job.get(field, "")) for field in ("FailedNode", "NodeList"))
+    failed, nodes = (hosts_of(job.get(field, "")) for field in ("FailedNode", "NodeList"))
     energy = max((joules for row in rows if (joules := _number(row.get("ConsumedEnergyRaw", "")))), default=None)
     accounting = Accounting(
         job_id=name,
@@ -108,7 +111,7 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
 
 def duration_seconds(text: str) -> float | None:
     """Seconds of `[DD-[HH:]]MM:SS[.mmm]`; None where nothing was measured."""
-    match = _DURATION.match(text)
+    match = _DURATION.match(text) if len(text) <= _MAX_DIGITS else None
     if match is None:
         return None
     days, hours, minutes, seconds = match.groups(default="0")
@@ -116,26 +119,28 @@ def duration_seconds(text: str) -> float | None:
 
 
 def _bytes(text: str) -> int | None:
-    match = _BYTES.match(text)
+    match = _BYTES.match(text) if len(text) <= _MAX_DIGITS else None
     return round(float(match[1]) * _MULTIPLES[match[2]]) if match else None
 
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
-def _seconds_since_epoch(text: str) -> float | None:
+def seconds_since_epoch(text: str) -> float | None:
     """Of a time as SLURM_TIME_FORMAT=%s writes it, or as sacct does by itself (local time, no zone)."""
-    if text.isdigit():
-        return float(text)
+    if text.isascii() and text.isdigit():
+        return _number(text)
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
-def _hosts(text: str) -> tuple[str, ...]:
+def hosts_of(text: str) -> tuple[str, ...]:
+    """Of a host list; none where there is none."""
     return () if text in _EMPTY else host_names(text)

@@ -4,46 +4,48 @@
     poll(folder)              # from the shared look at the queue (slurm.schedulers.queue)
 
 All that is known of a job lies in its folder, so that any later process goes on with it: `submitting.json`, written
-before sbatch is asked, names the job; `submission.json` has the id that sbatch gave; each node leaves an
-`end_<n>.json`. When Slurm says that the job is over, `poll` makes of these and of Slurm's word the `end.json`
-(`slurm.schedulers.states.composed`), with what the accounts say beside it in `accounting.json`.
+before sbatch is asked, names the job; `submission.json` has the id that sbatch gave; `queue.json` says why it waits;
+each node leaves an `end_<n>.json`. When Slurm says that the job is over, `poll` makes of these and of Slurm's word the
+`end.json` (`slurm.schedulers.ending`), with what the accounts say beside it in `accounting.json`.
 """
 
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
 from configs.common.base import utc_now, write_atomically
-from configs.plans.job import Job, JobEnd, Launcher, Submission, Submitting
+from configs.common.reading import read_model
+from configs.plans.job import JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
-from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end
-from slurm.schedulers.accounting import Account, read_accounts, sacct_named_command
-from slurm.schedulers.queue import Queue, Sight, named_command, read_squeue, run_slurm, shared_queue
-from slurm.schedulers.refusals import REFUSED, JobState, Refused, Unavailable
-from slurm.schedulers.states import HOPELESS_REASONS, FinalState, bare, composed, standing
+from configs.plans.record import Status
+from configs.spec.target import SlurmTarget
+from slurm.launcher.job_files import reserve_end, write_unlaunched_end
+from slurm.schedulers.accounting import read_accounts, sacct_named_command
+from slurm.schedulers.calls import run_slurm
+from slurm.schedulers.ending import CALL_SECONDS, asked_to_end, finish, give_up, job_of
+from slurm.schedulers.pending import field_to_correct, pending_note, waits_for_own_jobs
+from slurm.schedulers.queue import Queue, Sight, named_command, read_squeue, shared_queue
+from slurm.schedulers.refusals import REFUSED, JobState, Limited, Refused, Unavailable
+from slurm.schedulers.states import standing
 from slurm.schedulers.submission import sbatch, slurm_target
+from slurm.schedulers.waiting import note_waiting
 from slurm.staging.packages import run_digest
 
-ACCOUNTS_SECONDS = 10.0
-"""How long after a job's end its accounts are waited for; and its nodes' ends, where a file system is slow to show."""
-
-LOST_SECONDS = 20.0
-"""After this long without a word from Slurm, and without the nodes' ends, a job is lost."""
-
 _SUBMITTING_SECONDS = 90.0  # sbatch may take so long; until then a job that nobody knows can still appear
+_SEARCHES = 2  # so many looks for a job by its name must find nothing
 _HOPELESS_SECONDS = 15.0  # a reason to wait for ever that is still there then is believed
 _CANCEL_SECONDS = 7.5
 _CANCEL_LOOK_SECONDS = 0.4
-_CALL_SECONDS = 10.0
 
 _lock = Lock()
-_searched: dict[Path, float] = {}  # job folder -> when its job was last looked for by name
-_hopeless: dict[str, float] = {}  # job id -> since when it waits for a reason that will not pass
+_searched: dict[Path, tuple[float, int]] = {}  # job folder -> when its job was last looked for by name, how often
+_blocked: dict[str, float] = {}  # job id -> since when it waits for a reason that will not pass
+_begun: dict[Path, float] = {}  # job folder -> when a launcher of it was first seen
+_ending: dict[str, float] = {}  # job id -> when it was last asked to end
+_pending: dict[str, float] = {}  # job id -> since when it waits and nothing of this process runs
 
 
 def submit(folder: Path) -> None:
@@ -55,15 +57,19 @@ def submit_many(folders: Sequence[Path]) -> None:
     """Submit jobs of one target, those of one shape as an array. Raises Refused, Unavailable, OSError."""
     groups: dict[tuple[object, ...], list[Path]] = {}
     for folder in folders:
-        groups.setdefault(_job(folder).shape, []).append(folder)
+        groups.setdefault(job_of(folder).shape, []).append(folder)
     for group in groups.values():
         _submit_group(group)
 
 
 def _submit_group(folders: list[Path]) -> None:
+    """One sbatch. A group that Slurm did not take before is looked for first: sbatch may have timed out too early."""
+    if all(JobPaths(folder).submitting.exists() and _found_by_name(JobPaths(folder)) for folder in folders):
+        return
     run_folder = folders[0].parents[1].absolute()
     seen_by_nodes = [folder.resolve() for folder in folders]
-    name = f"rw-{run_digest(run_folder)}-{folders[0].name}"
+    prefix = slurm_target(job_of(folders[0])).job_name or "rw"
+    name = f"{prefix}-{run_digest(run_folder)}-{folders[0].name}"
     for index, folder in enumerate(folders):
         paths = JobPaths(folder)
         reserve_end(paths)
@@ -72,7 +78,7 @@ def _submit_group(folders: list[Path]) -> None:
     work = seen_by_nodes[0].parents[1] / "submitit"
     try:
         job_ids = sbatch(seen_by_nodes, name, str(run_folder), work)
-    except Refused:
+    except (Refused, Limited):
         for folder in folders:
             JobPaths(folder).submitting.unlink(missing_ok=True)
         raise
@@ -83,7 +89,7 @@ def _submit_group(folders: list[Path]) -> None:
 def _submitted(paths: JobPaths, job_id: str) -> None:
     """Keep a job's id, and let its folder show what Slurm's programs say on each node."""
     write_atomically(paths.submission, Submission(job_id=job_id, submitted_at=utc_now()).model_dump_json())
-    for node_rank in range(_job(paths.folder).cell.nodes):
+    for node_rank in range(job_of(paths.folder).cell.nodes):
         link = paths.scheduler_log(node_rank)
         with suppress(FileExistsError):
             link.symlink_to(Path("..", "..", "submitit", f"{job_id}_{node_rank}_log.out"))
@@ -97,19 +103,51 @@ def poll(folder: Path) -> JobState:
     job_id = _job_id(paths) or _searched_for(paths)
     if job_id is None:
         return "ended" if paths.end.exists() else "waiting"
-    queue, target = shared_queue(), slurm_target(_job(folder))
+    queue, target = shared_queue(), slurm_target(job_of(folder))
     queue.watch(job_id, target.poll_seconds)
     sight = queue.sight(job_id)
     if sight is None:
         return "waiting"
     if sight.ended:
-        return "ended" if _finish(paths, job_id, sight, queue) else "running"
+        if finish(paths, job_id, sight, queue):
+            return "ended"
+        return "waiting" if standing(sight.state).place == "waiting" else "running"
+    if _is_requeued(paths, sight):
+        _refuse_requeue(paths, job_id, queue)
+        return "running"
     if standing(sight.state).place == "running":
         return "running"
-    if field := _hopeless_field(job_id, sight):
-        _give_up(paths, job_id, f"target.{field} of {target.name}: Slurm cannot start the job: {sight.reason}")
-        return "ended"
-    return "waiting"
+    note_waiting(paths, sight.state, "" if sight.reason == "None" else sight.reason)
+    end = _hopeless(job_id, sight, target) or _overdue(job_id, sight, target, queue)
+    if end is None or not asked_to_end(queue, [job_id]):
+        return "waiting"
+    give_up(paths, job_id, end)
+    queue.forget(job_id)
+    return "ended"
+
+
+def _is_requeued(paths: JobPaths, sight: Sight) -> bool:
+    """Whether Slurm put a job that had begun back into its queue, or runs it again.
+
+    A job that waits has no launcher, unless it is the second time: one that was seen before the look began.
+    """
+    if paths.folder not in _begun:
+        nodes = range(job_of(paths.folder).cell.nodes)
+        if any(paths.node_launcher(node_rank).exists() for node_rank in nodes):
+            _begun[paths.folder] = time.monotonic()
+    begun = _begun.get(paths.folder)
+    waits_again = sight.state == "PENDING" and begun is not None and begun < sight.asked_at
+    return waits_again or standing(sight.state).place == "requeued" or paths.requeued.exists()
+
+
+def _refuse_requeue(paths: JobPaths, job_id: str, queue: Queue) -> None:
+    """Cancel a requeued job, again and again until it is seen to have ended: only then another is submitted."""
+    with suppress(OSError):
+        paths.requeued.touch()
+    every = max(2.0, slurm_target(job_of(paths.folder)).poll_seconds)
+    if time.monotonic() - _ending.get(job_id, -every) >= every:
+        _ending[job_id] = time.monotonic()
+        asked_to_end(queue, [job_id])
 
 
 def await_end(folder: Path, seconds: float) -> None:
@@ -126,7 +164,7 @@ def note(folder: Path) -> str:
     if sight is None or sight.ended:
         return f"job {job_id}"
     if standing(sight.state).place == "waiting":
-        return f"job {job_id} pending: {sight.reason}" if sight.reason not in ("", "None") else f"job {job_id} pending"
+        return pending_note(job_id, sight.reason)
     return f"job {job_id} on {', '.join(sight.nodes)}"
 
 
@@ -143,20 +181,22 @@ def cancel_many(folders: Sequence[Path]) -> None:
         if paths.end.exists() or not paths.job.exists():
             continue
         job_id = _job_id(paths) or _found_by_name(paths)
+        if job_id is None and paths.submitting.exists() and not _none_of_that_name(paths):
+            raise Unavailable(f"Slurm does not respond; job of {folder.name} not cancelled")
         if job_id is None:
-            _write(paths, Status.CANCELLED, "cancelled on request, before submission to Slurm")
+            write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request, before submission to Slurm")
         else:
-            queue.watch(job_id, slurm_target(_job(folder)).poll_seconds)
+            queue.watch(job_id, slurm_target(job_of(folder)).poll_seconds)
             ids[folder] = job_id
     deadline = time.monotonic() + _CANCEL_SECONDS
     told = False
     while ids:
-        told = told or _scancel(queue, list(ids.values()))
+        told = told or asked_to_end(queue, list(ids.values()))
         queue.look()
         last = time.monotonic() > deadline
         for folder, job_id in list(ids.items()):
             sight = queue.seen(job_id)
-            if sight is not None and sight.ended and _finish(JobPaths(folder), job_id, sight, queue, cancelled=True):
+            if sight is not None and sight.ended and finish(JobPaths(folder), job_id, sight, queue, cancelled=True):
                 del ids[folder]
         if ids and last:
             break
@@ -164,90 +204,31 @@ def cancel_many(folders: Sequence[Path]) -> None:
     if ids and not told:
         raise Unavailable(f"Slurm does not respond; jobs not cancelled: {', '.join(ids.values())}")
     for folder in ids:
-        _write(JobPaths(folder), Status.CANCELLED, "cancelled on request; Slurm is still ending it")
+        write_unlaunched_end(JobPaths(folder), Status.CANCELLED, "cancelled on request; Slurm is still ending it")
 
 
-def _with_nodes(accounting: Accounting, seen: tuple[str, ...]) -> Accounting:
-    """With the nodes that were seen where those are more: of a job of two nodes sacct has named a single one."""
-    return accounting.model_copy(update={"nodes": seen}) if len(seen) > len(accounting.nodes) else accounting
-
-
-def _finish(paths: JobPaths, job_id: str, sight: Sight, queue: Queue, cancelled: bool = False) -> bool:
-    """Write `end.json` for a job that Slurm no longer runs; False while something is still worth to wait for."""
-    job, target = _job(paths.folder), slurm_target(_job(paths.folder))
-    account, waited = queue.account(job_id), queue.seconds_since_end(job_id)
-    ends = [_node_end(paths, rank) for rank in range(job.cell.nodes)]
-    word = _word(sight, account)
-    if not cancelled:
-        if account is None and queue.keeps_accounts and waited < max(ACCOUNTS_SECONDS, 2 * target.poll_seconds):
-            return False
-        if word and bare(word.state) == "COMPLETED" and None in ends and waited < ACCOUNTS_SECONDS:
-            return False
-        if word is None and None in ends and waited < LOST_SECONDS:
-            return False
-    launchers = [_node_launcher(paths, rank) for rank in range(job.cell.nodes)]
-    nodes = (account.accounting.nodes if account else ()) or sight.nodes
-    if len(nodes) != job.cell.nodes:
-        nodes = tuple(launcher.host for launcher in launchers if launcher)
-    began = [launcher is not None for launcher in launchers]
-    end = composed(job, ends, word, nodes, began, measurement_under_way(paths))
-    if cancelled and end.status is Status.CANCELLED:
-        end = end.model_copy(update={"message": "cancelled on request"})
-    if account:
-        accounting = _with_nodes(account.accounting, nodes)
-    else:
-        accounting = Accounting(job_id=job_id, state=bare(sight.state), nodes=nodes)
-    with suppress(OSError):  # a full disk: the end has its place reserved
-        write_atomically(paths.accounting, accounting.model_dump_json())
-    _bring_logs(paths, job_id)
-    write_end(paths, end)
-    if standing(sight.state).again:
-        run_slurm(["scancel", job_id], queue.environment, _CALL_SECONDS)
-    queue.forget(job_id)
-    return True
-
-
-def _word(sight: Sight, account: Account | None) -> FinalState | None:
-    """Return Slurm's final state of a job, from the accounting, else from the queue; None if unknown."""
-    if account is not None:
-        return FinalState(account.accounting.state, account.failed_nodes, account.reason)
-    return None if sight.gone else FinalState(sight.state, reason=sight.reason)
-
-
-def _bring_logs(paths: JobPaths, job_id: str) -> None:
-    """Put what Slurm's programs said in the place of the links to it; submitit's pickles have served."""
-    work = paths.folder.resolve().parents[1] / "submitit"
-    with suppress(OSError):
-        for node_rank in range(_job(paths.folder).cell.nodes):
-            log = work / f"{job_id}_{node_rank}_log.out"
-            if log.exists():
-                log.replace(paths.scheduler_log(node_rank))
-            (work / f"{job_id}_{node_rank}_result.pkl").unlink(missing_ok=True)
-        (work / f"{job_id}_submitted.pkl").unlink(missing_ok=True)
-
-
-def _hopeless_field(job_id: str, sight: Sight) -> str | None:
-    """Return the target's field that permanently blocks the job; None if the job can still start."""
-    field = HOPELESS_REASONS.get(sight.reason)
+def _hopeless(job_id: str, sight: Sight, target: SlurmTarget) -> JobEnd | None:
+    """The end of a job that waits for a reason that will not pass; None while it can still start."""
+    field = field_to_correct(sight.reason)
     if field is None:
-        _hopeless.pop(job_id, None)
+        _blocked.pop(job_id, None)
         return None
-    since = _hopeless.setdefault(job_id, time.monotonic())
-    return field if time.monotonic() - since > _HOPELESS_SECONDS else None
+    if time.monotonic() - _blocked.setdefault(job_id, time.monotonic()) <= _HOPELESS_SECONDS:
+        return None
+    message = f"target.{field} of {target.name}: Slurm cannot start the job: {sight.reason}"
+    return JobEnd(status=Status.FAILED, return_code=None, kind=REFUSED, message=message, finished_at=utc_now())
 
 
-def _give_up(paths: JobPaths, job_id: str, message: str) -> None:
-    """Cancel a job that can never start."""
-    queue = shared_queue()
-    run_slurm(["scancel", job_id], queue.environment, _CALL_SECONDS)
-    end = JobEnd(status=Status.FAILED, return_code=None, kind=REFUSED, message=message, finished_at=utc_now())
-    write_end(paths, end)
-    queue.forget(job_id)
-
-
-def _scancel(queue: Queue, job_ids: Sequence[str]) -> bool:
-    """Cancel jobs in Slurm. Returns whether scancel succeeded."""
-    return run_slurm(["scancel", *job_ids], queue.environment, _CALL_SECONDS) is not None
+def _overdue(job_id: str, sight: Sight, target: SlurmTarget, queue: Queue) -> JobEnd | None:
+    """The end of a job that waits for longer than its target allows, while nothing of this run runs."""
+    if queue.any_running() or waits_for_own_jobs(sight.reason):
+        _pending.pop(job_id, None)
+    waited = time.monotonic() - _pending.setdefault(job_id, time.monotonic())
+    if target.max_queue_minutes is None or waited <= 60 * target.max_queue_minutes:
+        return None
+    limit = f"target.max_queue_minutes {target.max_queue_minutes:g} of {target.name}"
+    message = f"{limit}: Slurm did not start the job in time: {sight.reason or 'no reason given'}"
+    return JobEnd(status=Status.CANCELLED, return_code=None, message=message, finished_at=utc_now())
 
 
 def _searched_for(paths: JobPaths) -> str | None:
@@ -256,80 +237,53 @@ def _searched_for(paths: JobPaths) -> str | None:
     Two that poll at once would both look; that is harmless.
     """
     if not paths.submitting.exists():
-        _write(paths, Status.LOST, "the job was never submitted")
+        write_unlaunched_end(paths, Status.LOST, "the job was never submitted")
         return None
-    every = slurm_target(_job(paths.folder)).poll_seconds
+    every = slurm_target(job_of(paths.folder)).poll_seconds
     with _lock:
-        if time.monotonic() - _searched.get(paths.folder, -every) < every:
+        last, times = _searched.get(paths.folder, (-every, 0))
+        if time.monotonic() - last < every:
             return None
-        _searched[paths.folder] = time.monotonic()
+        _searched[paths.folder] = (time.monotonic(), times + 1)
     job_id = _found_by_name(paths)
     age = time.time() - paths.submitting.stat().st_mtime
-    if job_id is None and age > _SUBMITTING_SECONDS and _slurm_answers():
-        _write(paths, Status.LOST, "job in neither `squeue` nor `sacct`: the submitting process ended before sbatch")
+    if job_id is None and age > _SUBMITTING_SECONDS and times + 1 >= _SEARCHES and _none_of_that_name(paths):
+        why = "job in neither `squeue` nor `sacct`: the submitting process ended before sbatch"
+        write_unlaunched_end(paths, Status.LOST, why)
     return job_id
+
+
+def _none_of_that_name(paths: JobPaths) -> bool:
+    """Cancel whatever bears the job's name. Returns whether scancel succeeded: what it did not find is not there."""
+    intent = read_model(paths.submitting, Submitting)
+    return asked_to_end(shared_queue(), [f"--name={intent.name}"])
 
 
 def _found_by_name(paths: JobPaths) -> str | None:
     """The id of a job whose submitter did not come to write it down; kept in the folder. None: nobody knows it."""
     try:
-        intent = Submitting.model_validate_json(paths.submitting.read_bytes())
+        intent = read_model(paths.submitting, Submitting)
     except (FileNotFoundError, ValueError):
         return None
     environment = shared_queue().environment
-    ids = set(read_squeue(run_slurm(named_command(intent.name), environment, _CALL_SECONDS) or ""))
+    ids = set(read_squeue(run_slurm(named_command(intent.name), environment, CALL_SECONDS).text))
     if not ids:  # slurmctld may have forgotten it
         day = datetime.fromtimestamp(paths.submitting.stat().st_mtime)
-        text = run_slurm(sacct_named_command(intent.name, day), environment, _CALL_SECONDS)
+        answer = run_slurm(sacct_named_command(intent.name, day), environment, CALL_SECONDS)
         with suppress(ValueError):
-            ids = set(read_accounts(text or ""))
-    tail = "" if intent.index is None else f"_{intent.index}"
-    mine = [name for name in ids if name.partition("_")[0] + tail == name]
-    if not mine:
+            ids = set(read_accounts(answer.text))
+    if not ids:
         return None
-    job_id = max(mine, key=lambda name: int(name.partition("_")[0]))
+    # A task of an array whose end was forgotten has siblings by which its id is known.
+    newest = max((name.partition("_")[0] for name in ids), key=int)
+    job_id = newest if intent.index is None else f"{newest}_{intent.index}"
     _submitted(paths, job_id)
     return job_id
-
-
-def _slurm_answers() -> bool:
-    return run_slurm(["scontrol", "ping"], shared_queue().environment, _CALL_SECONDS) is not None
 
 
 def _job_id(paths: JobPaths) -> str | None:
     """The id that Slurm gave the job; None before."""
     try:
-        return Submission.model_validate_json(paths.submission.read_bytes()).job_id
+        return read_model(paths.submission, Submission).job_id
     except FileNotFoundError:
         return None
-
-
-@lru_cache(maxsize=1024)
-def _job(folder: Path) -> Job:
-    """A job as it was written; it does not change."""
-    return Job.model_validate_json(JobPaths(folder).job.read_bytes())
-
-
-def _node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
-    try:
-        return JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
-    try:
-        return Launcher.model_validate_json(paths.node_launcher(node_rank).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _write(paths: JobPaths, status: Status, message: str) -> None:
-    end = JobEnd(
-        status=status,
-        return_code=None,
-        measurement=measurement_under_way(paths),
-        message=message,
-        finished_at=utc_now(),
-    )
-    write_end(paths, end)

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from configs.common.base import utc_now
 from configs.common.forking import wait_for_exit
 from configs.common.proc import is_alive
-from configs.plans.job import Job, JobEnd
+from configs.common.reading import PLAN_BYTES, read_model
+from configs.plans.job import Job
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
 from slurm.forking import parents
 from slurm.launcher import processes
-from slurm.launcher.job_files import measurement_under_way, read_launcher, write_end
+from slurm.launcher.job_files import read_launcher, write_unlaunched_end
 from slurm.schedulers.refusals import JobState
 
 START_LIMIT_SECONDS = 30.0
@@ -32,7 +32,7 @@ def submit(folder: Path) -> None:
     paths = JobPaths(folder.resolve())
     if not paths.job.is_file():
         raise FileNotFoundError(f"{paths.job}: no such job")
-    job = Job.model_validate_json(paths.job.read_bytes())
+    job = read_model(paths.job, Job, PLAN_BYTES)
     paths.submitted.touch()
     parents.launch(job, paths.job)
     paths.submitted.touch()  # a parent may have had to import first
@@ -71,7 +71,7 @@ def poll(folder: Path) -> JobState:
         processes.end_tree(lambda: processes.of_job(paths.folder), grace_seconds=0.5)
         why = "the launcher exited without a result" if launcher else "the launcher never started"
         message = f"{why}; see {paths.launcher_log.name}"
-        _write(paths, Status.LOST, message)
+        write_unlaunched_end(paths, Status.LOST, message)
     return "ended"
 
 
@@ -96,18 +96,7 @@ def cancel(folder: Path) -> None:
             time.sleep(0.02)
     processes.end_tree(lambda: processes.of_job(paths.folder), grace_seconds=0.6, limit_seconds=1.4)
     if not paths.end.exists():
-        _write(paths, Status.CANCELLED, "cancelled on request")
-
-
-def _write(paths: JobPaths, status: Status, message: str) -> None:
-    end = JobEnd(
-        status=status,
-        return_code=None,
-        measurement=measurement_under_way(paths),
-        message=message,
-        finished_at=utc_now(),
-    )
-    write_end(paths, end)
+        write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request")
 
 
 def _may_begin(paths: JobPaths) -> bool:

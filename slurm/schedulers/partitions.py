@@ -217,18 +217,18 @@ def read_partitions(text: str) -> dict[str, Partition]:
 
 
 def _whole(text: str) -> int:
-    digits = re.match(r"\d+", text)
+    digits = re.match(r"[0-9]{1,15}", text)
     return int(digits.group()) if digits else 0
 
 
 def _gpus(resources: str) -> int:
     """Of `gpu:h100:4(S:0-1),gpu:a100:2,lustre:1`: 6."""
-    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", resources))
+    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:([0-9]{1,9})", resources))
 
 
 def minutes_of(limit: str) -> int | None:
     """`1-02:00:00`, `02:00:00` or `30:00` in minutes, rounded down; None for `infinite` and `n/a`."""
-    matched = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())
+    matched = re.fullmatch(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})", limit.strip(), re.ASCII)
     if matched is None:
         return None
     days, hours, minutes, _ = (int(part or 0) for part in matched.groups())

@@ -8,18 +8,24 @@ Polling runs in a thread, and callers get the last known states without waiting.
 it reports the end of a job for as long as slurmctld keeps it (MinJobAge). sacct is queried for ended jobs without
 accounting. A call that fails or takes more than a second doubles the interval before the next of its kind, up to one
 minute (exponential back-off); meanwhile the last known states are kept.
+
+That squeue does not show a job says little: it has answered nothing, successfully, while jobs ran. An answer without a
+line of ours counts as a failure. A job that two looks did not show is asked for by `scontrol show job` and sacct; it
+is gone only when slurmctld denies it by itself, and what sacct says of its end, or of its being there, is believed.
 """
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from slurm.launcher.node import host_names
 from slurm.schedulers.accounting import Account, read_accounts, sacct_command
+from slurm.schedulers.calls import Answer, run_slurm
+from slurm.schedulers.details import details_command, read_details
 from slurm.schedulers.states import standing
 
 LONGEST_PAUSE_SECONDS = 60.0
@@ -27,21 +33,24 @@ SLOW_SECONDS = 1.0
 _CALL_LIMIT_SECONDS = 30.0
 _SACCT_LIMIT_SECONDS = 15.0
 _IDENTITY = "%i|%T|%N|%r"  # the reason last: what it may hold is the cluster's choice
-_SINGLE_JOB_GONE = "Invalid job id"
-_USERS_DEFAULTS = ("SQUEUE_", "SACCT_")  # filters and formats that somebody set for himself
 _NO_ACCOUNTS_AFTER = 2  # failures of sacct in a row
+AGREEING_LOOKS = 2
+"""So many looks in a row that do not show a job, before slurmctld is asked for it by itself."""
+_ASKED_AT_ONCE = 8  # jobs for which scontrol is called in one look
 
 SlurmProgram = Literal["squeue", "sacct"]
 
 
 @dataclass(frozen=True)
 class Sight:
-    """A job as squeue shows it; `gone` where it no longer does."""
+    """A job as squeue shows it; `gone` where slurmctld denies it, with what was seen of it last."""
 
     state: str = ""
     nodes: tuple[str, ...] = ()
     reason: str = ""
     gone: bool = False
+    asked_at: float = field(default=0.0, compare=False)
+    """When the look began, by the monotonic clock."""
 
     @property
     def ended(self) -> bool:
@@ -56,9 +65,21 @@ class _Watched:
     since: float
     every_seconds: float
     sight: Sight | None = None
+    missed: int = 0
+    """Looks in a row that did not show it."""
     ended_at: float | None = None
     account: Account | None = None
     account_wanted: bool = False
+    active_by_accounts: bool = False
+    """sacct says that it waits or runs."""
+
+    def saw(self, sight: Sight) -> None:
+        """Take over what was seen."""
+        self.sight, self.missed = sight, 0
+        if not sight.ended:
+            self.ended_at = None
+        elif self.ended_at is None:
+            self.ended_at, self.account_wanted = time.monotonic(), self.account is None
 
 
 @dataclass
@@ -134,6 +155,18 @@ class Queue:
         self._look_if_due()
         return watched.account
 
+    def any_running(self) -> bool:
+        """Whether a watched job ran when last looked at."""
+        with self._lock:
+            sights = [job.sight for job in self._watched.values() if job.sight and not job.sight.ended]
+        return any(standing(sight.state).place == "running" for sight in sights)
+
+    def active_by_accounts(self, job_id: str) -> bool:
+        """Whether sacct, when it was last asked, said that the job waits or runs."""
+        with self._lock:
+            watched = self._watched.get(job_id)
+            return watched is not None and watched.active_by_accounts
+
     def seconds_since_end(self, job_id: str) -> float:
         """How long it is known that the job ended; 0 while it is not."""
         with self._lock:
@@ -165,10 +198,11 @@ class Queue:
         return bool(active and now >= squeue.next_at) or bool(wanting and now >= sacct.next_at)
 
     def _asked(self) -> tuple[list[str], list[str]]:
-        """Jobs to ask squeue for, and jobs to ask sacct for."""
+        """Jobs to ask squeue for, those that are gone included since they may show up again; and jobs for sacct."""
         with self._lock:
-            active = [job_id for job_id, job in self._watched.items() if not (job.sight and job.sight.ended)]
-            wanting = [job_id for job_id, job in self._watched.items() if job.account_wanted]
+            jobs = self._watched.items()
+            active = [job_id for job_id, job in jobs if not (job.sight and job.sight.ended and not job.sight.gone)]
+            wanting = [job_id for job_id, job in jobs if job.account_wanted]
         return active, wanting
 
     def _every(self) -> float:
@@ -180,52 +214,85 @@ class Queue:
         active, _ = self._asked()
         if active and (forced or began >= self._paces["squeue"].next_at):
             self._ask_squeue(active, began)
+            self._ask_scontrol()
         _, wanting = self._asked()
         if wanting and time.monotonic() >= self._paces["sacct"].next_at:
             self._ask_sacct(wanting)
 
     def _ask_squeue(self, job_ids: Sequence[str], began: float) -> None:
-        output = self._call("squeue", squeue_command(job_ids), _CALL_LIMIT_SECONDS)
-        if output is None:
+        answer = self._call("squeue", squeue_command(job_ids), _CALL_LIMIT_SECONDS)
+        if answer.failed:
             return
-        seen = read_squeue(output)
-        now = time.monotonic()
+        seen = read_squeue(answer.text, began)
         with self._lock:
             for job_id in job_ids:
                 job = self._watched.get(job_id)
                 if job is None or (job_id not in seen and job.since > began):
                     continue  # it came while squeue was on its way
-                job.sight = seen.get(job_id) or _gone(job.sight)
-                if job.sight.ended and job.ended_at is None:
-                    job.ended_at, job.account_wanted = now, True
+                if job_id in seen:
+                    job.saw(seen[job_id])
+                else:
+                    job.missed += 1
+
+    def _ask_scontrol(self) -> None:
+        """Ask slurmctld for each job that squeue has not shown, and for ends that nobody keeps accounts of."""
+        with self._lock:
+            wanting = [job_id for job_id, job in self._watched.items() if self._wants_details(job)]
+        for job_or_array in _of_arrays(wanting)[:_ASKED_AT_ONCE]:
+            began = time.monotonic()
+            answer = run_slurm(details_command(job_or_array), self.environment, _CALL_LIMIT_SECONDS)
+            shown = read_details(answer.text)
+            if answer.failed or not (shown or answer.unknown_job):
+                return  # no answer; the next look asks again
+            with self._lock:
+                for job_id in wanting:
+                    job = self._watched.get(job_id)
+                    if job is None or job_id.partition("_")[0] != job_or_array:
+                        continue
+                    details, before = shown.get(job_id), job.sight or Sight()
+                    if details is None:
+                        gone = Sight(before.state, before.nodes, before.reason, gone=True, asked_at=began)
+                        job.account_wanted = True
+                        job.saw(gone)
+                    else:
+                        job.saw(Sight(details.state, details.nodes, details.reason, asked_at=began))
+                        if standing(details.state).place == "ended" and not self.keeps_accounts:
+                            job.account, job.account_wanted = Account(details.accounting), False
+
+    def _wants_details(self, job: _Watched) -> bool:
+        if job.sight and job.sight.ended:
+            return not self.keeps_accounts and job.account_wanted and not job.sight.gone
+        return job.missed >= AGREEING_LOOKS
 
     def _ask_sacct(self, job_ids: Sequence[str]) -> None:
-        output = self._call("sacct", sacct_command(_of_arrays(job_ids)), _SACCT_LIMIT_SECONDS)
-        self._sacct_failures = 0 if output is not None else self._sacct_failures + 1
-        if output is None:
+        answer = self._call("sacct", sacct_command(_of_arrays(job_ids)), _SACCT_LIMIT_SECONDS)
+        self._sacct_failures = self._sacct_failures + 1 if answer.failed else 0
+        if answer.keeps_nothing:
+            self._sacct_failures = _NO_ACCOUNTS_AFTER
+        if answer.failed:
+            self._ask_scontrol()
             return
         try:
-            accounts = read_accounts(output)
+            accounts = read_accounts(answer.text)
         except ValueError:
             return
         with self._lock:
             for job_id in job_ids:
                 account, job = accounts.get(job_id), self._watched.get(job_id)
-                if job and account and standing(account.accounting.state).place == "ended":
+                if job is None or account is None:
+                    continue
+                job.active_by_accounts = standing(account.accounting.state).place in ("waiting", "running")
+                if not job.active_by_accounts:
                     job.account, job.account_wanted = account, False
 
-    def _call(self, program: SlurmProgram, command: list[str], limit_seconds: float) -> str | None:
-        """What a program of Slurm says; None where it failed. Settles when it may be called next."""
+    def _call(self, program: SlurmProgram, command: list[str], limit_seconds: float) -> Answer:
+        """What a program of Slurm says. Settles when it may be called next; squeue that says nothing has failed."""
         began = time.monotonic()
-        output = run_slurm(command, self.environment, limit_seconds)
+        answer = run_slurm(command, self.environment, limit_seconds)
         now = time.monotonic()
-        self._paces[program].called(now - began, output is None, self._every(), now)
-        return output
-
-
-def _gone(before: Sight | None) -> Sight:
-    """A job that squeue no longer shows: how it ended is in what was last seen, if that was an end."""
-    return Sight(nodes=before.nodes if before else (), gone=True)
+        empty = program == "squeue" and not answer.unknown_job and not read_squeue(answer.text)
+        self._paces[program].called(now - began, answer.failed or empty, self._every(), now)
+        return answer
 
 
 def squeue_command(job_ids: Sequence[str]) -> list[str]:
@@ -239,37 +306,16 @@ def named_command(name: str) -> list[str]:
     return ["squeue", "--noheader", "--array", "--states=all", f"--format={_IDENTITY}", f"--name={name}"]
 
 
-def read_squeue(output: str) -> dict[str, Sight]:
-    """Job id -> what squeue shows, of lines in our format."""
+def read_squeue(output: str, asked_at: float = 0.0) -> dict[str, Sight]:
+    """Job id -> what squeue shows, of lines in our format; other lines are passed over."""
     seen = {}
     for line in output.splitlines():
         fields = line.split("|", 3)
-        if len(fields) == 4:
-            job_id, state, nodes, reason = fields
-            seen[job_id.strip()] = Sight(state, host_names(nodes) if nodes.strip() else (), reason.strip())
+        if len(fields) == 4 and fields[1].strip():
+            job_id, state, nodes, reason = (each.strip() for each in fields)
+            with suppress(ValueError):  # a list of hosts that is none
+                seen[job_id] = Sight(state, host_names(nodes) if nodes else (), reason, asked_at=asked_at)
     return seen
-
-
-def run_slurm(command: Sequence[str], environment: Mapping[str, str], limit_seconds: float) -> str | None:
-    """What a program of Slurm says on its standard output; None where it failed, is missing or does not end.
-
-    squeue fails where it is asked for one job alone that slurmctld has forgotten: that is an empty answer.
-    """
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=limit_seconds,
-            env={name: value for name, value in environment.items() if not name.startswith(_USERS_DEFAULTS)}
-            | {"SLURM_TIME_FORMAT": "%s"},
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode == 0:
-        return done.stdout
-    return "" if _SINGLE_JOB_GONE in done.stderr else None
 
 
 def _of_arrays(job_ids: Sequence[str]) -> list[str]:

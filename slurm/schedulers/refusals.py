@@ -14,3 +14,7 @@ class Refused(ValueError):
 
 class Unavailable(OSError):
     """The scheduler cannot take the job now; it may later. Whether it took it after all, `poll` finds out."""
+
+
+class Limited(Unavailable):
+    """The scheduler has answered, and does not take so many jobs now: a limit that passes when others end."""

@@ -21,6 +21,9 @@ from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
 from slurm.launcher.containers import interpreter
 
+REQUEUED = "REQUEUED"
+"""State of a job that Slurm would run a second time."""
+
 NEVER_BEGAN = "NeverBegan"
 """Kind of an end without a sign of life from any node."""
 
@@ -34,19 +37,19 @@ _KILLED = ("SIGKILL", "SIGTERM")
 class StateMeaning:
     """What a state of Slurm means: where the job stands and, where it ended, how."""
 
-    place: Literal["waiting", "running", "ended"]
+    place: Literal["waiting", "running", "requeued", "ended"]
+    """`requeued`: Slurm would run it a second time in the same folder, which is refused: it must be cancelled."""
     status: Status | None = None
     specific: bool = False
     """The scheduler knows the cause; FAILED and COMPLETED only say what the wrapper returned."""
-    again: bool = False
-    """Slurm would run the job a second time in the same folder, which is refused: it must be cancelled."""
 
 
-def _ended(status: Status, specific: bool = True, again: bool = False) -> StateMeaning:
-    return StateMeaning("ended", status, specific, again)
+def _ended(status: Status, specific: bool = True) -> StateMeaning:
+    return StateMeaning("ended", status, specific)
 
 
 _WAITING, _RUNNING = StateMeaning("waiting"), StateMeaning("running")
+_REQUEUED = StateMeaning("requeued", Status.PREEMPTED, specific=True)
 
 STANDINGS: dict[str, StateMeaning] = {
     "PENDING": _WAITING,
@@ -73,10 +76,10 @@ STANDINGS: dict[str, StateMeaning] = {
     "LAUNCH_FAILED": _ended(Status.NODE_FAILED),  # a prolog that failed, for one
     "RECONFIG_FAIL": _ended(Status.NODE_FAILED),
     "REVOKED": _ended(Status.LOST),  # another cluster of a federation took it
-    "REQUEUED": _ended(Status.PREEMPTED, again=True),
-    "REQUEUE_FED": _ended(Status.PREEMPTED, again=True),
-    "REQUEUE_HOLD": _ended(Status.PREEMPTED, again=True),
-    "SPECIAL_EXIT": _ended(Status.PREEMPTED, again=True),
+    REQUEUED: _REQUEUED,
+    "REQUEUE_FED": _REQUEUED,
+    "REQUEUE_HOLD": _REQUEUED,
+    "SPECIAL_EXIT": _REQUEUED,
 }
 
 _FOR_A_PERSON = {
@@ -87,22 +90,10 @@ _FOR_A_PERSON = {
     Status.NODE_FAILED: "Slurm reports a node failure",
     Status.LOST: "job in neither `squeue` nor `sacct`",
 }
-
-HOPELESS_REASONS = {
-    "PartitionTimeLimit": "time_limit_minutes",
-    "PartitionNodeLimit": "nodes",
-    "InvalidAccount": "account",
-    "AccountNotAllowed": "account",
-    "InvalidQOS": "qos",
-    "QOSNotAllowed": "qos",
-    "BadConstraints": "constraint",
-    "ReservationDeleted": "reservation",
-    "DependencyNeverSatisfied": "extra",
-    "QOSTimeLimit": "time_limit_minutes",
-    "QOSMaxWallDurationPerJobLimit": "time_limit_minutes",
-    "AssocMaxWallDurationPerJobLimit": "time_limit_minutes",
-}
-"""Why a job waits that will never start ("JOB REASON CODES", squeue(1)), and the field of the target to blame."""
+_REQUEUE = "Slurm requeued the job, which was cancelled: a measurement is not begun twice in one job"
+_FOR_A_STATE = {"DEADLINE": "the job's deadline had passed"} | dict.fromkeys(
+    (state for state, meaning in STANDINGS.items() if meaning.place == "requeued"), _REQUEUE
+)
 
 
 def standing(word: str) -> StateMeaning:
@@ -148,6 +139,37 @@ def composed(
     3. Else the scheduler's word, where it names a cause.
     4. Else the nodes' own words, and without any the job is lost, or never began.
     """
+    end = _composed(job, ends, word, nodes, began, measurement)
+    return end if end.nodes else end.model_copy(update={"suspects": _suspects(end, ends, word, nodes)})
+
+
+def _suspects(
+    end: JobEnd, ends: Sequence[JobEnd | None], word: FinalState | None, nodes: Sequence[str]
+) -> tuple[str, ...]:
+    """Nodes that a retry leaves out where nobody names one to blame: the job was lost, or nothing was measured.
+
+    Those that say nothing, else those whose ranks failed by themselves. A requeue or a preemption is no node's fault,
+    nor is what a measurement did.
+    """
+    lost = end.status in (Status.LOST, Status.NODE_FAILED) or (end.status is Status.FAILED and not end.measurement)
+    if not lost or len(nodes) != len(ends) or (word is not None and standing(word.state).status is Status.CANCELLED):
+        return ()
+    named = list(zip(nodes, ends, strict=True))
+    silent = tuple(name for name, own in named if own is None)
+    failed = tuple(
+        name for name, own in named if own and own.status is Status.FAILED and own.kind not in _SEEN_OF_OTHERS
+    )
+    return silent or failed
+
+
+def _composed(
+    job: Job,
+    ends: Sequence[JobEnd | None],
+    word: FinalState | None,
+    nodes: Sequence[str],
+    began: Sequence[bool] | None,
+    measurement: str | None,
+) -> JobEnd:
     said = [end for end in ends if end is not None]
     own = [end for end in said if end.status not in (Status.COMPLETED, Status.CANCELLED)]
     settled = len(said) == len(ends) and all(end.status is not Status.CANCELLED for end in said)
@@ -194,14 +216,14 @@ def _by_scheduler(
         # The nodes that could still speak were told to end; those that say nothing have failed.
         silent = [name for name, end in zip(nodes, ends, strict=True) if end is None]
         blamed = tuple(silent) if silent else tuple(nodes if len(nodes) == 1 else ())
-    message = _FOR_A_PERSON[meaning.status] if bare(word.state) != "DEADLINE" else "the job's deadline had passed"
+    message = _FOR_A_STATE.get(bare(word.state)) or _FOR_A_PERSON[meaning.status]
     details = [bare(word.state), word.reason if word.reason != "None" else ""]
     details += [f"nodes {', '.join(blamed)}" if blamed else ""]
     return JobEnd(
         status=meaning.status,
         return_code=None,
         measurement=measurement or next((end.measurement for end in ends if end and end.measurement), None),
-        nodes=blamed if meaning.status is Status.NODE_FAILED else (),
+        nodes=blamed if meaning.status is Status.NODE_FAILED or meaning.place == "requeued" else (),
         kind=bare(word.state),
         message=f"{message} ({'; '.join(detail for detail in details if detail)})",
         finished_at=utc_now(),

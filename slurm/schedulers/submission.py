@@ -21,14 +21,17 @@ from typing import Any
 import submitit
 from submitit.core.utils import DelayedSubmission
 
+from configs.common.live_variables import SOCKET_VARIABLE
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
 from configs.spec.target import SlurmTarget
-from slurm.launcher.containers import interpreter, wrapped
+from slurm.launcher.containers import interpreter, srun_container, wrapped
 from slurm.launcher.exec_launch import exec_launch
 from slurm.launcher.setup_lines import prepared
 from slurm.launcher.starting import is_private
-from slurm.schedulers.refusals import Refused, Unavailable
+from slurm.schedulers.pending import is_submission_limit, limited_field, refusal_reason
+from slurm.schedulers.refusals import Limited, Refused, Unavailable
 
 AROUND_SECONDS = 120.0
 """What a job may take beside its ranks: the wrapper's imports, the roll call, the way out."""
@@ -52,10 +55,10 @@ _REFUSALS = (
     (r"invalid node name", "exclude"),
     (r"processors|cpu count|node count|node configuration|partition configuration|nodes", "nodes"),
 )
-# What passes: the controller is away or busy, or has as many jobs of this user or account as it takes.
-_PASSING = (
-    r"contact slurm controller|temporarily|timed out|connect|submit limit|accounting/qos policy|try again|communication"
-)
+# What passes: the controller is away or busy.
+_PASSING = r"contact slurm controller|temporarily|timed out|connect|try again|communication"
+# A limit that it does not name (before Slurm 20.11), perhaps of jobs at once.
+_SOME_LIMIT = r"submit limit|accounting/qos policy"
 
 
 def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict[str, Any]:
@@ -71,20 +74,21 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         further["mem"] = target.memory_per_node
     if target.reservation is not None:
         further["reservation"] = target.reservation
+    if target.gres is not None:
+        further["gres"] = target.gres
+    check_extra(target)
     for option, value in target.extra.items():
-        if option in _OURS:
-            raise Refused(f"target.extra: {option} is set by Rankwise. Leave it out")
         if value is not False:
             further[option] = value
     return {
         "job_name": name,
-        "comment": comment,
+        "comment": target.comment or comment,
         "wckey": None,
         "time": minutes,
         "nodes": job.cell.nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": cores,
-        "gpus_per_node": target.gpus_per_node,
+        "gpus_per_node": target.gpus_per_node if target.gres is None else None,
         "partition": target.partition,
         "account": target.account,
         "qos": target.qos,
@@ -95,9 +99,16 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         "stderr_to_stdout": True,
         "setup": ["export PYTHONSAFEPATH=1"],  # a folder named like one of ours must not be imported
         # srun does not take the cores from sbatch in Slurm 22.05 to 23.02; nodes look after each other by themselves.
-        "srun_args": [f"--cpus-per-task={cores}", "--kill-on-bad-exit=0", "--mpi=none"],
+        "srun_args": [f"--cpus-per-task={cores}", "--kill-on-bad-exit=0", "--mpi=none", *target.srun_args],
         "additional_parameters": further,
     }
+
+
+def check_extra(target: SlurmTarget) -> None:
+    """Raise Refused for an additional option that Rankwise sets itself."""
+    for option in target.extra:
+        if option in _OURS:
+            raise Refused(f"target.extra: {option} is set by Rankwise. Leave it out")
 
 
 def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list[str]:
@@ -109,7 +120,7 @@ def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list
         # Patterns in names of output files; escapes in what sbatch reads from a script, even between single quotes.
         if {"%", "\\", "\n"} & {*str(path)}:
             raise Refused(f"path {str(path)!r}: Slurm does not support %, backslashes or newlines. Use another folder")
-    jobs = [Job.model_validate_json((folder / "job.json").read_bytes()) for folder in folders]
+    jobs = [read_model(folder / "job.json", Job, PLAN_BYTES) for folder in folders]
     target = slurm_target(jobs[0])
     python = interpreter(target)
     command = prepared(wrapped([python], target, _needed(jobs, folders, target)), target)
@@ -120,7 +131,12 @@ def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list
     except RuntimeError as error:
         raise Refused("target.kind: got slurm, but srun and sbatch are not on PATH") from error
     executor.target = target
-    executor.update_parameters(**parameters(jobs, name, comment, work))
+    asked = parameters(jobs, name, comment, work)
+    try:
+        asked["srun_args"] += srun_container([*_needed(jobs, folders, target), str(work)], target)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    executor.update_parameters(**asked)
     launchers = [[python, "-m", "slurm.launch", str(folder / "job.json")] for folder in folders]
     if len(launchers) == 1:
         return [executor.submit(exec_launch, launchers[0]).job_id]
@@ -212,19 +228,30 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     return {
         name: value
         for name, value in own.items()
-        if not is_private(name) and (not name.startswith("SBATCH_") or name in kept)
+        if not is_private(name, value)
+        and name != SOCKET_VARIABLE  # of this machine
+        and (not name.startswith("SBATCH_") or name in kept)
     }
 
 
-def sbatch_refusal(words: str, target: SlurmTarget) -> Refused | Unavailable:
+def sbatch_refusal(words: str, target: SlurmTarget) -> Refused | Limited | Unavailable:
     """sbatch's words as an error: the field of the target that they are about, and its value."""
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in words.splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line)) or "sbatch failed without a message"
+    limit = refusal_reason(words)
+    if limit is not None and not is_submission_limit(limit):
+        name = limited_field(limit)
+        return Refused(f"target.{name}{_given(target, name)} of {target.name}: sbatch: {text}")
+    if limit is not None or re.search(_SOME_LIMIT, text, re.IGNORECASE):
+        return Limited(f"sbatch: {text}")
     if re.search(_PASSING, text, re.IGNORECASE):
         return Unavailable(f"sbatch: {text}")
     for pattern, name in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
-            value = getattr(target, name, None)
-            given = f" {value!r}" if value is not None else ""
-            return Refused(f"target.{name}{given} of {target.name}: sbatch: {text}")
+            return Refused(f"target.{name}{_given(target, name)} of {target.name}: sbatch: {text}")
     return Refused(f"target {target.name}: sbatch: {text}")
+
+
+def _given(target: SlurmTarget, name: str) -> str:
+    value = getattr(target, name, None)
+    return f" {value!r}" if value is not None else ""

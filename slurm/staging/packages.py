@@ -35,6 +35,7 @@ from packaging.requirements import Requirement
 
 from configs.common.base import content_hash, sha256_of_file, write_atomically
 from configs.common.project_files import project_file
+from configs.common.reading import PLAN_BYTES, SAMPLES_BYTES, open_regular, read_bytes, read_model
 from configs.plans.model_manifest import ModelManifest
 from slurm.staging.wheel import pack_wheel
 
@@ -246,7 +247,7 @@ def stage_model(shared: Path, manifest: ModelManifest, name: str, notice: Notice
 def _damaged(path: Path, thorough: bool) -> list[str]:
     """Names of the files of a staged model that are not what its manifest says."""
     try:
-        manifest = ModelManifest.model_validate_json(path.read_bytes())
+        manifest = read_model(path, ModelManifest, PLAN_BYTES)
     except (OSError, ValueError):
         return [path.name]
     found = []
@@ -268,7 +269,7 @@ def _bring(source: Path, target: Path, may_link: bool) -> str:
             os.link(source.resolve(), target)
             return sha256_of_file(target)
     digest = hashlib.sha256()
-    with source.open("rb") as read, target.open("wb") as written:
+    with open_regular(source) as read, target.open("wb") as written:
         while piece := read.read(_PIECE_BYTES):
             digest.update(piece)
             written.write(piece)
@@ -283,5 +284,5 @@ def stage_inputs(inputs: Path, root: Path) -> Path:
     for source in inputs.glob("*"):
         target = destination / source.name
         if source.is_file() and not target.exists():
-            write_atomically(target, source.read_bytes())
+            write_atomically(target, read_bytes(source, SAMPLES_BYTES))
     return destination

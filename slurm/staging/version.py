@@ -4,10 +4,10 @@ code_version()        # {"RANKWISE_COMMIT": "0e1f...", "RANKWISE_DIRTY": "0"}, f
 """
 
 import functools
-import json
 import subprocess
 
 from configs.common.project_files import ROOT
+from configs.common.reading import read_json_object
 
 BUILT_FROM = "configs/built_from.json"
 """In a wheel: the variables that `code_version` gave where it was packed."""
@@ -30,6 +30,6 @@ def code_version() -> dict[str, str]:
 
 def _packed_version() -> dict[str, str]:
     try:
-        return dict(json.loads((ROOT / BUILT_FROM).read_bytes()))
+        return read_json_object(ROOT / BUILT_FROM)
     except (OSError, ValueError):
         return {}

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import get_args
 
 from configs.common.base import write_atomically
+from configs.common.reading import PLAN_BYTES, read_model, read_text
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
-from configs.plans.plan import Plan
+from configs.plans.plan import read_plan
 from configs.plans.record import MeasuringPass, Record
 from configs.spec.measuring import Profiler
 from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.sbatch_bundle.retry import began
 from slurm.schedulers.accounting import Account, read_accounts, read_step
 from slurm.schedulers.states import FinalState, composed, standing
-from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import collect_job
 
 
@@ -47,11 +48,11 @@ def collect_bundle(folder: Path) -> CollectedBundle:
         raise ValueError(
             f"{folder}: not a bundle (no plan.json and jobs/). Expected a folder written by `rankwise bundle sbatch`"
         )
-    plan = Plan.model_validate_json(run.plan.read_bytes())
+    plan = read_plan(run.plan)
     result = CollectedBundle()
     for path in sorted(run.jobs.glob("*/job.json")):
         paths = run.job(path.parent.name)
-        job = Job.model_validate_json(paths.job.read_bytes())
+        job = read_model(paths.job, Job, PLAN_BYTES)
         if not began(paths):
             result.not_begun += job.measuring_pass not in get_args(Profiler)
             continue
@@ -60,7 +61,7 @@ def collect_bundle(folder: Path) -> CollectedBundle:
         collected = collect_job(run, job.name)
         result.records += collected.records
         result.notes += collected.set_aside
-    ledger = read_ledger(run)
+    ledger = set_aside_damaged(run)
     result.notes += ledger.set_aside
     passes: tuple[MeasuringPass, ...] = get_args(MeasuringPass)
     result.missing = sum(len(missing_measurements(plan, ledger, measuring_pass, False)) for measuring_pass in passes)
@@ -88,7 +89,7 @@ def _conclude(run: RunPaths, paths: JobPaths, job: Job) -> None:
 def _submission(paths: JobPaths) -> Submission | None:
     """Which step of which job the launch was, as run.sh noted it."""
     try:
-        return Submission.model_validate_json(paths.submission.read_bytes())
+        return read_model(paths.submission, Submission)
     except (OSError, ValueError):
         return None
 
@@ -98,7 +99,7 @@ def _accounts(run: RunPaths, submitted: Submission) -> tuple[Account | None, Acc
     job_id = submitted.job_id.partition(".")[0]
     path = run.folder / "outputs" / f"sacct_{job_id}.txt"
     try:
-        text = path.read_text()
+        text = read_text(path, PLAN_BYTES)
         return read_accounts(text).get(job_id), read_step(text, submitted.job_id)
     except (OSError, ValueError):
         return None, None
@@ -109,19 +110,19 @@ def _word(paths: JobPaths, accounts: list[Account]) -> FinalState | None:
     words = [FinalState(account.accounting.state, account.failed_nodes, account.reason) for account in accounts]
     stopped = paths.folder / "stopped"
     if stopped.exists():
-        words.insert(0, FinalState(stopped.read_text().strip()))
+        words.insert(0, FinalState(read_text(stopped).strip()))
     return next((word for word in words if standing(word.state).specific), None)
 
 
 def _node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
     try:
-        return JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+        return read_model(paths.node_end(node_rank), JobEnd)
     except (OSError, ValueError):
         return None
 
 
 def _host(paths: JobPaths, node_rank: int) -> str | None:
     try:
-        return Launcher.model_validate_json(paths.node_launcher(node_rank).read_bytes()).host
+        return read_model(paths.node_launcher(node_rank), Launcher).host
     except (OSError, ValueError):
         return None

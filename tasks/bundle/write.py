@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from configs.common.base import write_atomically
+from configs.common.reading import TEXT_BYTES, read_text
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
@@ -22,17 +23,16 @@ from configs.plans.record import MeasuringPass
 from configs.spec.measuring import Profiler
 from configs.spec.study import StudyError, StudySpec, study_yaml
 from configs.spec.target import SlurmTarget
-from configs.workloads.train import TrainWorkload
 from slurm.sbatch_bundle.scripts import BundleLaunch, LargeModel, SbatchBundle, readme, run_script, sbatch_script
 from tasks.campaign.jobs import write_job
-from tasks.campaign.ledger import Ledger, missing_measurements
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model
+from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.models.saved_reference import place_references
+from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note
 from tasks.planning.predictions import with_predictions
 
 _COPIED_BYTES = 256 << 20
 """Maximum size of weights in the folder; larger ones are copied to the cluster once, for all users."""
 _PROFILERS: tuple[Profiler, ...] = get_args(Profiler)
-_DTYPE_SECTIONS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Written:
     nodes: int
     measurements: int
     large_models: tuple[LargeModel, ...]
+    notes: tuple[str, ...]
 
 
 def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target: str | None) -> Written:
@@ -67,6 +68,7 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
         (run.folder / name).mkdir()
     large = _place_models(run, models)
     plan = plan.model_copy(update={"models": tuple(_relative(model) for model in models)})
+    place_references(plan, run)
     steps = _write_jobs(plan, run)
     ranks = max(cell.layout.ranks for cell in plan.cells.values())
     manifest = SbatchBundle(study.study, chosen, steps, ranks, large, plan.measuring.profiler)
@@ -77,7 +79,6 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
     texts |= {
         "README.md": readme(manifest, Path(run.folder.name)),
         "exp_config.json": _json(study.model_dump(mode="json")),
-        "ds_config.json": _json(ds_config(study)),
     }
     for name, text in texts.items():
         write_atomically(run.folder / name, text)
@@ -87,7 +88,8 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
     write_atomically(run.study, study_yaml(study))
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     measurements = sum(plan.repeats.values())
-    return Written(folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large)
+    notes = tuple(filter(None, map(resolved_note, study.models, models)))
+    return Written(folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large, notes)
 
 
 def _chosen(study: StudySpec, name: str | None) -> SlurmTarget:
@@ -136,7 +138,7 @@ def _write_jobs(plan: Plan, run: RunPaths) -> list[BundleLaunch]:
     ]
     for measuring_pass, profiler in [*passes, *((name, name) for name in _PROFILERS)]:
         asked = plan.model_copy(update={"measuring": plan.measuring.model_copy(update={"profiler": profiler})})
-        measurements = missing_measurements(asked, Ledger(), measuring_pass, False)
+        measurements = missing_measurements(asked, read_ledger(run), measuring_pass, False)
         for launch in pack_launches(measurements, measuring_pass, plan.measuring.seed, plan.pack):
             job = write_job(launch, plan, run, run.folder / "cache")
             # Seen from the job folder, wherever that will be.
@@ -150,30 +152,9 @@ def _write_jobs(plan: Plan, run: RunPaths) -> list[BundleLaunch]:
 
 def _write_prompts(run: RunPaths) -> None:
     """All prompts of the study in one file, for people."""
-    texts = [path.read_text().rstrip("\n") + "\n" for path in sorted(run.inputs.glob("*.jsonl"))]
+    texts = [read_text(path, TEXT_BYTES).rstrip("\n") + "\n" for path in sorted(run.inputs.glob("*.jsonl"))]
     if texts:
         write_atomically(run.folder / "prompts.jsonl", "".join(texts))
-
-
-def ds_config(study: StudySpec) -> dict[str, Any]:
-    """What DeepSpeed would be told of the study's layout: of training, or of DeepSpeed Inference for anything else."""
-    layout, work = study.layout, study.workload
-    if not isinstance(work, TrainWorkload):
-        return {
-            "dtype": study.dtype,
-            "tensor_parallel": {"tp_size": layout.tp},
-            "replace_with_kernel_inject": False,
-        }
-    config: dict[str, Any] = {
-        "train_batch_size": work.global_batch_size,
-        "train_micro_batch_size_per_gpu": max(1, work.global_batch_size // layout.dp),
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": work.gradient_clipping or 0.0,
-        "zero_optimization": {"stage": int(layout.strategy[-1]) if layout.strategy.startswith("zero") else 0},
-    }
-    if study.dtype in _DTYPE_SECTIONS:
-        config[_DTYPE_SECTIONS[study.dtype]] = {"enabled": True}
-    return config
 
 
 def _json(data: Any) -> str:

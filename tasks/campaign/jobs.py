@@ -37,10 +37,17 @@ def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: S
 
     exclude: nodes of a cluster that the job is kept from. Raises OSError.
     """
+    job = placed_job(job_of(launch, plan, run, cache, exclude), run)
+    write_atomically(run.job(job.name).job, job.model_dump_json())
+    return job
+
+
+def job_of(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: Sequence[str] = ()) -> Job:
+    """The job of a launch; nothing is written."""
     cell = launch.measurements[0].cell
     manifests = {model.identity: model.manifest for model in plan.models}
     per_measurement = plan.measuring.cell_timeout_seconds + _BETWEEN_CELLS_SECONDS
-    job = Job(
+    return Job(
         name=_job_name(launch, run),
         study=plan.study,
         measuring_pass=launch.measuring_pass,
@@ -57,9 +64,6 @@ def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: S
         if any(measurement.keeps_checkpoints for measurement in launch.measurements)
         else None,
     )
-    job = placed_job(job, run)
-    write_atomically(run.job(job.name).job, job.model_dump_json())
-    return job
 
 
 def run_job(
@@ -67,19 +71,20 @@ def run_job(
 ) -> Collected:
     """Submit a job, wait for its end, make records of what its ranks left.
 
-    notice: is told once what the job waits for, be it another launch on this machine or a scheduler's queue.
+    notice: is told what the job waits for, be it another launch on this machine or a scheduler's queue: once each.
     check: is called again and again, and raises where the waiting shall end.
     Whatever ends the waiting ends the job. Raises Refused for a job that the scheduler will never take.
     """
     adapter, here = adapter_for(job.target.kind), job.target.kind == "local"
-    told = False
+    told: set[str] = set()
 
     def look(state: JobState, waited_seconds: float) -> None:
-        nonlocal told
         check()
-        if state == "waiting" and waited_seconds > _NOTICE_SECONDS and not told:
-            notice(f"waiting {waits_for()}" if here else adapter.note(run.job(job.name).folder))
-            told = True
+        if state == "waiting" and waited_seconds > _NOTICE_SECONDS and not (here and told):
+            said = f"waiting {waits_for()}" if here else adapter.note(run.job(job.name).folder)
+            if said not in told:
+                notice(said)
+            told.add(said)
 
     try:
         adapter.submit(run.job(job.name).folder)

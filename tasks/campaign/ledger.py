@@ -1,23 +1,24 @@
 """Completed and missing measurements of a run folder. Does not import Prefect.
 
-An unreadable file is moved to `set_aside/` and its repeat counts as missing. A file of a newer schema stops the
-run, because one folder must not mix two schemas.
+    ledger = read_ledger(run)                # changes nothing: status, dry runs
+    ledger = set_aside_damaged(run)          # a run: what is damaged goes to `set_aside/`, its repeat is measured again
+
+A file of a newer schema stops the run, because one folder must not mix two schemas.
 """
 
-import os
-import re
 import shutil
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast, get_args
 
+from configs.common.printable import printable
 from configs.plans.job import Measurement
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import MeasuringPass, Record, SchemaError, Status, read_record
+from configs.plans.record import MeasuringPass, Record, SchemaError, Status, place_set_aside, read_record
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
+from reports.reading.read import measured
 
 RepeatKey = tuple[str, MeasuringPass, int]
 """Cell key, measuring pass, repeat."""
@@ -35,16 +36,21 @@ class LedgerEntry:
 
 @dataclass
 class Ledger:
-    """All readable records of a run folder, and the files moved to `set_aside/`."""
+    """All readable records of a run folder, those that are damaged and why, and lines on files that were moved away."""
 
     entries: dict[RepeatKey, list[LedgerEntry]] = field(default_factory=dict)
     attempts: dict[RepeatKey, int] = field(default_factory=dict)
+    damaged: dict[Path, Exception] = field(default_factory=dict)
     set_aside: list[str] = field(default_factory=list)
 
     def add(self, path: Path, record: Record) -> None:
         place = (record.key, record.measuring_pass, record.repeat)
         self.entries.setdefault(place, []).append(LedgerEntry(record.attempt, record.status, path, record))
-        self.attempts[place] = max(self.attempts.get(place, 0), record.attempt)
+        self.tried(place, record.attempt)
+
+    def tried(self, place: RepeatKey, attempt: int) -> None:
+        """Count an attempt, whatever became of its record."""
+        self.attempts[place] = max(self.attempts.get(place, 0), attempt)
 
     def decisive(self, place: RepeatKey) -> LedgerEntry | None:
         """Return the deciding attempt: a completed one, else the last."""
@@ -54,36 +60,39 @@ class Ledger:
 
 
 def read_ledger(run: RunPaths) -> Ledger:
-    """Read all records. Raises SchemaError naming the file."""
+    """Read all records with their samples; changes nothing. Raises SchemaError naming the file."""
     ledger = Ledger()
     for path in sorted(run.records.glob("*/*.json")):
         try:
             record = read_record(path)
-            if record.num_columns and not _samples_whole(path.with_suffix(".npz")):
-                raise ValueError(f"{path.with_suffix('.npz').name}: missing or damaged samples")
+            measured(record, path, path.name, defaultdict(list))  # whether its samples are whole and fit it
         except SchemaError:
             raise
+        except FileNotFoundError:
+            continue  # a run has set it aside since the folder was listed
         except (ValueError, OSError) as error:
-            ledger.set_aside.append(set_aside(run, path, str(error)))
-            continue
-        ledger.add(path, record)
-    for place, attempt in _attempts_set_aside(run):
-        ledger.attempts[place] = max(ledger.attempts.get(place, 0), attempt)
+            ledger.damaged[path] = error
+        else:
+            ledger.add(path, record)
+    names = [f"{path.parent.name}--{path.name}" for path in ledger.damaged]
+    for name in [*names, *(path.name for path in run.set_aside.glob("*.json*"))]:
+        if found := place_set_aside(name):
+            ledger.tried(found[:3], found[3])
     return ledger
 
 
-def _samples_whole(path: Path) -> bool:
-    """Whether the samples archive begins and ends as a zip file does.
+def set_aside_damaged(run: RunPaths) -> Ledger:
+    """Move damaged records to `set_aside/`, and read the rest. Raises as `read_ledger`, and OSError.
 
-    Every column's CRC is checked when it is read; this cheap look finds a file cut short or overwritten.
+    A file that the system does not let us read (permissions, a full table of files) is not damaged: OSError.
     """
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-            file.seek(max(0, os.path.getsize(path) - 22))
-            return start == b"PK\x03\x04" and file.read(4) == b"PK\x05\x06"
-    except OSError:
-        return False
+    ledger = read_ledger(run)
+    for path, error in ledger.damaged.items():
+        if isinstance(error, OSError):
+            raise error
+        ledger.set_aside.append(set_aside(run, path, str(error)))
+    ledger.damaged.clear()
+    return ledger
 
 
 def set_aside(run: RunPaths, path: Path, reason: str) -> str:
@@ -94,19 +103,17 @@ def set_aside(run: RunPaths, path: Path, reason: str) -> str:
             name = f"{damaged.parent.name}--{damaged.name}"
             taken = sum(1 for other in run.set_aside.iterdir() if other.name.startswith(name))
             shutil.move(damaged, run.set_aside / (f"{name}.{taken}" if taken else name))
-    return f"{path.relative_to(run.folder)} is unreadable and was moved to set_aside/: {reason}"
+    shown = printable(reason.replace(f"{path}: ", "").replace(f"{run.folder}/", ""), 300)
+    return f"{path.relative_to(run.folder)} is unreadable and was moved to set_aside/: {shown}"
 
 
-_UNTIMED = "|".join(name for name in get_args(MeasuringPass) if name != "timed")
-_RECORD_NAME = re.compile(rf"^([0-9a-f]{{16}})--(?:({_UNTIMED})-)?r(\d+)-a(\d+)\.json")
-
-
-def _attempts_set_aside(run: RunPaths) -> Iterator[tuple[RepeatKey, int]]:
-    for path in run.set_aside.glob("*.json*"):
-        match = _RECORD_NAME.match(path.name)
-        if match:
-            key, measuring_pass, repeat, attempt = match.groups()
-            yield (key, cast(MeasuringPass, measuring_pass or "timed"), int(repeat)), int(attempt)
+def damaged_places(ledger: Ledger) -> dict[RepeatKey, str]:
+    """Why a repeat has no record that can be read, by repeat: of those that have a damaged one."""
+    found: dict[RepeatKey, str] = {}
+    for path, error in ledger.damaged.items():
+        if place := place_set_aside(f"{path.parent.name}--{path.name}"):
+            found[place[:3]] = printable(str(error).replace(f"{path}: ", ""), 300)
+    return found
 
 
 def places(plan: Plan) -> list[RepeatKey]:

@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
+from configs.plans.record import Status
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.ledger import places
-from tasks.campaign.records import collect_job
+from tasks.campaign.records import Collected, collect_job, failed_records
 from tasks.campaign.session import Session
 from tasks.campaign.staging import bring_home
 
@@ -30,7 +32,9 @@ def resolve_leftovers(session: Session) -> Leftovers:
             (measurement.cell.key, job.measuring_pass, measurement.repeat) for measurement in job.measurements
         } <= wanted
         if adapter_for(job.target.kind).poll(run.job(name).folder) == "ended":
-            found.notes += collect_job(run, name).set_aside
+            collected = collect_job(run, name)
+            found.notes += collected.set_aside
+            _record_failed_start(run, name, collected)
             mark_collected(run, name)
         elif mine:
             found.running.append(name)
@@ -46,11 +50,22 @@ def resolve_leftovers(session: Session) -> Leftovers:
     return found
 
 
+def _record_failed_start(run: RunPaths, name: str, collected: Collected) -> None:
+    """Records of a scheduler's job that was lost before its first measurement while nobody looked."""
+    end = collected.end
+    if end is None or not collected.start_failure or not run.job(name).submission.exists():
+        return
+    if end.status is not Status.CANCELLED:
+        status = Status.FAILED if end.status is Status.COMPLETED else end.status
+        message = f"the launch failed to start: {collected.start_failure}"
+        failed_records(run, name, collected.unreached, status, message)
+
+
 def _uncollected(run: RunPaths) -> list[tuple[str, Job]]:
     """Job folders that may hold what no record holds yet, oldest first."""
     names = sorted(folder.name for folder in run.jobs.glob("[0-9]*-*"))
     left = [name for name in names if not collected_marker(run, name).exists() and run.job(name).job.exists()]
-    return [(name, Job.model_validate_json(run.job(name).job.read_bytes())) for name in left]
+    return [(name, read_model(run.job(name).job, Job, PLAN_BYTES)) for name in left]
 
 
 def collected_marker(run: RunPaths, name: str) -> Path:

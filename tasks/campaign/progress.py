@@ -23,6 +23,8 @@ class ProgressRow:
     failed: int = 0
     state: str = "waiting"
     note: str = ""
+    reason: str = ""
+    """Why a scheduler lets it wait, or does not take it, in the scheduler's words."""
     waited_seconds: float = 0.0
 
 

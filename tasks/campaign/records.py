@@ -6,8 +6,6 @@ with the job's failure; a measurement that never began is returned, to be measur
 
 import io
 import shutil
-import zipfile
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 
 from configs.common.base import canonical_json, content_hash, utc_now, write_atomically
 from configs.common.failure_kinds import PEER_LOST
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.record import (
@@ -31,9 +30,8 @@ from configs.plans.record import (
     read_part,
     read_record,
 )
+from configs.plans.samples import DamagedSamplesError, read_archive
 from tasks.campaign.ledger import set_aside
-
-"""Kind of failure of a rank that only saw another rank go: never the first cause."""
 
 
 @dataclass
@@ -45,16 +43,17 @@ class Collected:
     set_aside: list[str] = field(default_factory=list)
     start_failure: str | None = None
     end: JobEnd | None = None
+    job: str = ""
 
 
 def collect_job(run: RunPaths, name: str) -> Collected:
     """Merge what a job left behind that has ended. Merging again what was merged changes nothing."""
     paths = run.job(name)
-    job = Job.model_validate_json(paths.job.read_bytes())
-    end = JobEnd.model_validate_json(paths.end.read_bytes())
+    job = read_model(paths.job, Job, PLAN_BYTES)
+    end = read_model(paths.end, JobEnd)
     ranks = _ranks(job)
     begun = {progress.measurement for progress in _progresses(paths, ranks) if progress.measurement} | {end.measurement}
-    result = Collected(end=end)
+    result = Collected(end=end, job=name)
     for position, measurement in enumerate(job.measurements):
         recorded = run.record(measurement.cell.key, job.measuring_pass, measurement.repeat, measurement.attempt)
         if recorded.exists():
@@ -82,17 +81,11 @@ def failed_records(
 ) -> list[Record]:
     """Records for measurements that could not be made at all: no cell of the grid disappears."""
     records = []
-    job = Job.model_validate_json(run.job(job_name).job.read_bytes())
+    job = read_model(run.job(job_name).job, Job, PLAN_BYTES)
     for position, measurement in enumerate(measurements):
         record = Record(
-            key=measurement.cell.key,
-            cell=measurement.cell,
-            measuring_pass=job.measuring_pass,
-            repeat=measurement.repeat,
-            attempt=measurement.attempt,
+            **_identity(job, position, measurement),
             status=status,
-            job=job_name,
-            position=position,
             started_at=None,
             finished_at=utc_now(),
             failure=Failure(message=message[:600], log=_log(run, job, None)),
@@ -111,7 +104,7 @@ def _progresses(paths: JobPaths, ranks: int) -> list[Progress]:
     found = []
     for rank in range(ranks):
         try:
-            found.append(Progress.model_validate_json(paths.progress(rank).read_bytes().rstrip(b" \0")))
+            found.append(read_model(paths.progress(rank), Progress))
         except (OSError, ValueError):
             continue  # the rank never came so far
     return found
@@ -143,10 +136,9 @@ def _samples(
         if not path.exists():
             continue
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                columns |= {f"{part.rank}/{name}": archive[name] for name in archive.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            return {}, [set_aside(run, path.with_suffix(".json"), f"{path.name}: {error}")]
+            columns |= {f"{part.rank}/{name}": column for name, column in read_archive(path).items()}
+        except DamagedSamplesError as error:
+            return {}, [set_aside(run, path.with_suffix(".json"), str(error))]
     return columns, []
 
 
@@ -156,14 +148,8 @@ def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: 
     if status is Status.COMPLETED and job.measuring_pass == "nsys":
         status, failure = _nsys_verdict(paths, measurement, _ranks(job))
     return Record(
-        key=measurement.cell.key,
-        cell=measurement.cell,
-        measuring_pass=job.measuring_pass,
-        repeat=measurement.repeat,
-        attempt=measurement.attempt,
+        **_identity(job, position, measurement),
         status=status,
-        job=job.name,
-        position=position,
         started_at=min((part.started_at for part in parts), default=None),
         finished_at=max((part.finished_at for part in parts), default=end.finished_at),
         failure=failure and failure.model_copy(update={"log": _log(run, job, failure.rank)}),
@@ -171,6 +157,19 @@ def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: 
         accounting=_accounting(paths),
         **_figures(parts),
     )
+
+
+def _identity(job: Job, position: int, measurement: Measurement) -> dict[str, Any]:
+    """The fields of a record that say of what it is."""
+    return {
+        "key": measurement.cell.key,
+        "cell": measurement.cell,
+        "measuring_pass": job.measuring_pass,
+        "repeat": measurement.repeat,
+        "attempt": measurement.attempt,
+        "job": job.name,
+        "position": position,
+    }
 
 
 def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str]) -> tuple[Status, Failure | None]:
@@ -216,7 +215,7 @@ def _launcher_log(paths: JobPaths, job: Job) -> Path:
         return paths.launcher_log
     for node_rank in range(job.cell.nodes):
         with suppress(OSError, ValueError):
-            end = JobEnd.model_validate_json(paths.node_end(node_rank).read_bytes())
+            end = read_model(paths.node_end(node_rank), JobEnd)
             if end.status is not Status.COMPLETED:
                 return paths.node_log(node_rank)
     return paths.node_log(0)
@@ -225,7 +224,7 @@ def _launcher_log(paths: JobPaths, job: Job) -> Path:
 def _accounting(paths: JobPaths) -> Accounting | None:
     """What the scheduler says of the job; None where it keeps no accounts."""
     try:
-        return Accounting.model_validate_json(paths.accounting.read_bytes())
+        return read_model(paths.accounting, Accounting)
     except (FileNotFoundError, ValueError):
         return None
 

@@ -5,10 +5,10 @@
     outcome.given_up                    # measurements that get a record with outcome.status and outcome.message
 
 A measurement that never began continues in another launch. A launch that ended before its first measurement is
-retried a bounded number of times. On a cluster, a measurement lost to a node failure, a preemption or the end of its
-launch is retried as a further attempt with its own record. Training with checkpoints is retried after the loss of any
-rank and resumes from the last checkpoint. Out-of-memory, time-outs, exceptions of the ranks and cancellations are not
-retried.
+retried a bounded number of times; each time is an attempt, whose record says how it ended. On a cluster, a measurement
+lost to a node failure, a preemption or the end of its launch is retried as a further attempt with its own record.
+Training with checkpoints is retried after the loss of any rank and resumes from the last checkpoint. Out-of-memory,
+time-outs, exceptions of the ranks, cancellations and jobs that can never start are not retried.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from configs.plans.job import JobEnd, Measurement
 from configs.plans.packing import Launch
 from configs.plans.record import Record, Status
 from configs.spec.target import SlurmTarget, Target
+from slurm.schedulers.refusals import REFUSED
 from tasks.campaign.records import Collected
 
 LOCAL_RETRIES = 2
@@ -66,7 +67,7 @@ class Retries:
             outcome = RetryDecision(again=tuple(again))
         for measurement in outcome.again:
             place = _place(measurement, measuring_pass)
-            self._blamed[place] = self._blamed.get(place, frozenset()) | frozenset(end.nodes)
+            self._blamed[place] = self._blamed.get(place, frozenset()) | frozenset(end.nodes or end.suspects)
         return outcome
 
     def blamed(self, launch: Launch) -> frozenset[str]:
@@ -80,13 +81,13 @@ class Retries:
     ) -> RetryDecision:
         measurements, why = collected.unreached, collected.start_failure or ""
         cluster = isinstance(target, SlurmTarget)
-        if cluster and end.status in _FINAL:
+        if cluster and (end.status in _FINAL or end.kind == REFUSED):
             return RetryDecision(given_up=tuple(measurements), status=end.status, message=why)
         self._tries.update(_place(measurement, measuring_pass) for measurement in measurements)
         tries = {measurement.name: self._tries[_place(measurement, measuring_pass)] for measurement in measurements}
         most = target.retries if isinstance(target, SlurmTarget) else LOCAL_RETRIES
         return RetryDecision(
-            again=tuple(measurement for measurement in measurements if tries[measurement.name] <= most),
+            again=tuple(next_attempt(each) for each in measurements if tries[each.name] <= most),
             given_up=tuple(measurement for measurement in measurements if tries[measurement.name] > most),
             status=end.status if cluster and end.status in _FAULTS_OF_THE_CLUSTER else Status.FAILED,
             message=f"the launch failed to start: {why}",
@@ -99,7 +100,8 @@ class Retries:
         """Further attempts at measurements that were under way when their launch was ended by no fault of theirs."""
         again = []
         for record in records:
-            measurement = Measurement(cell=record.cell, repeat=record.repeat, attempt=record.attempt + 1)
+            made = Measurement(cell=record.cell, repeat=record.repeat, attempt=record.attempt)
+            measurement = next_attempt(made)
             place = _place(measurement, measuring_pass)
             # A record is lost too where a rank's own file was damaged: that is no fault of the cluster.
             cluster = isinstance(target, SlurmTarget)
@@ -132,6 +134,11 @@ def nodes_to_leave_out(
         if left_out and len(there - left_out) >= needed:
             return tuple(sorted(left_out))
     return ()
+
+
+def next_attempt(measurement: Measurement) -> Measurement:
+    """The same once more; what was tried keeps its record."""
+    return measurement.model_copy(update={"attempt": measurement.attempt + 1})
 
 
 def _place(measurement: Measurement, measuring_pass: str) -> _Place:

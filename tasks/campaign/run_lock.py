@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from configs.common.base import utc_now
+from configs.common.printable import printable
+from configs.common.reading import check_regular, open_regular, parse_json
 from configs.plans.paths import RunPaths
+
+_MAX_CHARACTERS = 10_000
 
 
 class FolderInUse(ValueError):
@@ -20,14 +24,16 @@ class FolderInUse(ValueError):
 def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | None]:
     """Hold the folder, or raise FolderInUse naming the holder. Yields the flow run that held it before."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    with run.lock.open("a+") as file:
+    if run.lock.exists():
+        check_regular(run.lock)
+    with run.lock.open("a+", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise FolderInUse(f"{run.folder}: {_holder(file.read())}") from error
+            raise FolderInUse(f"{run.folder}: {_holder(file.read(_MAX_CHARACTERS))}") from error
         file.seek(0)
-        before = _flow_run(file.read())
+        before = _flow_run(file.read(_MAX_CHARACTERS))
         file.truncate(0)
         holder = {"pid": os.getpid(), "host": platform.node(), "since": utc_now()}
         file.write(json.dumps(holder | ({"flow_run": str(flow_run)} if flow_run else {})))
@@ -37,27 +43,27 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
 
 def _flow_run(text: str) -> UUID | None:
     try:
-        return UUID(json.loads(text)["flow_run"])
-    except (ValueError, KeyError, TypeError):
+        return UUID(parse_json(text.encode(), "run.lock")["flow_run"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _holder(text: str) -> str:
     try:
-        holder = json.loads(text)
-        who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
-    except (ValueError, KeyError):
+        holder = parse_json(text.encode(), "run.lock")
+        who = printable(f"process {holder['pid']} on {holder['host']}, since {holder['since']}", 200)
+    except (ValueError, KeyError, TypeError):
         who = "another process"
     return f"run folder is in use ({who}). Wait for that run or use another folder with --runs"
 
 
 def is_locked(run: RunPaths) -> bool:
-    """Whether a run works in the folder now."""
-    if not run.lock.exists():
-        return False
-    with run.lock.open("a+") as file:
-        try:
+    """Whether a run works in the folder now; changes nothing in it."""
+    try:
+        with open_regular(run.lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
     return False

@@ -10,19 +10,18 @@ place: the run folder is whole without the cluster's disk, which is often cleare
 """
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import StudyError
 from configs.spec.target import SlurmTarget, Target
-from slurm.staging.packages import common_folder, run_root, stage_inputs, stage_interpreter, stage_model
-
-Notice = Callable[[str], None]
+from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model
 
 _interpreters: dict[tuple[str, str | None], Path] = {}
 """Of this process, by shared folder and the interpreter that the target names: to pack the code takes a second."""
@@ -81,7 +80,7 @@ def _with_our_code(target: SlurmTarget, notice: Notice) -> SlurmTarget:
 
 
 def _stage_model(shared: Path, manifest: Path, notice: Notice, thorough: bool = False) -> Path:
-    content = ModelManifest.model_validate_json(manifest.read_bytes())
+    content = read_model(manifest, ModelManifest, PLAN_BYTES)
     return stage_model(shared, content, manifest.parent.name, notice, thorough)
 
 

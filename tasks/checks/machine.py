@@ -6,7 +6,6 @@
 A study of a cluster can be checked and planned where there is no Slurm.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 
 from configs.common.base import canonical_json, write_atomically
+from configs.common.reading import PLAN_BYTES, read_json_object, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
@@ -179,7 +179,7 @@ def _weight_bytes(cell: Cell, sizes: dict[str, int | None]) -> int | None:
 
 def _parameters(manifest: Path) -> int | None:
     """At least so many parameters, by the sizes of the weight files were they float32; None without files."""
-    files = ModelManifest.model_validate_json(manifest.read_bytes()).files
+    files = read_model(manifest, ModelManifest, PLAN_BYTES).files
     total = sum(file.size_bytes for name, file in files.items() if name.endswith(".safetensors"))
     return total // 4 or None
 
@@ -193,7 +193,7 @@ def check_environment(run: RunPaths, accept: bool, targets: Iterable[Target] = (
     path = run.folder / "environment.json"
     if path.exists():
         try:
-            before = json.loads(path.read_bytes())
+            before = read_json_object(path)
         except ValueError:
             before = today
         changed = [name for name in today if before.get(name) != today[name]]

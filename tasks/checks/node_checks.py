@@ -15,17 +15,18 @@ from pathlib import Path
 from configs.common.base import content_hash, utc_now
 from configs.common.execution import Layout
 from configs.common.failure_kinds import PEER_LOST
+from configs.common.reading import read_model
 from configs.plans.job import Job, JobEnd, Launcher, Measurement
 from configs.plans.packing import Launch
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
 from configs.plans.preflight import NodeFigures, PairFigures, TargetPreflight, rounds_of_pairs
 from configs.plans.record import Figure, Record, Status
+from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
 from configs.spec.target import SlurmTarget
 from configs.workloads.preflight import PreflightWorkload
 from reports.preflight import judge_nodes
-from reports.reading.samples import read_samples
 from slurm.schedulers.partitions import usable_nodes
 from slurm.schedulers.refusals import Refused, Unavailable
 from tasks.campaign.jobs import run_job, write_job
@@ -217,7 +218,7 @@ def _sorted_pair(first: str, second: str) -> tuple[str, str]:
 
 def _failed(job: Job, paths: JobPaths, collected: Collected) -> NodeCheck:
     """Return the nodes blamed by the launchers or the scheduler, else the node of the first failed rank."""
-    end = JobEnd.model_validate_json(paths.end.read_bytes())
+    end = read_model(paths.end, JobEnd)
     failure = collected.records[0].failure if collected.records else None
     message = (failure and failure.message) or end.message or f"the job ended: {end.status}"
     if end.nodes:
@@ -229,6 +230,6 @@ def _failed(job: Job, paths: JobPaths, collected: Collected) -> NodeCheck:
 
 def _node_of(paths: JobPaths, node_rank: int) -> str | None:
     try:
-        return Launcher.model_validate_json(paths.node_launcher(node_rank).read_bytes()).host
+        return read_model(paths.node_launcher(node_rank), Launcher).host
     except FileNotFoundError:
         return None

@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.common.base import sha256_of_file
 
-PREFIX = "hf:"
+HUB_PREFIX = "hf:"
 _COLUMNS = (("image", "label"), ("source", "target"), ("text", "label"), ("text",))
 """What is learnt from; the first that a dataset has."""
 
@@ -56,11 +56,11 @@ def _loaded(written: str, base: Path) -> Any:
     except ImportError as error:
         raise ValueError(f"{written}: requires the library `datasets`. Run pip install 'rankwise[datasets]'") from error
     datasets.disable_progress_bars()
-    name, *rest = written.removeprefix(PREFIX).split(":")
+    name, *rest = written.removeprefix(HUB_PREFIX).split(":")
     folder, split = base / name, rest[-1] if rest else "train"
     configuration = rest[0] if len(rest) == 2 else None
     try:
-        if not written.startswith(PREFIX):
+        if not written.startswith(HUB_PREFIX):
             return datasets.Dataset.from_parquet(str(folder), cache_dir=None)
         if (folder / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(folder))[split]

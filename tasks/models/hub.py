@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+from configs.common.reading import PLAN_BYTES, read_bytes
+
 _API_TIMEOUT_SECONDS = 30.0
 _PASSING_STATUS = (408, 425, 429)
 _Answer = TypeVar("_Answer")
@@ -116,7 +118,7 @@ def _difference(path: Path, remote: RemoteFile, sha256: Callable[[Path], str]) -
         return "another sha256 than the hub's"
     if remote.blob is not None:
         # A git blob's name: SHA-1 over a header and the content (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects).
-        digest = hashlib.sha1(b"blob %d\0" % size + path.read_bytes(), usedforsecurity=False).hexdigest()
+        digest = hashlib.sha1(b"blob %d\0" % size + read_bytes(path, PLAN_BYTES), usedforsecurity=False).hexdigest()
         if digest != remote.blob:
             return "another content than the commit's"
     return None

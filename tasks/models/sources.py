@@ -19,15 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
+from configs.common.printable import printable
+from configs.common.reading import PLAN_BYTES, brief, read_json, read_model, read_text
 from configs.hardware.architectures import ARCHITECTURES
-from configs.plans.model_manifest import ModelFile, ModelManifest
+from configs.plans.model_manifest import WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion
+from tasks.models.conversion import add_fast_tokenizer, run_converter
 from tasks.models.folder import (
     CONFIG,
-    INDEX,
     FileHashes,
+    ModelContentError,
     check_folder,
     described_by,
+    pickled_in,
     read_config,
     read_index,
     require_safetensors,
@@ -37,8 +41,9 @@ from tasks.models.folder import (
 from tasks.models.hub import HubOfflineError, Snapshot, TransientFetchError, download, look_up
 
 __all__ = [
+    "ModelContentError",
     "TransientFetchError",
-    "is_hub_repository",
+    "hub_repository",
     "load_manifest",
     "manifest_path",
     "resolve_model",
@@ -48,33 +53,65 @@ __all__ = [
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_FORMS = "expected `synthetic:<architecture>@<seed>`, a folder, or `owner/name` with a revision"
+_FORMS = (
+    "expected `synthetic:<architecture>@<seed>`, a folder, `owner/name`, or a name of `rankwise plan --list-models`"
+)
+DEFAULT_REVISION = "main"
+"""The hub's default branch, for a repository without a revision."""
+_MAX_SEED_DIGITS = 18
 _log = logging.getLogger(__name__)
 
 
 def resolve_model(identifier: str, revision: str | None, cache: Path, base: Path) -> ModelManifest:
     """Find a model, bring its files into the cache and say what they are.
 
-    base: folder of the study file; folders are relative to it. Raises ValueError for what the user must
+    base: folder of the study file; folders are relative to it. revision: of a repository; none: its default branch,
+    which the identity pins to its commit. Raises ValueError for what the user must
     change (the message says what would work) and TransientFetchError for what may pass by itself.
     """
     cache, base = cache.expanduser().absolute(), base.expanduser().absolute()
     try:
         (cache / "models").mkdir(parents=True, exist_ok=True)
-        if identifier.startswith("synthetic:"):
+        name = full_name(identifier, base)
+        if name.startswith("synthetic:"):
             _refuse_revision(identifier, revision)
-            return _synthetic(identifier.removeprefix("synthetic:"), cache)
-        if not is_hub_repository(identifier, base):
+            return _synthetic(name.removeprefix("synthetic:"), cache)
+        repository = hub_repository(identifier, revision, base)
+        if repository is None:
             _refuse_revision(identifier, revision)
             return _folder(identifier, cache, base)
-        return _repository(identifier, revision, cache, base)
+        return _repository(repository, revision, cache)
     except OSError as error:
-        raise ValueError(f"{error.filename or cache}: {error.strerror or error}; needed for {identifier}") from error
+        raise ValueError(
+            f"{printable(str(error.filename or cache), 200)}: {error.strerror or error}; "
+            f"needed for {printable(identifier, 200)}"
+        ) from error
 
 
-def is_hub_repository(identifier: str, base: Path) -> bool:
-    """Whether the identifier means a repository on the hub: it has the form, and no folder is called so."""
-    return _REPOSITORY.fullmatch(identifier) is not None and not (base / identifier).exists()
+def full_name(identifier: str, base: Path) -> str:
+    """Return the repository or the synthetic model that a name of the planner's stands for; anything else unchanged.
+
+    A folder of that name takes precedence, as in the planner.
+    """
+    from engine.planner.catalog import repository_of
+
+    if "/" in identifier or ":" in identifier or (base / identifier).exists():
+        return identifier
+    if identifier.lower() in ARCHITECTURES:
+        return f"synthetic:{identifier.lower()}@0"
+    return repository_of(identifier) or identifier
+
+
+def hub_repository(identifier: str, revision: str | None, base: Path) -> str | None:
+    """Return the repository on the hub that an identifier means; None for a folder or a synthetic model.
+
+    `models/tiny` without a revision, beside an existing folder `models`, is a folder that is missing.
+    """
+    name = full_name(identifier, base)
+    if _REPOSITORY.fullmatch(name) is None or (base / name).exists():
+        return None
+    missing = name == identifier and revision is None and (base / name).parent.is_dir()
+    return None if missing else name
 
 
 def manifest_path(identity: str, cache: Path) -> Path:
@@ -89,7 +126,7 @@ def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
     path = manifest_path(manifest.identity, cache)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = manifest.model_dump_json(indent=1) + "\n"
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or read_text(path) != text:
         write_atomically(path, text)
     return path
 
@@ -97,7 +134,7 @@ def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
 def load_manifest(path: Path) -> ModelManifest:
     """Read a manifest. Raises OSError, and ValueError naming the file where it is damaged or newer than we are."""
     try:
-        manifest = ModelManifest.model_validate_json(path.read_bytes())
+        manifest = read_model(path, ModelManifest, PLAN_BYTES)
     except ValueError as error:
         raise ValueError(f"{path}: not a manifest. Delete it to fetch the model again") from error
     if manifest.schema_version != SCHEMA_VERSION:
@@ -133,10 +170,11 @@ def _refuse_revision(identifier: str, revision: str | None) -> None:
 def _synthetic(name: str, cache: Path) -> ModelManifest:
     architecture, at, seed = name.partition("@")
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"unknown architecture {architecture!r}{suggestion(architecture, list(ARCHITECTURES))}")
-    if at and not (seed.isascii() and seed.isdigit()):
+        raise ValueError(f"unknown architecture {brief(architecture)}{suggestion(architecture, list(ARCHITECTURES))}")
+    if at and not (seed.isascii() and seed.isdigit() and len(seed) <= _MAX_SEED_DIGITS):
         raise ValueError(
-            f"synthetic:{name}: got seed {seed!r}, expected a whole number. Use synthetic:{architecture}@0"
+            f"synthetic:{brief(name)[1:-1]}: got seed {brief(seed)}, expected a whole number of at most "
+            f"{_MAX_SEED_DIGITS} digits. Use synthetic:{architecture}@0"
         )
     identity = f"synthetic:{architecture}@{int(seed or 0)}"
     folder = manifest_path(identity, cache).parent / "files"
@@ -152,11 +190,13 @@ def _synthetic(name: str, cache: Path) -> ModelManifest:
 def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
     path = base / Path(identifier).expanduser()
     if not path.exists():
-        raise ValueError(f"{identifier}: no such folder{similar_folder(identifier, base)}; {_FORMS}")
+        hub = "; for a Hugging Face repository of that name set `revision`" if _REPOSITORY.fullmatch(identifier) else ""
+        raise ValueError(f"{identifier}: no such folder{similar_folder(identifier, base)}{hub}; {_FORMS}")
     if not path.is_dir():
         raise ValueError(f"{identifier}: got a file, expected the folder with {CONFIG}")
     folder = path.resolve()
-    config, names = check_folder(folder)
+    with _content():
+        config, names = check_folder(folder)
     hashes = _hashes(cache)
     files = _files(folder, names, hashes)
     hashes.save()
@@ -166,14 +206,8 @@ def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
     return manifest
 
 
-def _repository(repository: str, revision: str | None, cache: Path, base: Path) -> ModelManifest:
-    nearby = similar_folder(repository, base)
-    if not revision:
-        no_folder = f"no such folder{nearby}; as " if (base / repository).parent.is_dir() else ""
-        raise ValueError(
-            f"{repository}: {no_folder}a Hugging Face repository needs `revision`: "
-            "a 40-digit commit, so that every run measures the same weights (or a tag or branch)"
-        )
+def _repository(repository: str, revision: str | None, cache: Path) -> ModelManifest:
+    revision = revision or DEFAULT_REVISION
     if _COMMIT.fullmatch(revision):
         manifest = _cached(f"{repository}@{revision}", cache)
         if manifest is not None:
@@ -208,22 +242,75 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         # The client names parts anew each time, so those of a killed process serve no one.
         for part in folder.glob(".cache/huggingface/download/*.incomplete"):
             part.unlink()
-        described = described_by(snapshot.files)
-        if CONFIG not in described:
-            raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
-        require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
         hashes = _hashes(cache)
-        download(snapshot, described, folder, hashes.sha256)
-        read_config(folder, identity)
-        weights = weights_in(snapshot.files, read_index(folder) if INDEX in described else None, identity)
-        _check_room(snapshot, weights, folder)
-        download(snapshot, weights, folder, hashes.sha256)
-        config, names = check_folder(folder, identity)
+        if pickled := pickled_in(snapshot.files):
+            _convert(snapshot, pickled, place, hashes)
+        else:
+            _bring(snapshot, folder, hashes)
+        _add_tokenizer(folder, identity)
+        with _content():
+            config, names = check_folder(folder, identity)
         files = _files(folder, names, hashes)
         hashes.save()
         manifest = ModelManifest(identity=identity, source="hub", folder=str(folder), files=files, config=config)
         save_manifest(manifest, cache)
         return manifest
+
+
+@contextmanager
+def _content() -> Iterator[None]:
+    """Mark errors as faults of the model's files."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelContentError(str(error)) from error
+
+
+def _bring(snapshot: Snapshot, folder: Path, hashes: FileHashes, pickled: list[str] | None = None) -> None:
+    """Bring configuration, tokenizer and weights into a folder. pickled: weights to bring instead of safetensors."""
+    identity = f"{snapshot.repository}@{snapshot.commit}"
+    described = described_by(snapshot.files)
+    with _content():
+        if CONFIG not in described:
+            raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
+        if pickled is None:
+            require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")
+    download(snapshot, described, folder, hashes.sha256)
+    with _content():
+        read_config(folder, identity)
+        index = read_index(folder) if WEIGHT_INDEX in described else None
+        weights = pickled or weights_in(snapshot.files, index, identity)
+    # Converted weights take as much again.
+    _check_room(snapshot, weights * 2 if pickled else weights, folder)
+    download(snapshot, weights, folder, hashes.sha256)
+
+
+def _convert(snapshot: Snapshot, pickled: list[str], place: Path, hashes: FileHashes) -> None:
+    """Bring pickled weights and convert them, in a separate process; the pickles are removed afterwards."""
+    original, folder, identity = place / "original", place / "files", f"{snapshot.repository}@{snapshot.commit}"
+    original.mkdir(exist_ok=True)
+    _bring(snapshot, original, hashes, pickled)
+    shutil.rmtree(folder)  # of a conversion that was interrupted
+    try:
+        run_converter(original, folder)
+    except ValueError as error:
+        raise ModelContentError(f"{identity}: not converted to safetensors: {error}") from error
+    for name in described_by(snapshot.files):
+        if not (folder / name).exists() and not name.endswith(".bin.index.json"):
+            shutil.move(original / name, folder / name)  # such as sentence_bert_config.json
+    _log.warning("%s: pickled weights (%s) converted to safetensors", identity, ", ".join(pickled))
+    shutil.rmtree(original)
+
+
+def _add_tokenizer(folder: Path, identity: str) -> None:
+    """Make a fast tokenizer of a sentencepiece model; a model that has none can still be run on random tokens."""
+    try:
+        made = add_fast_tokenizer(folder)
+    except ValueError as error:
+        _log.warning("%s: no fast tokenizer: %s", identity, error)
+        return
+    if made:
+        _log.warning("%s: tokenizer.json made of its sentencepiece model, and checked against it", identity)
 
 
 def _cached(identity: str, cache: Path) -> ModelManifest | None:
@@ -281,7 +368,7 @@ class _Revisions:
 
     def _read(self) -> dict[str, str]:
         try:
-            known = json.loads(self._path.read_bytes())
+            known = read_json(self._path)
         except (OSError, ValueError):
             return {}
         return known if isinstance(known, dict) else {}

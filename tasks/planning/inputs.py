@@ -8,24 +8,27 @@ import shutil
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.common.base import sha256_of_file
+from configs.common.base import sha256_of_file, write_atomically
+from configs.common.printable import printable
+from configs.common.reading import check_regular, read_text
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import target_prices
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
 from configs.spec.examples import read_examples
-from configs.spec.experiments import CompressionPasses, Optimization, Sweep
+from configs.spec.experiments import CompressionPasses, Correctness, Optimization, Sweep
 from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
-from reports.reading.read import read_plan
-from tasks.models.dataset import PREFIX, write_dataset
-from tasks.models.sources import manifest_path, resolve_model
+from tasks.models.dataset import HUB_PREFIX, write_dataset
+from tasks.models.judgement import unusable_in
+from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
+from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -36,23 +39,80 @@ _SUFFIXES = {
     "validation_data": ".txt",
     "tokenizer": ".json",
     "prices": ".yaml",
+    "reference": ".zip",
 }
 _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
 
 
-def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path) -> PlannedModel:
+class UnusableModelError(StudyError):
+    """A model's files cannot be measured; a study with others is measured without it."""
+
+
+class UnusableModelsError(StudyError):
+    """Our engine cannot measure some models of a plan under the workloads that the study gives them."""
+
+    def __init__(self, models: list[UnusableModel]) -> None:
+        super().__init__([model.reason for model in models])
+        self.models = models
+
+
+def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None = None) -> PlannedModel:
     """Resolve one model and bring its files.
 
-    Raises StudyError for what no retry can mend, `TransientFetchError` for what one may.
+    before: the plan of an earlier run in the same folder, which pinned the commit of a repository without a revision.
+    Raises StudyError for what no retry can mend (UnusableModelError where the model's files are at fault),
+    `TransientFetchError` for what one may.
     """
     try:
-        manifest = resolve_model(spec.id, spec.revision, cache, base)
+        manifest = resolve_model(spec.id, revision_of(spec, base, before), cache, base)
+    except ModelContentError as error:
+        raise UnusableModelError([f"models[{position}].id: {error}"]) from error
     except ValueError as error:
         raise StudyError([f"models[{position}].id: {error}"]) from error
     return PlannedModel(
         name=spec.name, identity=manifest.identity, manifest=str(manifest_path(manifest.identity, cache))
     )
+
+
+def usable_models(
+    study: StudySpec, resolve: Callable[[ModelSpec, int], PlannedModel]
+) -> tuple[list[PlannedModel], tuple[UnusableModel, ...]]:
+    """Resolve the models of a study; those whose files are at fault are returned with the reason.
+
+    Raises StudyError naming every problem for names that are wrong, and where no model is usable.
+    """
+    models: list[PlannedModel] = []
+    unusable: list[UnusableModel] = []
+    problems: list[str] = []
+    for position, spec in enumerate(study.models):
+        try:
+            models.append(resolve(spec, position))
+        except UnusableModelError as error:
+            unusable.append(UnusableModel(name=spec.name, reason=str(error)))
+        except StudyError as error:
+            problems += error.problems
+    if problems or (unusable and not models):
+        raise StudyError([*problems, *(model.reason for model in unusable)])
+    return models, tuple(unusable)
+
+
+def revision_of(spec: ModelSpec, base: Path, before: Plan | None) -> str | None:
+    """Return the revision that a study asks for, else the commit that an earlier run has pinned; None: neither."""
+    repository = hub_repository(spec.id, spec.revision, base)
+    if spec.revision is not None or repository is None:
+        return spec.revision
+    pinned = (model.identity.rpartition("@") for model in (before.models if before is not None else ()))
+    return next((commit for name, _, commit in pinned if name == repository), None)
+
+
+def resolved_note(spec: ModelSpec, model: PlannedModel) -> str | None:
+    """Return what a model's name was resolved to; None where the study file says it all."""
+    written = spec.id if spec.revision is None else f"{spec.id}@{spec.revision}"
+    if model.identity == written or model.identity.startswith("folder:") or spec.id.startswith("synthetic:"):
+        return None
+    random = ", random weights" if model.synthetic else ""
+    return f"model {written} is {model.identity}{random}"
 
 
 def make_plan(
@@ -76,12 +136,48 @@ def make_plan(
     from tasks.planning.layouts import layout_choice, with_forecast  # the planner takes time to import
 
     choice = layout_choice(study, models, folder, cache, before, machine_of) if cache is not None else None
-    plan = expand(study, models, inputs, count_prompts, choice)
+    named = [each.reference for each in study.experiments.values() if isinstance(each, Correctness) and each.reference]
+    references = {written: read_saved_reference(reference_in(folder, inputs[written])).workload for written in named}
+    plan = expand(study, models, inputs, count_prompts, choice, references)
+    if problems := misfits(plan, folder):
+        raise StudyError(problems)
     _need_tokenizers(plan)
+    if unusable := unusable_in(plan):
+        raise UnusableModelsError([_placed(study, model) for model in unusable])
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
     return plan.model_copy(update={"prices": {target.name: target_prices(target, own) for target in plan.targets}})
+
+
+def make_sound_plan(
+    study: StudySpec,
+    models: list[PlannedModel],
+    unusable: tuple[UnusableModel, ...],
+    inputs: dict[str, str],
+    folder: Path,
+    cache: Path | None,
+    before: Plan | None,
+) -> Plan:
+    """As `make_plan`, without the models that our engine cannot measure; the plan names them, and those of `unusable`.
+
+    Raises StudyError where no model is left.
+    """
+    try:
+        plan = make_plan(study, models, inputs, folder, cache, before)
+    except UnusableModelsError as error:
+        found = {model.name for model in error.models}
+        sound = [model for model in models if model.name not in found]
+        if not sound:
+            raise
+        plan = make_plan(study, sound, inputs, folder, cache, before)
+        unusable = (*unusable, *error.models)
+    return plan.model_copy(update={"unusable": unusable})
+
+
+def _placed(study: StudySpec, model: UnusableModel) -> UnusableModel:
+    position = [spec.name for spec in study.models].index(model.name)
+    return model.model_copy(update={"reason": f"models[{position}].id: {model.name}: {model.reason}"})
 
 
 def earlier_plan(run: RunPaths) -> Plan | None:
@@ -134,6 +230,8 @@ def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
     for name, experiment in study.experiments.items():
         where = f"experiments.{name}"
         yield from _inputs_of(experiment.base, f"{where}.base")
+        if isinstance(experiment, Correctness) and experiment.reference is not None:
+            yield f"{where}.reference", "reference", experiment.reference
         if isinstance(experiment, Optimization | CompressionPasses):
             yield from _inputs_of(experiment.baseline, f"{where}.baseline")
         if isinstance(experiment, Optimization):
@@ -154,21 +252,36 @@ def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, s
             yield f"{where}.{dotted}", field, value
 
 
+def _check_source(source: Path, written: str) -> None:
+    shown = printable(written, 200)
+    try:
+        check_regular(source)
+    except FileNotFoundError as error:
+        raise ValueError(f"no such file: {shown} (looked for {printable(str(source), 400)})") from error
+    except OSError as error:
+        raise ValueError(f"{shown}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{shown}: {str(error).removeprefix(f'{source}: ')}") from error
+    if source.stat().st_size == 0:
+        raise ValueError(f"{shown}: empty file")
+
+
 def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
     learnt = field in ("data", "validation_data")
     if learnt and written == "stdlib":
         return write_stdlib_text(folder)
-    if learnt and written.startswith(PREFIX):
+    if learnt and written.startswith(HUB_PREFIX):
         return write_dataset(written, base, folder)
     source = base / written
-    if not source.is_file():
-        raise ValueError(f"no such file: {written} (looked for {source})")
-    if source.stat().st_size == 0:
-        raise ValueError(f"{written}: empty file")
+    _check_source(source, written)
     if learnt and source.suffix == ".parquet":
         return write_dataset(written, base, folder)
     if field == "prompts":
         read_prompts(source, None, None)
+    if field == "reference":
+        saved = read_saved_reference(source)
+        if saved.workload.prompts is not None:
+            write_atomically(folder / f"{saved.workload.prompts}.jsonl", saved.prompts)
     if field == "prices":
         read_price_file(source, written)
     suffix = _EXAMPLES.get(source.suffix.lower(), _SUFFIXES[field]) if learnt else _SUFFIXES[field]
@@ -198,7 +311,7 @@ def write_stdlib_text(folder: Path) -> str:
     texts = []
     for path in sorted(root.rglob("*.py")):
         if not skipped.intersection(path.relative_to(root).parts):
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
+            texts.append(read_text(path, errors="replace"))
     handle, name = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write("\n".join(texts))

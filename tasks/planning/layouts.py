@@ -47,6 +47,8 @@ def layout_choice(
     targets = {target.name: target for target in study.targets}
 
     def ranked(cell: Cell, ranks: int) -> list[tuple[Layout, Prediction]]:
+        if cell.engine != "rankwise":
+            raise StudyError([f"layouts: auto: engine {cell.engine} is not predicted. List the layouts in a sweep"])
         architecture = predictor.architectures.get(cell.model or "")
         if architecture is None or isinstance(architecture, str):
             raise StudyError([f"layouts: auto: {architecture or 'unknown model'}; list the layouts in a sweep"])

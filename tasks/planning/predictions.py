@@ -7,23 +7,23 @@ a finished run teaches the planner. No Prefect here.
 To predict is a courtesy: whatever goes wrong in it becomes a reason in the prediction, never the end of a run.
 """
 
-import json
 import logging
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
+from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.hardware.calibration import QUIET_SHARE, Fingerprint
 from configs.hardware.catalog import HardwareCatalog, accelerator, catalog
 from configs.hardware.hardware import Machine
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, read_plan
 from configs.plans.prediction import Prediction
 from configs.plans.preflight import Preflight
 from configs.spec.cell import Cell
-from configs.spec.prompts import read_prompts
+from configs.spec.prompts import numbered_prompts
 from configs.spec.target import SlurmTarget
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model
@@ -150,8 +150,11 @@ class Predictor:
             return None
         if chosen not in self._lengths:
             prompts, variant, limit = chosen
-            texts = read_prompts(self._inputs / f"{prompts}.jsonl", variant, limit)
-            self._lengths[chosen] = [max(1, round(len(text) / CHARACTERS_PER_TOKEN)) for text in texts]
+            read = numbered_prompts(self._inputs / f"{prompts}.jsonl", variant, limit)
+            self._lengths[chosen] = [
+                len(prompt.tokens) if prompt.tokens else max(1, round(len(prompt.text) / CHARACTERS_PER_TOKEN))
+                for prompt in read
+            ]
         return self._lengths[chosen]
 
     def _machine_of_target(self, cell: Cell) -> Machine:
@@ -184,35 +187,38 @@ def _architecture(model: PlannedModel, cache: Path) -> Architecture | str:
     """From the manifest's config.json; of a model that is not fetched yet, from the catalog."""
     try:
         if model.manifest:
-            config = ModelManifest.model_validate_json(Path(model.manifest).read_bytes()).config
+            config = read_model(Path(model.manifest), ModelManifest, PLAN_BYTES).config
             return read_architecture(config, model.name)
         return find_model(model.identity.split("@")[0], cache)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{model.name}: {error}"
+        return f"{model.name}: {str(error).partition('; use one of: ')[0]}"  # other families are no remedy here
 
 
 def remember_run(run: RunPaths, cache: Path) -> int:
     """Keep what a run measured here for later predictions. Returns how many cells were added; never raises."""
     try:
-        plan = Plan.model_validate_json(run.plan.read_bytes())
+        plan = read_plan(run.plan)
         if all(cell.model is None for cell in plan.cells.values()):
             return 0  # noop workloads teach nothing of a model
         here = local_machine(cache).fingerprint
-        return remember(experiences_of(load_run(run), here), experience_path(cache, here))
+        return remember(experiences_of(load_run(run), on_hardware(here)), experience_path(cache, here))
     except Exception as error:  # the run has its report; what it would have taught is lost
         _log.warning("%s: not used for corrections: %s", run.folder, error)
         return 0
 
 
-def experiences_of(study: StudyResult, fingerprint: Fingerprint) -> Known:
+def on_hardware(fingerprint: Fingerprint) -> Callable[[dict[str, object]], bool]:
+    """Whether a record's environment is such hardware."""
+    return lambda environment: hardware_fingerprint(environment) == fingerprint
+
+
+def experiences_of(study: StudyResult, on_such: Callable[[dict[str, object]], bool]) -> Known:
     """The cells of a run that were completed on such hardware, by local targets: a cluster's links are not known here.
 
     A repeat teaches only where others took little of the CPU: else it would teach how busy the machine was.
     """
     alike = {
-        digest
-        for digest, environment in study.environments.items()
-        if environment is not None and hardware_fingerprint(environment) == fingerprint
+        digest for digest, environment in study.environments.items() if environment is not None and on_such(environment)
     }
     devices = {digest: str((study.environments[digest] or {}).get("device", "cpu")) for digest in alike}
     configs = {model.identity: _config(model) for model in study.plan.models}
@@ -259,6 +265,6 @@ def _prompt_tokens(result: CellResult) -> int | None:
 def _config(model: PlannedModel) -> dict[str, object] | None:
     """The model's config.json; None where its manifest is gone."""
     try:
-        return dict(json.loads(Path(model.manifest).read_bytes())["config"]) if model.manifest else None
+        return dict(read_json(Path(model.manifest), PLAN_BYTES)["config"]) if model.manifest else None
     except (OSError, ValueError, KeyError):
         return None

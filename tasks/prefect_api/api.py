@@ -6,17 +6,18 @@ before the task runs, and fails the task where the API does not answer.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
-from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
+from configs.common.secrets import redacted
 from configs.plans.plan import Plan
+from tasks.prefect_api.stages import run_logger
 
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
@@ -30,19 +31,31 @@ def quick_client(retries: int = 1, answer_seconds: float = _ANSWER_SECONDS) -> I
         yield client
 
 
-def await_api(seconds: float) -> bool:
-    """Wait until the API responds; return False after the time-out.
+def why_unavailable() -> str | None:
+    """Why the API records no run now, in one line; None if it answers a query of its database."""
+    try:
+        with quick_client(retries=0) as client:
+            client.read_flows(limit=1)
+    except Exception as error:  # whatever answers there need not be an API
+        return one_line(error)
+    return None
+
+
+def one_line(error: Exception, max_characters: int = 200) -> str:
+    """What an error of the API says, without secrets and hints of libraries."""
+    text = redacted(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))
+    return text if len(text) <= max_characters else f"{text[: max_characters - 3]}..."
+
+
+def await_api(seconds: float) -> str | None:
+    """Wait until the API responds; return why it does not after the time-out.
 
     Before the end of a run: Prefect tries for about a minute to say how a run ended, and then raises.
     """
     deadline = time.monotonic() + seconds
-    while True:
-        with suppress(httpx.HTTPError), quick_client() as client:
-            if client.api_healthcheck() is None:
-                return True
-        if time.monotonic() > deadline:
-            return False
+    while (why := why_unavailable()) is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
+    return why
 
 
 def tag_run(flow_run_id: UUID | None, plan: Plan) -> None:
@@ -55,7 +68,7 @@ def tag_run(flow_run_id: UUID | None, plan: Plan) -> None:
             tags |= set(client.read_flow_run(flow_run_id).tags)
             client.update_flow_run(flow_run_id, tags=sorted(tags))
     except httpx.HTTPError as error:
-        get_run_logger().warning("run not tagged: %s", error)
+        run_logger().warning("run not tagged: %s", one_line(error))
 
 
 def end_lost_run(flow_run_id: UUID) -> bool:

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
 from configs.common.base import write_atomically
+from configs.hardware.price_file import Provider
 from configs.hardware.prices import CATALOG_COLUMNS, Market, Offer, Price, read_catalog
 
-Provider = Literal["azure", "aws"]
 AZURE_API = "https://prices.azure.com/api/retail/prices"
 _TIMEOUT_SECONDS = 30.0
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)

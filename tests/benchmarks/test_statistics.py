@@ -23,7 +23,7 @@ from benchmarks.statistics.parts import (
 )
 from configs.spec.measuring import Measuring
 from reports.numbers.statistics import estimate, median_interval
-from reports.numbers.stopping import next_look, within
+from reports.numbers.stopping import is_narrow, next_look
 
 SEED = 20261121
 
@@ -80,7 +80,7 @@ def test_the_naive_rule_looks_after_every_repeat() -> None:
     figures = simulated(KINDS[0], np.random.default_rng(SEED), 40, 60).figures
     rule = naive(6, 0.012)
     expected = [
-        next((n for n in range(6, 60) if within(estimate(values[:n]), 0.012)), 60) for values in figures.tolist()
+        next((n for n in range(6, 60) if is_narrow(estimate(values[:n]), 0.012)), 60) for values in figures.tolist()
     ]
     assert stopped_at(figures, rule.looks, rule.confidence, 0.012).tolist() == expected
 

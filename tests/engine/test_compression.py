@@ -28,7 +28,7 @@ from engine.kernels.linear import pack_linear
 from engine.kernels.quantized import own_path, quantize_linear
 from engine.parallel.communicator import open_communicators
 from engine.parallel.grid import Grid
-from tests.support.compressed_runs import CPU, FOLDER, load, logits, manifest_of_tiny_stdlib
+from tests.support.answers.compressed_runs import CPU, FOLDER, load, logits, manifest_of_tiny_stdlib
 from tests.support.rank_pool import RankPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")

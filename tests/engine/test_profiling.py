@@ -20,6 +20,7 @@ from hypothesis import strategies as some
 
 from configs.common.execution import Layout
 from configs.common.intervals import Intervals, difference, intersection, intervals, length, union
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -30,7 +31,6 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.context import Context, Outcome
 from engine.kernels import linear
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 from engine.parallel.communicator import CommunicationEvent, Communicator, Communicators
 from engine.profiling.collectives import NO_GROUP, RecordedCollective, collectives, columns, group_of
@@ -38,7 +38,7 @@ from engine.profiling.communicators import Listening
 from engine.profiling.events import ProfilerEvent
 from engine.profiling.gpu import GpuSampler
 from engine.profiling.record import profiled_measurement
-from engine.profiling.split import split
+from engine.profiling.split import split_region
 
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "hidden_size": 32,
@@ -102,7 +102,7 @@ def shares(
     wall: float, events: list[ProfilerEvent], reported: list[RecordedCollective] | None = None
 ) -> tuple[float, ...]:
     """Compute, communication, exposed communication, idle."""
-    found = split(wall, events, collectives(events, reported or []))
+    found = split_region(wall, events, collectives(events, reported or []))
     return tuple(
         round(share, 9)
         for share in (

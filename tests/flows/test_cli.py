@@ -48,7 +48,7 @@ def test_more_ranks_than_the_target_has(tmp_path: Path) -> None:
     [
         ("synthetic:llama-1n@0", "did you mean llama-1m?"),
         ("./no-model", "models[0].id: ./no-model"),
-        ("owner/name", "models[0].id: owner/name: a Hugging Face repository needs `revision`"),
+        ("no-model", "models[0].id: no-model: no such folder"),
     ],
 )
 def test_a_model_that_is_not_there(tmp_path: Path, model: str, message: str) -> None:
@@ -91,7 +91,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     for command in ("status", "report", "logs"):
         refused = rankwise(command, tmp_path, cwd=tmp_path)
-        assert refused.returncode == 1 and "not a run folder" in refused.stderr
+        assert refused.returncode == 2 and "not a run folder" in refused.stderr
 
 
 def test_doctor_answers_in_json(tmp_path: Path) -> None:

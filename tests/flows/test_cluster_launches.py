@@ -12,6 +12,7 @@ from configs.spec.measuring import Measuring
 from configs.spec.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from flows.cluster_launches import room_for, shape_of, take_alike
+from flows.held_groups import asked_of
 from tasks.campaign.active_jobs import ActiveJobs
 from tasks.campaign.progress import ProgressRow
 
@@ -76,6 +77,16 @@ def test_no_more_are_taken_than_there_is_room_for_and_none_from_far_behind() -> 
     first_two = order[1:3]
     taken = [launch for launch, _ in take_alike(queue, 100, 2, shape_of)]
     assert taken == [launch for launch in first_two if shape_of(launch) == shape_of(first_two[0])]
+
+
+def test_what_is_refused_now_is_passed_over_and_keeps_its_place() -> None:
+    order = launches(blocks=1)
+    queue = deque((launch, row()) for launch in order)
+    refused = asked_of(order[0])
+    taken = [launch for launch, _ in take_alike(queue, 100, 100, shape_of, lambda launch: asked_of(launch) == refused)]
+    assert taken == [launch for launch in order if asked_of(launch) != refused]
+    assert [launch for launch, _ in queue] == [launch for launch in order if asked_of(launch) == refused]
+    assert take_alike(queue, 100, 100, shape_of, lambda launch: True) == []
 
 
 @pytest.mark.parametrize(

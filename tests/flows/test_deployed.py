@@ -18,8 +18,8 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling
 
 from slurm.launcher.machine_lock import launch_lock
-from tests.support.hub_server import Fault, HubServer, Repository, make_model
-from tests.support.offline_team import OfflineTeam
+from tests.support.servers.hub_server import Fault, HubServer, Repository, make_model
+from tests.support.servers.offline_team import OfflineTeam, form
 from tests.support.studies import processes_of, under_measurement, wait_until, write_study
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -40,19 +40,6 @@ def on_the_teams_network(team: OfflineTeam) -> Iterator[None]:
 def tasks_of(team: OfflineTeam, run: UUID) -> list[TaskRun]:
     only = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
     return team.client.read_task_runs(flow_run_filter=only)
-
-
-def form(name: str, **changes: Any) -> dict[str, Any]:
-    """A filled-in form: two noop cells, once each."""
-    sweep = {"kind": "sweep", "over": {"label": ["a", "b"]}}
-    filled: dict[str, Any] = {
-        "study": name,
-        "models": [],
-        "workload": {"kind": "noop", "seconds": 0.01},
-        "experiments": [{"name": "grid", "question": sweep}],
-        "measuring": {"repeats": 1, "memory": False, "cell_timeout_seconds": 60},
-    }
-    return filled | changes
 
 
 def test_a_study_from_the_form(team: OfflineTeam) -> None:

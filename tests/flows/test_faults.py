@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.server.local import Lease, begin
+from flows.server.local import Lease, lease_server
 from tests.support.studies import (
     job_count,
     processes_of,
@@ -33,7 +33,7 @@ END_SECONDS = 10.0
 @pytest.fixture(scope="module", autouse=True)
 def api() -> Iterator[Lease]:
     """One local server for all runs of this file."""
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         yield lease
 

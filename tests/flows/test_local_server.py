@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from configs.common.proc import network_namespace
-from flows.server.guard import Guard, is_leased, read_guard
-from flows.server.local import Lease, LocalServerError, begin
+from flows.server.local import Lease, LocalServerError, lease_server
+from flows.server.process import LocalServer, is_leased, read_server
 from flows.server.settings import (
     api_named_by_environment,
     data_folder,
@@ -36,10 +36,10 @@ SETTINGS = ("PREFECT_", "RANKWISE_", "XDG_DATA_HOME")
 
 HOLD = """
 import sys
-from flows.server.local import begin
-from flows.server.guard import read_guard
-lease = begin()
-print(lease.url, read_guard(lease.home).pid, flush=True)
+from flows.server.local import lease_server
+from flows.server.process import read_server
+lease = lease_server()
+print(lease.url, read_server(lease.home).pid, flush=True)
 sys.stdin.read()
 """
 
@@ -79,11 +79,8 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None
         time.sleep(0.1)
 
 
-def processes_of(guard: Guard) -> list[psutil.Process]:
-    """The guard and the server, which becomes its child a moment after the guard has announced itself."""
-    parent = psutil.Process(guard.pid)
-    wait_for(parent.children, 10, "the server's start")
-    return [parent, *parent.children(recursive=True)]
+def process_of(server: LocalServer) -> psutil.Process:
+    return psutil.Process(server.pid)
 
 
 def runs(process: psutil.Process) -> bool:
@@ -93,17 +90,18 @@ def runs(process: psutil.Process) -> bool:
     return False
 
 
-def wait_until_gone(processes: list[psutil.Process], folder: Path) -> None:
+def wait_until_gone(process: psutil.Process, folder: Path) -> None:
     """The promise: about ten seconds after the last lease nothing is left."""
-    wait_for(lambda: not any(runs(process) for process in processes), 15, "the server's end")
-    assert not (folder / "server.json").exists()
+    wait_for(lambda: not runs(process), 15, "the server's end")
+    left = read_server(folder)
+    assert left is None or not left.alive
 
 
-def guard_of(lease: Lease) -> Guard:
+def server_of(lease: Lease) -> LocalServer:
     assert lease.home is not None
-    guard = read_guard(lease.home)
-    assert guard is not None
-    return guard
+    server = read_server(lease.home)
+    assert server is not None
+    return server
 
 
 def post(url: str, path: str, body: dict[str, Any]) -> Any:
@@ -162,25 +160,25 @@ def data(first_day: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("RANKWISE_DATA", str(copy))
     yield copy
     assert not is_leased(copy / "prefect")
-    guard = read_guard(copy / "prefect")
-    if guard and guard.alive:
-        processes = processes_of(guard)
-        os.kill(guard.pid, signal.SIGTERM)
-        wait_until_gone(processes, copy / "prefect")
+    server = read_server(copy / "prefect")
+    if server and server.alive:
+        process = process_of(server)
+        os.kill(server.pid, signal.SIGTERM)
+        wait_until_gone(process, copy / "prefect")
 
 
 def test_a_server_is_shared_quiet_and_local_and_remembers(data: Path, first_day: tuple[Path, str]) -> None:
     printed = first_day[1].splitlines()
     assert [line.startswith("49 http://127.0.0.1:") for line in printed] == [True, True]
-    with begin() as lease:
-        guard = guard_of(lease)
+    with lease_server() as lease:
+        server = server_of(lease)
         with holder(data, "from flows.server.local import serve_ui; serve_ui()") as ui:
             assert ui.stdout is not None
             assert ui.stdout.readline() == f"Prefect UI: {lease.ui}\n"
             assert ui.poll() is None
             ui.send_signal(signal.SIGINT)
             assert ui.wait(10) == 0
-        assert guard_of(lease) == guard
+        assert server_of(lease) == server
         lease.wait_until_healthy()
         # What was recorded through the server of yesterday.
         runs = post(lease.url, "/flow_runs/filter", {})
@@ -190,24 +188,16 @@ def test_a_server_is_shared_quiet_and_local_and_remembers(data: Path, first_day:
         assert [task["state_type"] for task in tasks] == ["COMPLETED"] * 2
         assert "a line for the API" in {line["message"] for line in post(lease.url, "/logs/filter", {})}
 
-        processes = processes_of(guard)
-        assert len(processes) == 2
-        threads = [thread.id for process in processes for thread in process.threads()]
-        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {19}
-        sockets = [s for process in processes for s in process.net_connections("inet")]
+        process = process_of(server)
+        assert process.children() == []
+        assert {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in process.threads()} == {19}
+        sockets = process.net_connections("inet")
         listening = {s.laddr for s in sockets if s.status == psutil.CONN_LISTEN}
-        assert listening == {("127.0.0.1", guard.port)}
+        assert listening == {("127.0.0.1", server.port)}
         assert {s.raddr[0] for s in sockets if s.raddr} <= {"127.0.0.1"}
         with urllib.request.urlopen(urllib.request.Request(lease.ui, headers={"Accept": "text/html"})) as page:
             assert b"<html" in page.read().lower()
-
-        # A server that crashes is started again behind the same socket.
-        processes[1].kill()
-        wait_for(lambda: processes[1] not in processes_of(guard), 10, "a new server")
-        lease.wait_until_healthy()
-        assert len(post(lease.url, "/flow_runs/filter", {})) == 2
-        processes = processes_of(guard)
-    wait_until_gone(processes, data / "prefect")
+    wait_until_gone(process, data / "prefect")
 
 
 def test_two_that_begin_at_once_get_one_server_and_their_death_ends_it(data: Path) -> None:
@@ -215,107 +205,105 @@ def test_two_that_begin_at_once_get_one_server_and_their_death_ends_it(data: Pat
         assert one.stdout is not None and other.stdout is not None
         said = one.stdout.readline()
         assert said == other.stdout.readline()
-        guard = read_guard(data / "prefect")
-        assert guard is not None and f"{guard.url} {guard.pid}\n" == said
-        processes = processes_of(guard)
+        server = read_server(data / "prefect")
+        assert server is not None and f"{server.url} {server.pid}\n" == said
+        process = process_of(server)
         one.send_signal(signal.SIGKILL)
         one.wait()
         time.sleep(4.5)
-        assert guard.alive
+        assert server.alive
         other.send_signal(signal.SIGKILL)
         other.wait()
-        wait_until_gone(processes, data / "prefect")
+        wait_until_gone(process, data / "prefect")
 
 
-def test_the_guard_leaves_a_server_to_a_run_that_is_about_to_take_it(data: Path) -> None:
-    lease = begin()
-    guard = guard_of(lease)
+def test_a_server_stays_for_a_run_that_is_about_to_take_it(data: Path) -> None:
+    lease = lease_server()
+    server = server_of(lease)
     with (data / "prefect" / "server.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lease.close()
         time.sleep(4.5)
-    with begin() as later:
-        assert guard_of(later) == guard
+    with lease_server() as later:
+        assert server_of(later) == server
         time.sleep(1)
-        assert guard.alive
+        assert server.alive
 
 
 def test_what_is_left_of_a_dead_or_older_server_is_replaced(data: Path) -> None:
     folder = data / "prefect"
-    dead = Guard("", network_namespace(), 1, 0, 1, "http://127.0.0.1:1/api", "", "3.0.0")
+    dead = LocalServer("", network_namespace(), 1, 0, 1, "http://127.0.0.1:1/api", "", "3.0.0")
     here = os.uname().nodename
     for stale in (json.dumps({**vars(dead), "host": here}), json.dumps(vars(dead)), "{", '{"pid": 1}'):
         (folder / "server.json").write_text(stale)
-        with begin() as lease:
+        with lease_server() as lease:
             assert lease.url != dead.url
-            guard = guard_of(lease)
-            assert guard.alive
+            server = server_of(lease)
+            assert server.alive
             # While somebody uses it, a server of another version is shared rather than ended.
-            (folder / "server.json").write_text(json.dumps({**vars(guard), "version": "3.0.0"}))
-            with begin() as second:
-                assert guard_of(second).pid == guard.pid
-        with begin() as lease:
-            old, guard = guard, guard_of(lease)
-            assert (old.pid == guard.pid, old.alive) == (False, False)
-        processes = processes_of(guard)
-        os.kill(guard.pid, signal.SIGTERM)
-        wait_until_gone(processes, folder)
+            (folder / "server.json").write_text(json.dumps({**vars(server), "version": "3.0.0"}))
+            with lease_server() as second:
+                assert server_of(second).pid == server.pid
+        with lease_server() as lease:
+            old, server = server, server_of(lease)
+            assert (old.pid == server.pid, old.alive) == (False, False)
+        process = process_of(server)
+        os.kill(server.pid, signal.SIGTERM)
+        wait_until_gone(process, folder)
 
 
 def test_a_server_in_use_on_another_machine_is_refused(data: Path) -> None:
     folder = data / "prefect"
     (folder / "server.json").write_text(
-        json.dumps(vars(Guard("elsewhere", network_namespace(), 1, 0, 1, "http://x/api", "", "3.0.0")))
+        json.dumps(vars(LocalServer("elsewhere", network_namespace(), 1, 0, 1, "http://x/api", "", "3.0.0")))
     )
     with (folder / "lease.lock").open("a") as lease:
         fcntl.flock(lease, fcntl.LOCK_SH)
         with pytest.raises(LocalServerError, match=r"elsewhere.*RANKWISE_DATA"):
-            begin()
+            lease_server()
     (folder / "server.json").unlink()
 
 
 def test_a_server_of_another_network_namespace_is_not_joined(data: Path) -> None:
     """Its URL may even answer here: then it is another server."""
-    with begin() as lease:
-        guard = guard_of(lease)
-        (data / "prefect" / "server.json").write_text(json.dumps({**vars(guard), "network": "net:[1]"}))
+    with lease_server() as lease:
+        server = server_of(lease)
+        (data / "prefect" / "server.json").write_text(json.dumps({**vars(server), "network": "net:[1]"}))
         with pytest.raises(LocalServerError, match=r"another network namespace.*RANKWISE_DATA"):
-            begin()
-    with begin() as lease:
-        assert guard_of(lease).network == network_namespace() and guard_of(lease).pid != guard.pid
-        assert not guard.alive
+            lease_server()
+    with lease_server() as lease:
+        assert server_of(lease).network == network_namespace() and server_of(lease).pid != server.pid
+        assert not server.alive
 
 
-def test_a_dead_guard_takes_the_server_along_and_the_run_is_told(data: Path) -> None:
-    with begin() as lease:
-        guard = guard_of(lease)
-        server = processes_of(guard)[1]
-        os.kill(guard.pid, signal.SIGKILL)
+def test_a_server_that_was_killed_is_told_and_replaced_by_the_next_run(data: Path) -> None:
+    with lease_server() as lease:
+        server = server_of(lease)
+        os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(LocalServerError, match=r"has ended(.|\n)*server\.log"):
             lease.wait_until_healthy()
-        wait_for(lambda: not runs(server), 5, "the server's end")
-        assert begin_again(lease) != guard.pid
+        assert begin_again(lease) != server.pid
 
 
 def begin_again(lease: Lease) -> int:
-    with begin() as second:
+    with lease_server() as second:
         assert second.home == lease.home
-        return guard_of(second).pid
+        return server_of(second).pid
 
 
 def test_a_server_that_cannot_start_says_why(data: Path) -> None:
     (data / "prefect" / "prefect.db").write_bytes(b"not a database" * 100)
     for journal in (data / "prefect").glob("prefect.db-*"):
         journal.unlink()
-    with begin() as lease, pytest.raises(LocalServerError, match=r"server\.log(.|\n)*file is not a database"):
+    with lease_server() as lease, pytest.raises(LocalServerError, match=r"server\.log(.|\n)*file is not a database"):
         lease.wait_until_healthy()
 
 
 def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "file"))
-    with pytest.raises(ValueError, match=r"file/prefect: .*RANKWISE_DATA .*PREFECT_API_URL"):
-        begin()
+    with pytest.raises(LocalServerError, match=r"file/prefect: .*RANKWISE_DATA .*PREFECT_API_URL"):
+        lease_server()
 
 
 def test_works_without_any_network(data: Path) -> None:
@@ -383,7 +371,7 @@ def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_named_api_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PREFECT_API_URL", "http://named:1/api")
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         assert (lease.url, lease.ui, lease.home) == ("http://named:1/api", "http://named:1", None)
         assert "PREFECT_HOME" not in lease.environment
@@ -401,10 +389,12 @@ def test_the_servers_environment_has_nothing_of_the_users_prefect(
 ) -> None:
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://elsewhere/db")
     monkeypatch.setenv("PREFECT_API_KEY", "secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
     monkeypatch.setenv("no_proxy", "intranet,localhost")
     environment = server_environment("http://127.0.0.1:5/api", tmp_path)
     assert environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == f"sqlite+aiosqlite:///{tmp_path}/prefect.db"
-    assert "PREFECT_API_KEY" not in environment
+    assert "secret" not in " ".join(environment.values())
     assert environment["NO_PROXY"] == environment["no_proxy"] == "intranet,localhost,127.0.0.1"
     assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
 
@@ -422,5 +412,6 @@ def test_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ui_url() -> None:
     assert ui_url("http://127.0.0.1:4200/api/") == "http://127.0.0.1:4200"
+    assert ui_url("https://me:secret@host/api") == "https://host"
     cloud = "https://api.prefect.cloud/api/accounts/a/workspaces/w"
     assert ui_url(cloud) == "https://app.prefect.cloud/account/a/workspace/w"

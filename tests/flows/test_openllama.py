@@ -6,16 +6,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_prompts import VARIANTS, long_prompts
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job
+from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.study import StudySpec, load_study
-from engine.models.config import ModelConfig
 from engine.models.stages import stage_layers
 from engine.planner.catalog import find_model
 from flows.cli.plan.study import planned
 from flows.precheck import check_study
 from tasks.bundle.write import write_bundle
+from tests.support.servers.hub_server import HubServer, Repository
+from tests.support.servers.openllama_model import make_openllama
+from tests.support.studies import rankwise, write_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies"
 EXPERIMENTS = {
@@ -58,7 +62,9 @@ def test_the_full_study_is_priced_without_the_model(tmp_path: Path) -> None:
     study = planned(read("cluster"), STUDIES, tmp_path)
     said = study.plan.predictions
     levels = {key for key, cell in study.plan.cells.items() if set(cell.compression) & {"balanced", "aggressive"}}
-    assert all(said[key].fits and said[key].usd_per_million_tokens for key in said.keys() - levels)
+    peers = {key for key, cell in study.plan.cells.items() if cell.engine != "rankwise"}
+    assert all(said[key].fits and said[key].usd_per_million_tokens for key in said.keys() - levels - peers)
+    assert peers and all(said[key].reason and said[key].usd_per_million_tokens is None for key in peers)
     assert study.cost.usd and study.cost.usd > 0
     one, two = (
         said[point.cell] for point in next(each for each in study.plan.experiments if each.name == "strong").points
@@ -100,3 +106,37 @@ def test_the_cluster_is_asked_for_two_nodes_with_a_gpu_each(tmp_path: Path) -> N
     jobs = [Job.model_validate_json(path.read_bytes()) for path in (tmp_path / "openllama").glob("jobs/*/job.json")]
     assert {(job.cell.nodes, job.cell.layout.pp, job.ranks_per_node) for job in jobs} == {(1, 1, 1), (2, 2, 1)}
     assert {job.inputs for job in jobs} == {"../../inputs"}
+
+
+def test_a_model_like_openllama_is_fetched_converted_measured_and_right(tmp_path: Path) -> None:
+    """By name, without a revision: pickled weights and a sentencepiece model, as openlm-research/open_llama_3b has."""
+    name = "openlm-research/open_llama_3b"
+    make_openllama(tmp_path / "served")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Each   rank reads"}\n{"prompt": "A cell\\n  is"}\n')
+    study = write_study(
+        tmp_path,
+        models=[{"id": name}],
+        workload={"kind": "generate", "prompts": "prompts.jsonl", "new_tokens": 4, "batch_size": 2},
+        experiments={
+            "one": {"kind": "sweep", "over": {"batch_size": [2]}},
+            "right": {"kind": "correctness", "prompts": 2, "new_tokens": 4, "layouts": [{"pp": 2}]},
+        },
+    )
+    with HubServer({name: Repository(tmp_path / "served")}) as hub:
+        commit = Repository(tmp_path / "served").commit
+        environment = {"HF_ENDPOINT": hub.endpoint, "RANKWISE_CACHE": str(tmp_path / "cache"), "HF_TOKEN": ""}
+        done = rankwise("run", study, "--no-calibrate", cwd=tmp_path, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"open_llama_3b ({name}@main)" in done.stdout
+        assert f"note: model {name} is {name}@{commit}, pinned in plan.json" in done.stdout
+        run = RunPaths(tmp_path / "runs" / "s")
+        plan = Plan.model_validate_json(run.plan.read_bytes())
+        assert [model.identity for model in plan.models] == [f"{name}@{commit}"]
+        report = run.report.read_text()
+        # The branch moves on; the study does not.
+        (tmp_path / "served" / "generation_config.json").write_text("{}")
+        assert Repository(tmp_path / "served").commit != commit
+        again = rankwise("run", study, "--no-calibrate", cwd=tmp_path, **environment)
+    assert again.returncode == 0 and "were already completed" in again.stdout, again.stdout + again.stderr
+    assert Plan.model_validate_json(run.plan.read_bytes()).models == plan.models
+    assert "agree" in report or "equal" in report

@@ -12,7 +12,7 @@ from configs.plans.job import Measurement
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.record import MeasuringPass
-from flows.server.local import begin
+from flows.server.local import lease_server
 from reports.reading.load import load_run
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tests.support.studies import rankwise
@@ -31,7 +31,7 @@ STUDY = {
 def test_a_profile_pass_from_the_command_line_to_the_report(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump(STUDY))
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         done = rankwise("run", path, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

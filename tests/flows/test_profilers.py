@@ -21,7 +21,7 @@ from configs.workloads.generate import GenerateWorkload
 from engine.profiling.nsys import gpus
 from engine.profiling.perf import read_counters, read_functions
 from flows.cli.doctor.checks import check_profilers
-from flows.server.local import begin
+from flows.server.local import lease_server
 from reports.reading.load import StudyResult, load_run
 from slurm.launcher.profilers import why_not
 from tasks.campaign.records import collect_job
@@ -51,7 +51,7 @@ sys.exit(code)
 def measured(tmp_path: Path, profiler: str) -> tuple[RunPaths, StudyResult]:
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump(STUDY))
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         done = rankwise("run", path, "--set", f"measuring.profiler={profiler}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.base import SCHEMA_VERSION
-from flows.server.local import begin
+from flows.server.local import lease_server
 from tests.support.studies import (
     RANKWISE,
     job_count,
@@ -32,7 +32,7 @@ RUNS_PER_CELL = 2
 @pytest.fixture(scope="module", autouse=True)
 def one_server() -> Iterator[None]:
     """Keep one local server up for all runs of this file."""
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         yield
 
@@ -151,7 +151,7 @@ def test_a_study_runs_from_python_too(finished: Path) -> None:
         "print(scaling_study(Path('s.yaml'), runs=Path('runs')).already_measured)"
     )
     # An API is named, since Prefect's own ephemeral server would take ten seconds to start.
-    with begin() as lease:
+    with lease_server() as lease:
         env = os.environ | lease.environment
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=finished, env=env, capture_output=True, text=True, timeout=60

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 
 from tests.support.browser import SLOW, Field, Ui, chromium, find_chromium, opened
-from tests.support.offline_team import OfflineTeam
+from tests.support.servers.offline_team import OfflineTeam
 from tests.support.studies import status, wait_until, write_study
 
 pytestmark = [

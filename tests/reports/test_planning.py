@@ -28,12 +28,12 @@ from reports.planning.forecast import (
     half_text,
     study_forecast,
 )
-from reports.planning.layouts import layouts, layouts_lines, layouts_sentence, layouts_table
+from reports.planning.layouts import layout_ranking, layouts_lines, layouts_sentence, layouts_table
 from reports.planning.text import NO_PREDICTIONS, prediction_lines, prediction_sentence
 from reports.plots.planning.prediction import panels
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.priced_runs import (
+from tests.support.run_folders.priced_runs import (
     TINY,
     cell,
     figures_of,
@@ -170,7 +170,7 @@ def layout_run(folder: Path, rates: Sequence[float | None], ranked: Sequence[flo
 def test_where_the_best_layout_stood_in_the_prediction(tmp_path: Path) -> None:
     run, plan = layout_run(tmp_path, rates=(250, 300, 100), ranked=(400, 350, 120))
     study = load_run(run)
-    result = layouts(study, plan.experiments[0])
+    result = layout_ranking(study, plan.experiments[0])
     sentence = layouts_sentence(result)
     assert sentence.startswith("The best measured layout, dp=2, gives 300 tokens/s")
     assert "It was number 3 of 4 in the prediction, number 2 of the 3 that were measured." in sentence
@@ -189,10 +189,10 @@ def test_where_the_best_layout_stood_in_the_prediction(tmp_path: Path) -> None:
 
 def test_layouts_without_figures(tmp_path: Path) -> None:
     run, plan = layout_run(tmp_path, rates=(None, None, None), ranked=(1, 2, 3))
-    result = layouts(load_run(run), plan.experiments[0])
+    result = layout_ranking(load_run(run), plan.experiments[0])
     assert layouts_sentence(result) == "None of the 3 layouts that were to be measured has a figure."
     other, plan = layout_run(tmp_path / "one", rates=(None, 5, None), ranked=(3, 2, 1))
-    assert "the only one that was measured" in layouts_sentence(layouts(load_run(other), plan.experiments[0]))
+    assert "the only one that was measured" in layouts_sentence(layout_ranking(load_run(other), plan.experiments[0]))
 
 
 def train(dp: int, batch: int, strategy: Strategy = "ddp", tp: int = 1) -> Cell:

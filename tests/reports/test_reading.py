@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from configs.common.base import SCHEMA_VERSION
 from configs.plans.paths import RunPaths
 from configs.plans.record import SchemaError, Status
+from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
 from reports.numbers.stopping import confidence
 from reports.reading import readers
 from reports.reading.load import StudyResult, load_run
-from reports.reading.read import cell_folders
-from reports.reading.readers import read_cells
-from reports.reading.samples import read_samples
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import Table
-from tests.reports.test_render import generate, generated, plan_of, write_plan, write_record
+from tasks.campaign.ledger import read_ledger, set_aside_damaged
+from tests.support.run_folders.report_runs import generate, generated, plan_of, write_plan, write_record
 
 COLUMNS = ("a", "b", "c")
 
@@ -52,13 +51,18 @@ def test_samples_are_read_as_numpy_reads_them(tmp_path: Path, compressed: bool) 
         assert column.dtype == columns[name].dtype
 
 
-def test_unusual_archives_are_left_to_numpy(tmp_path: Path) -> None:
-    path = archive(tmp_path / "s.npz", a=np.ones((2, 3)), b=np.array(["text"]))
-    found = read_samples(path, COLUMNS)
-    assert found["0/a"].shape == (2, 3) and found["0/b"].tolist() == ["text"]
+def test_an_archive_with_a_comment_is_read(tmp_path: Path) -> None:
+    path = archive(tmp_path / "s.npz", a=np.arange(6.0))
     with zipfile.ZipFile(path, "a") as file:
         file.comment = b"a comment moves the end"
-    assert read_samples(path, COLUMNS)["0/a"].shape == (2, 3)
+    assert read_samples(path, COLUMNS)["0/a"].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("column", [np.ones((2, 3)), np.array(["text"]), np.array([{}]), np.array(1.0)])
+def test_samples_are_one_dimensional_numbers(tmp_path: Path, column: np.ndarray) -> None:
+    path = archive(tmp_path / "s.npz", a=column)
+    with pytest.raises(ValueError, match=r"s\.npz: .*0/a: not a one-dimensional column of numbers"):
+        read_samples(path, COLUMNS)
 
 
 WHOLE = io.BytesIO()
@@ -85,7 +89,7 @@ def test_a_changed_byte_is_seen_or_does_no_harm(
 def test_a_cut_archive_is_named(tmp_path: Path, length: int) -> None:
     path = tmp_path / "r0-a1.npz"
     path.write_bytes(WHOLE.getvalue()[:length])
-    with pytest.raises(ValueError, match=r"r0-a1\.npz: the record's samples cannot be read .* set the record aside"):
+    with pytest.raises(ValueError, match=r"r0-a1\.npz: the record's samples cannot be read"):
         read_samples(path, ("a",))
     with pytest.raises(ValueError, match=r"none\.npz"):
         read_samples(tmp_path / "none.npz", ("a",))
@@ -124,34 +128,101 @@ def test_a_second_process_reads_the_same(run: RunPaths, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("nth", [0, 1, -2, -1])
-def test_a_second_process_names_the_first_damaged_file(
+def test_a_second_process_lists_the_same_damaged_files(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    folders = cell_folders(run.records, {})
-    damaged = [number for number, folder in enumerate(folders) if "r1-a1.json" in folder.names][nth]
-    for folder in folders[damaged:]:
-        Path(folder.folder, "r1-a1.json").write_text("{") if "r1-a1.json" in folder.names else None
-    expected = Path(folders[damaged].folder, "r1-a1.json")
+    paths = sorted(run.records.glob("*/r1-a1.json"))
+    for path in paths[nth:]:
+        path.write_text("{")
+    alone = load_run(run)
+    assert [item.path for item in alone.unreadable] == [path.relative_to(run.folder).as_posix() for path in paths[nth:]]
+    assert all(item.reason.startswith("not JSON") for item in alone.unreadable)
     monkeypatch.setattr(readers, "SECOND_READER_RECORDS", 1)
     monkeypatch.setattr(readers.os, "sched_getaffinity", lambda _: {0, 1})
-    assert expected.exists()
-    with pytest.raises(ValueError, match="not JSON") as caught:
-        read_cells(folders, run.folder)
-    assert str(expected) in str(caught.value)
+    again = load_run(run)
+    assert same(again, alone) and again.unreadable == alone.unreadable
 
 
-def test_a_newer_record_and_one_that_is_none_are_named(run: RunPaths) -> None:
+@pytest.mark.parametrize("nth", [0, 1, -2, -1])
+def test_a_second_process_names_the_first_file_of_another_version(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    paths = sorted(run.records.glob("*/r1-a1.json"))
+    for path in paths[nth:]:
+        path.write_text('{"schema_version": 99}')
+    monkeypatch.setattr(readers, "SECOND_READER_RECORDS", 1)
+    monkeypatch.setattr(readers.os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(SchemaError) as caught:
+        load_run(run)
+    assert str(paths[nth]) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ((f'"schema_version":{SCHEMA_VERSION},', ""), "schema_version: got None"),
+        (('"attempt":1', '"attempt":"first"'), "attempt: input should be a valid integer"),
+        (('"attempt":1', '"attempt":7'), "r1-a7.json"),
+        (('"repeat":1', '"repeat":-1'), "repeat: "),
+        (('"new_tokens":', '"new_tokens":9'), "cell: has the key "),
+        (('"environment":"e1"', '"environment":"../../x"'), "environment: "),
+        (('"job":"', '"job":"../'), "job: "),
+        (('"finished_at":"', '"finished_at":"x'), "finished_at: "),
+        (('"figures":{', '"figures":{"n":' + "9" * 5000 + ","), "a number is too long"),
+        (('"hosts":[', '"hosts":' + "[" * 5000), "nested more than 200 levels deep"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_a_record_that_is_none_is_listed_and_left_out(run: RunPaths, change: tuple[str, str], reason: str) -> None:
+    path = next(run.records.glob("*/r1-a1.json"))
+    text = path.read_text()
+    assert change[0] in text
+    path.write_text(text.replace(*change))
+    [found] = load_run(run).unreadable
+    assert found.path == path.relative_to(run.folder).as_posix()
+    assert reason in found.reason and str(run.folder) not in found.reason and len(found.reason) <= 300
+    damaged = read_ledger(run).damaged
+    assert list(damaged) == [path], "the ledger and the report agree on what is damaged"
+
+
+def test_another_attempt_decides_over_a_damaged_one(run: RunPaths) -> None:
+    path = next(run.records.glob("*/r0-a2.npz"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    study = load_run(run)
+    assert [item.path for item in study.unreadable] == [path.with_suffix(".json").relative_to(run.folder).as_posix()]
+    cell = study.cells[path.parent.name]
+    assert cell.measurements[0].record.attempt == 1 and list(cell.completed) == [1]
+    assert list(read_ledger(run).damaged) == [path.with_suffix(".json")]
+
+
+def test_a_record_of_another_version_is_named(run: RunPaths) -> None:
     path = next(run.records.glob("*/r1-a1.json"))
     whole = path.read_text()
     path.write_text(whole.replace(f'"schema_version":{SCHEMA_VERSION}', f'"schema_version":{SCHEMA_VERSION + 1}'))
     with pytest.raises(SchemaError, match=r"r1-a1\.json: schema_version: got"):
         load_run(run)
-    path.write_text(whole.replace(f'"schema_version":{SCHEMA_VERSION},', ""))
-    with pytest.raises(ValueError, match=r"r1-a1\.json: schema_version: got None"):
-        load_run(run)
-    path.write_text(whole.replace('"attempt":1', '"attempt":"first"'))
-    with pytest.raises(ValueError, match=r"r1-a1\.json: not a record"):
-        load_run(run)
+
+
+def test_a_damaged_environment_is_listed(run: RunPaths) -> None:
+    run.environment("e1").write_text("{")
+    study = load_run(run)
+    assert [item.path for item in study.unreadable] == ["environments/e1.json"]
+    assert study.environments == {"e1": None}
+
+
+def test_records_set_aside_are_told_until_they_are_measured_again(run: RunPaths) -> None:
+    path = next(run.records.glob("*/r1-a1.json"))
+    whole = path.read_bytes(), path.with_suffix(".npz").read_bytes()
+    path.write_text("{")
+    set_aside_damaged(run)
+    study = load_run(run)
+    assert study.unreadable == () and study.set_aside == (f"set_aside/{path.parent.name}--r1-a1.json",)
+    again = path.with_name("r1-a2.json")
+    again.write_bytes(whole[0].replace(b'"attempt":1', b'"attempt":2'))
+    again.with_suffix(".npz").write_bytes(whole[1])
+    assert load_run(run).set_aside == ()
 
 
 def test_readings_travel_between_processes(run: RunPaths) -> None:

@@ -1,130 +1,38 @@
 """The report of made-up run folders: every number that it prints is known beforehand."""
 
 import csv
+import re
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jinja2
 import numpy as np
 import pytest
 from pyarrow import parquet
 
-from configs.common.base import SCHEMA_VERSION, canonical_json
-from configs.common.execution import Layout
+from configs.common.base import canonical_json
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, Point
-from configs.plans.record import Failure, Record, SchemaError, Status
+from configs.plans.record import Failure, SchemaError, Status
 from configs.spec.cell import Cell
-from configs.spec.measuring import Measuring
-from configs.spec.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from reports.render import ReportSummary, render_report, report_text
 from reports.templating import template_environment
-
-MODEL = PlannedModel(name="tiny", identity="folder:abc", manifest="m/manifest.json")
-RANDOM = PlannedModel(name="llama-110m", identity="synthetic:llama-110m@0", manifest="s/manifest.json")
-REPEATS = 3
-
-
-def generate(model: PlannedModel = MODEL, dp: int = 1, dtype: str = "float32", **work: Any) -> Cell:
-    fields = {"num_prompts": 8, "new_tokens": 5, "batch_size": 4, **work}
-    return Cell.model_validate(
-        {"model": model.identity, "workload": GenerateWorkload(**fields), "layout": Layout(dp=dp), "dtype": dtype}
-    )
-
-
-def experiment(
-    name: str, kind: str, points: list[tuple[Cell, dict[str, Any], str]], **fields: Any
-) -> PlannedExperiment:
-    placed = [
-        Point(cell=cell.key, values=values, label=label, baseline=position == 0)
-        for position, (cell, values, label) in enumerate(points)
-    ]
-    return PlannedExperiment.model_validate(
-        {"name": name, "kind": kind, "model": MODEL.name, "points": placed, **fields}
-    )
-
-
-def plan_of(cells: list[Cell], experiments: list[PlannedExperiment], repeats: int = REPEATS) -> Plan:
-    return Plan(
-        study="quick",
-        models=(MODEL, RANDOM),
-        targets=(LocalTarget(),),
-        measuring=Measuring(repeats=repeats),
-        pack=True,
-        experiments=tuple(experiments),
-        cells={cell.key: cell for cell in cells},
-        repeats={cell.key: repeats for cell in cells},
-    )
-
-
-def write_plan(folder: Path, plan: Plan) -> RunPaths:
-    run = RunPaths(folder)
-    run.environments.mkdir(parents=True)
-    run.plan.write_text(plan.model_dump_json())
-    run.environment("e1").write_text(canonical_json({"python": "3.11.2", "commit": "abc123", "variables": {"A": "1"}}))
-    return run
-
-
-def write_record(
-    run: RunPaths,
-    cell: Cell,
-    repeat: int = 0,
-    attempt: int = 1,
-    status: Status = Status.COMPLETED,
-    samples: dict[str, Any] | None = None,
-    **fields: Any,
-) -> Path:
-    measuring_pass = fields.get("measuring_pass", "timed")
-    path = run.record(cell.key, measuring_pass, repeat, attempt)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = Record(
-        key=cell.key,
-        cell=cell,
-        repeat=repeat,
-        attempt=attempt,
-        status=status,
-        job=f"job-{measuring_pass}-{repeat}",
-        position=0,
-        started_at=f"2026-01-01T00:0{repeat}:00Z",
-        finished_at=f"2026-01-01T00:0{repeat}:30Z",
-        **{"environment": "e1", **fields},
-    )
-    path.write_text(record.model_dump_json())
-    if samples is not None:
-        np.savez(path.with_suffix(".npz"), **{name: np.asarray(values) for name, values in samples.items()})
-    return path
-
-
-def generated(cell: Cell, seconds: float, slow: float = 0.0) -> dict[str, Any]:
-    """Two passes of so many seconds; the last rank is `slow` seconds slower. TTFT 10 ms, then 5 ms a token."""
-    work, ranks = cell.workload, cell.layout.ranks
-    assert isinstance(work, GenerateWorkload)
-    share = (work.num_prompts or 1) // ranks
-    batches = max(1, share // work.batch_size)
-    samples: dict[str, Any] = {}
-    for rank in range(ranks):
-        late = slow if rank == ranks - 1 else 0.0
-        samples[f"{rank}/pass_seconds"] = [seconds + late] * 2
-        samples[f"{rank}/ttft_seconds"] = [0.010] * (2 * batches)
-        samples[f"{rank}/request_seconds"] = [0.010 + 0.005 * (work.new_tokens - 1)] * (2 * batches)
-        samples[f"{rank}/batch_sequences"] = [share / batches] * (2 * batches)
-    return samples
-
-
-def write_measurements(
-    run: RunPaths, cell: Cell, seconds: list[float], peak_mib: float | None = None, **fields: Any
-) -> None:
-    """A completed repeat for each of `seconds`, and a memory pass."""
-    for repeat, value in enumerate(seconds):
-        figures = {"measurement_seconds": 2.0, "cpu_seconds": 1.5, "others_cpu_share": 0.02, **fields}
-        write_record(run, cell, repeat, samples=generated(cell, value), figures=figures)
-    if peak_mib is not None:
-        figures = {"peak_memory_bytes": int(peak_mib * 2**20), "memory_growth_bytes": 2**20}
-        write_record(run, cell, measuring_pass="memory", figures=figures)
+from tests.support.run_folders.report_runs import (
+    MODEL,
+    RANDOM,
+    REPEATS,
+    experiment,
+    generate,
+    generated,
+    plan_of,
+    write_measurements,
+    write_plan,
+    write_record,
+)
 
 
 def answers(tokens: list[list[int]], vocabulary: int = 4) -> dict[str, Any]:
@@ -228,7 +136,10 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
     # Pairs: 80/40, 80/32, 80/50.
     assert "| bf\\|16 | 3 | 80.0 [80.0 to 80.0] | 2.00 [1.60 to 2.50] |" in text
     assert "out of memory" in text and "needs \\| about &lt;31&gt; GiB" in text and "`jobs/j/rank_1.log`" in text
-    assert "**agrees** | 2 of 2" in text and "return \\*x\\*" in text
+    assert (
+        "**agrees** (not reached: rows 2 to 8 of a batch; decode steps 1 to 5) | 2 of 2" in text
+        and "return \\*x\\*" in text
+    )
     assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text
     assert "| 4 | 3.00 | 1.50 | 1.50 | 4.482 | 2,048 |" in text
     assert summary.statuses == {"completed": 21, "out_of_memory": 3}
@@ -348,20 +259,63 @@ def test_several_environments_are_said(tmp_path: Path) -> None:
     assert "| `commit` | abc123 | def456 |" in text and "| `variables.A` | 1 |" in text
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    cell = generate()
-    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=1))
-    path = write_record(run, cell, samples=generated(cell, 1.0))
+def test_damaged_records_are_left_out_and_told(tmp_path: Path) -> None:
+    cells = [generate(), generate(new_tokens=9)]
+    run = write_plan(tmp_path / "run", plan_of(cells, [], repeats=1))
+    path = write_record(run, cells[0], samples=generated(cells[0], 1.0))
+    write_record(run, cells[1], samples=generated(cells[1], 1.0))
     whole = path.with_suffix(".npz").read_bytes()
     path.with_suffix(".npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"r0-a1\.npz: .*cannot be read"):
-        render_report(run)
-    path.write_text(path.read_text().replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99'))
+    summary = render_report(run)
+    relative = path.relative_to(run.folder).as_posix()
+    assert summary.statuses == {"completed": 1, "missing": 1}
+    assert summary.sentences[0].startswith(f"1 file of the run cannot be read: {relative} (")
+    assert "figures and recommendations may be others" in summary.sentences[0]
+    text = run.report.read_text()
+    assert text.split("\n")[2].startswith("> **1 file of the run cannot be read:**"), "before any recommendation"
+    assert f"| `{relative}` | {relative[:-5]}.npz: the record's samples cannot be read" in text
+    again = render_report(run)
+    assert again == summary and run.report.read_text() == text
+    path.write_text("{")
+    assert "not JSON" in render_report(run).sentences[0]
+    path.write_text('{"schema_version": 99}')
     with pytest.raises(SchemaError, match=r"r0-a1\.json"):
         render_report(run)
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"r0-a1\.json: not JSON"):
-        render_report(run)
+
+
+def test_names_of_others_neither_move_the_cursor_nor_the_markup(tmp_path: Path) -> None:
+    """Escape codes, line ends, Markdown and HTML of names, hosts, labels and messages are text in all that is made."""
+    evil = "\x1b]0;x\x07\x1b[2J\u202e|<img src=x onerror=alert(1)>\n# head [a](javascript:b) `c` *d*"
+    model = MODEL.model_copy(update={"name": evil})
+    cell = generate(model)
+    point = experiment(evil, "sweep", [(cell, {"dtype": evil}, evil)], model=evil)
+    plan = plan_of([cell], [point], repeats=2).model_copy(update={"models": (model,), "study": evil})
+    run = write_plan(tmp_path / "run", plan)
+    run.environment("e1").write_text(canonical_json({evil: evil, "commit": evil}))
+    write_record(run, cell, 0, samples=generated(cell, 1.0), hosts=[evil])
+    failure = Failure(message=evil, log=evil, kind=evil)
+    write_record(run, cell, 1, status=Status.FAILED, failure=failure, hosts=[evil])
+    summary = render_report(run)
+    assert "onerror" in run.report.read_text()
+    for text in (run.report.read_text(), *summary.sentences):
+        assert not set(text) & set("\x1b\x07\u202e")
+        assert not re.search(r"(?<!`)<img", text) or "`" in text
+        assert "\n# head" not in text and not re.search(r"(?<!\\)\[a\](?!.*`)", text)
+    for image in run.plots.glob("*.svg"):
+        ElementTree.parse(image)
+    assert all(len(path.name) < 120 for path in run.plots.iterdir())
+
+
+def test_a_long_name_has_a_report(tmp_path: Path) -> None:
+    """Names are bounded when a study is read; a folder of another origin may still have a long one."""
+    cell, name = generate(), "x" * 300
+    experiments = [experiment(name + end, "sweep", [(cell, {"dtype": "float32"}, "a")]) for end in "ab"]
+    run = write_plan(tmp_path / "run", plan_of([cell], experiments, repeats=1))
+    write_record(run, cell, samples=generated(cell, 1.0))
+    render_report(run)
+    drawn = sorted(path.name for path in run.plots.glob("*.png") if path.name.startswith("xxx"))
+    assert len(drawn) >= 2 and all(len(name) < 100 for name in drawn)
+    assert all(f"plots/{name}" in run.report.read_text() for name in drawn)
 
 
 def test_a_thousand_records_render_quickly(tmp_path: Path) -> None:

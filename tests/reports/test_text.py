@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from configs.common.printable import shortened
 from reports.numbers.statistics import Estimate
-from reports.text import Table, code, count, escaped, estimate_cell, estimate_text, joined, number, percent, shortened
+from reports.text import Table, code, count, escaped, estimate_cell, estimate_text, joined, number, percent
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from configs.common.proc import start_ticks
-from configs.plans.job import Job, Launcher
+from configs.plans.job import Job, Launcher, Submitting
 from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
+from slurm.launch import is_second_time
 from slurm.launcher.end_cause import NotStartedError
 from slurm.launcher.node_registration import Rendezvous, free_port
 from slurm.launcher.processes import oom_kills
@@ -29,14 +30,41 @@ from tests.support.launches import (
     noop_measurement,
     part,
     read_end,
+    read_job,
     read_progress,
     wait_until,
     write_job,
 )
 
 
-def read_job(folder: Path) -> Job:
-    return Job.model_validate_json((folder / "job.json").read_bytes())
+@pytest.mark.parametrize(
+    ("restarts", "written", "driven", "second"),
+    [
+        ("1", 0, True, True),
+        ("2", 1, True, True),
+        ("1", 1, True, False),  # by a launcher of this time, on another node
+        ("", 0, True, False),
+        ("0", 0, True, False),
+        ("1", None, True, False),  # requeued before any launcher began: this is the first time
+        ("1", 0, False, False),  # a bundle's job goes on where it stopped
+    ],
+)
+def test_a_requeued_job_is_not_begun_twice(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restarts: str,
+    written: int | None,
+    driven: bool,
+    second: bool,
+) -> None:
+    paths = write_job(tmp_path, [noop_measurement("a", ranks=2)])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    if driven:
+        paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    if written is not None:
+        launcher = Launcher(pid=1, pid_started=1, host="n1", started_at="2026-11-01T12:00:00Z", restarts=written)
+        paths.node_launcher(0).write_text(launcher.model_dump_json())
+    assert is_second_time(paths) is second
 
 
 def test_torchrun_argv(tmp_path: Path) -> None:
@@ -64,7 +92,11 @@ def test_rank_environment(tmp_path: Path) -> None:
     timed = read_job(write_job(tmp_path, [noop_measurement("a", env={"OMP_NUM_THREADS": "3"})], name="timed").folder)
     memory = read_job(write_job(tmp_path, [noop_measurement("a")], name="memory", memory=True).folder)
     inherited = {"PATH": "/bin", "HF_TOKEN": "x", "PREFECT_API_URL": "x", "AWS_PROFILE": "x", "MY_API_KEY": "x"}
+    inherited |= {"DATABASE_URL": "postgresql://me:hush@host/db", "TRACKING": "https://host/?token=hush"}
     environment = rank_environment(timed, inherited, launcher_pid=7)
+    assert not {"DATABASE_URL", "TRACKING"} & environment.keys(), "secrets by their form"
+    loopback = {environment[f"{name}_SOCKET_IFNAME"].removeprefix("=") for name in ("GLOO", "NCCL", "TP")}
+    assert loopback == {"lo"}, "one node's ranks listen on no other interface"
     assert environment["PATH"] == "/bin"
     assert "x" not in environment.values()
     assert environment["OMP_NUM_THREADS"] == "3", "the cell has the last word"
@@ -237,5 +269,5 @@ def test_job_that_cannot_be_read_ends_with_the_reason(tmp_path: Path) -> None:
     paths = write_job(tmp_path, [noop_measurement("a")])
     paths.job.write_text('{"name": 1}')
     end = launch(paths)
-    assert (end.status, end.kind) == (Status.FAILED, "ValidationError")
+    assert (end.status, end.kind) == (Status.FAILED, "ValueError")
     assert "launcher failed" in (end.message or "")

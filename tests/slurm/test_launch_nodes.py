@@ -24,7 +24,6 @@ from configs.spec.target import SlurmTarget
 from configs.workloads.generate import GenerateWorkload
 from engine.models.weights import build_model
 from engine.parallel.grid import Grid
-from tests.slurm.test_launch import read_job
 from tests.support.launches import (
     assert_nothing_left,
     in_measurement,
@@ -32,10 +31,11 @@ from tests.support.launches import (
     leftovers,
     noop_measurement,
     part,
+    read_job,
     wait_until,
     write_job,
 )
-from tests.support.memory_models import save_model
+from tests.support.training.memory_models import save_model
 from tests.support.two_hosts import NAMES, TwoHosts, node_ends, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

@@ -37,6 +37,15 @@ class Lab:
         """Run a command on a node, as root, beside the jobs."""
         return subprocess.run([*nodes.inside(self.plan.name, node), *argv], capture_output=True, text=True, timeout=60)
 
+    def add_qos(self, name: str, *limits: str) -> None:
+        """A QOS for root. Returns when slurmctld knows it, which the database tells it."""
+        self.slurm("sacctmgr", "-i", "add", "qos", name, *limits, check=False)
+        self.slurm("sacctmgr", "-i", "modify", "user", "root", "set", f"qos+={name}")
+        deadline = time.monotonic() + 20
+        while f" {name}(" not in self.slurm("scontrol", "show", "assoc_mgr", "flags=qos").replace("QOS=", " "):
+            assert time.monotonic() < deadline, f"slurmctld does not know the qos {name}"
+            time.sleep(0.2)
+
     def queue(self) -> list[str]:
         """Ids of all jobs that wait, run or end."""
         return self.slurm("squeue", "--noheader", "--array", "--format=%i").split()
@@ -59,14 +68,16 @@ class Lab:
 def lab_for_tests(folder: Path) -> Iterator[Lab]:
     """A lab of two nodes, or the one that the environment names; skips where there can be none."""
     if named := os.environ.get("LAB"):
-        plan = cluster.find(named)
+        plan = cluster.find_lab(named)
     else:
         if (why := why_no_lab()) is not None:
             pytest.skip(why)
         # Two sessions at a time on one machine do not meet.
-        request = LabRequest(name=f"t{os.getpid() % 10**6}x", folder=folder, bandwidths=("100mbit", "1gbit"))
+        request = LabRequest(
+            name=f"t{os.getpid() % 10**6}x", folder=folder, bandwidths=("100mbit", "1gbit"), enforce_limits=True
+        )
         cluster.up(request)
-        plan = cluster.find(request.name, folder)
+        plan = cluster.find_lab(request.name, folder)
     os.environ["SLURM_CONF"] = str(plan.slurm_conf)
     try:
         yield Lab(plan)

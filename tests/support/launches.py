@@ -182,3 +182,7 @@ def run_on_two_ranks(folder: Path, job: Job, manifest: ModelManifest | None, mod
         [json.loads((folder / f"{rank}-{number}.json").read_text()) for rank in (0, 1)]
         for number in range(len(job.measurements))
     ]
+
+
+def read_job(folder: Path) -> Job:
+    return Job.model_validate_json((folder / "job.json").read_bytes())

@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import Artifact
 
 from tests.support.browser import Field, chromium, opened
-from tests.support.offline_team import OfflineTeam
+from tests.support.servers.offline_team import OfflineTeam
 from tests.support.studies import wait_until
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

@@ -23,7 +23,7 @@ STUDY = {
 def resolved(study: StudySpec, tmp_path: Path, checked: CheckedPlan) -> Plan:
     run, cache = RunPaths(tmp_path / "run"), tmp_path / "cache"
     models = [planned_model(spec, place, cache, tmp_path) for place, spec in enumerate(study.models)]
-    plan: Plan = resolve_study.fn(study, models, run, tmp_path, cache, checked)
+    plan: Plan = resolve_study(study, models, run, tmp_path, cache, checked)
     return plan
 
 
@@ -36,7 +36,7 @@ def test_the_checked_plan_is_not_made_again(tmp_path: Path, monkeypatch: pytest.
     def never(*_: object) -> Plan:
         raise AssertionError("made or checked again")
 
-    for name in ("make_plan", "check_resources", "check_clusters"):
+    for name in ("make_sound_plan", "check_resources", "check_requirements", "check_clusters"):
         monkeypatch.setattr(resolve, name, never)
     assert resolved(study, tmp_path, CheckedPlan(plan)) == made
     assert made.cells == plan.cells and made.predictions

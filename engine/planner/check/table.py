@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from configs.common.reading import read_text
 from engine.planner.check.rows import Checked, PublishedRow, RowPrediction, checked, measured_figure, whole_number
 
 RowPredictor = Callable[[Sequence[PublishedRow], Sequence[PublishedRow]], list[RowPrediction]]
@@ -126,9 +127,9 @@ def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
 def read_published_rows(path: Path) -> tuple[list[PublishedRow], FileKind, tuple[str, ...]]:
     """A CSV file's rows, their kind, and the names of columns that are not known."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file, strict=True) if any(cell.strip() for cell in line)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.reader(read_text(path).splitlines(keepends=True), strict=True)
+        lines = [line for line in reader if any(cell.strip() for cell in line)]
+    except (OSError, csv.Error) as error:
         raise ValueError(f"{path}: {getattr(error, 'strerror', None) or f'not a CSV file ({error})'}") from error
     if len(lines) < 2:
         raise ValueError(f"{path}: {'no rows after the header' if lines else 'empty'}; {_known_kinds()}")

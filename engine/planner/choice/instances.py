@@ -20,7 +20,6 @@ from engine.planner.choice.machines import inference_format, instance_price, tra
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, ranked, within
 from engine.planner.results import GenerationTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
-from engine.planner.timing.constants import Constants
 
 READING_SECONDS = 0.2
 """Seconds per token at reading speed: 250 words a minute (M. Brysbaert, J. Memory and Language 109, 2019: 238) are 5
@@ -189,7 +188,7 @@ class Among:
 
 
 def searched(
-    wish: Wish, hardware: HardwareCatalog, among: Among, widen: bool = False, constants: Constants | None = None
+    wish: Wish, hardware: HardwareCatalog, among: Among, widen: bool = False
 ) -> tuple[InstanceOptions, list[str]]:
     """Search options; also return remarks on assumptions.
 
@@ -202,22 +201,20 @@ def searched(
     generates = not wish.training and wish.architecture.decoder_layers and wish.new_tokens
     unsaid = wish.min_tokens_per_second is None and wish.max_seconds_per_token is None
     asked = replace(wish, max_seconds_per_token=READING_SECONDS) if generates and unsaid else wish
-    options = options_on(asked, hardware, among, constants)
+    options = options_on(asked, hardware, among)
     if widen and not options.any_gpu:
         asked = replace(asked, counts=counts(True, None, None))
-        options = options_on(asked, hardware, among, constants)
+        options = options_on(asked, hardware, among)
         notes.append("no single GPU holds it; 2, 4 and 8 were tried too")
     if asked.max_seconds_per_token is not wish.max_seconds_per_token:
         if options.best is None:
-            options = options_on(replace(asked, max_seconds_per_token=None), hardware, among, constants)
+            options = options_on(replace(asked, max_seconds_per_token=None), hardware, among)
         else:
             notes.append(f"no speed was asked for; at least {1 / READING_SECONDS:g} tokens/s a sequence is taken")
     return options, notes
 
 
-def options_on(
-    wish: Wish, hardware: HardwareCatalog, among: Among, constants: Constants | None = None
-) -> InstanceOptions:
+def options_on(wish: Wish, hardware: HardwareCatalog, among: Among) -> InstanceOptions:
     """Return one option per group of similar instances, each with the fewest devices that fit."""
     groups: dict[tuple[object, ...], list[tuple[Machine, Price | None]]] = {}
     for name, machine in hardware.instances().items():
@@ -231,7 +228,7 @@ def options_on(
         count, group = int(str(key[0])), key[1:]
         if group in best and best[group].fits:
             continue  # fewer devices suffice
-        option = _option(wish, members, count, constants)
+        option = _option(wish, members, count)
         if group not in best or option.fits or _lacking(option) < _lacking(best[group]):
             best[group] = option
     return InstanceOptions(tuple(sorted(best.values(), key=lambda option: option.order)))
@@ -247,19 +244,19 @@ def _alike(machine: Machine, count: int) -> tuple[object, ...]:
     return count, machine.name.split("/")[0], device.name, inside, between, memory
 
 
-def _option(wish: Wish, members: list[tuple[Machine, Price | None]], count: int, constants: Constants | None) -> Option:
+def _option(wish: Wish, members: list[tuple[Machine, Price | None]], count: int) -> Option:
     """Return the cheapest member that fits; if none fits, the one with the most host memory."""
     tried: list[Option] = []
     members = sorted(members, key=lambda m: (m[1] is None, m[1].usd_per_hour if m[1] else 0.0))
     for machine, price in members:
-        option = _evaluated(wish, machine, price, count, constants)
+        option = _evaluated(wish, machine, price, count)
         if option.fits:
             return option
         tried.append(option)
     return max(tried, key=lambda option: option.machine.host_memory_bytes or 0)
 
 
-def _evaluated(wish: Wish, machine: Machine, price: Price | None, count: int, constants: Constants | None) -> Option:
+def _evaluated(wish: Wish, machine: Machine, price: Price | None, count: int) -> Option:
     device = machine.accelerator
     setup: TrainingSetup | InferenceSetup
     if wish.training:
@@ -271,8 +268,8 @@ def _evaluated(wish: Wish, machine: Machine, price: Price | None, count: int, co
         setup = inference_base(wish.architecture, machine, wish.sequence_length, wish.new_tokens)
         batch = wish.batch_size
     try:
-        candidate = ranked(setup, count, batch, within(LAUNCHABLE if wish.training else None, wish.max_memory_bytes),
-                           constants)[0]  # fmt: skip
+        limits = within(LAUNCHABLE if wish.training else None, wish.max_memory_bytes)
+        candidate = ranked(setup, count, batch, limits)[0]
     except ValueError as error:  # no link for this many devices, or no layout
         return Option(machine, count, None, price, why_not=str(error))
     return Option(machine, count, candidate, price, _too_slow(wish, candidate))

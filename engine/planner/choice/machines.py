@@ -1,7 +1,7 @@
 """Resolve hardware requests ("four H100", "the cheapest") to a machine of the catalog with its price per hour.
 
 machine_for(accelerator("h100-80gb"), gpu_count=4)      # the cheapest instance that has them, else a plain node
-priced(machine, "spot", catalog())                      # the same at the spot price; None if unknown
+priced_machine(machine, "spot", catalog())              # the same at the spot price; None if unknown
 """
 
 from typing import Literal
@@ -26,7 +26,7 @@ def machine_for(
     and without a price.
     """
     found = [
-        priced(machine, market, catalog)
+        priced_machine(machine, market, catalog)
         for machine in catalog.instances().values()
         if machine.accelerator.name == accelerator.name
     ]
@@ -41,7 +41,7 @@ def machine_for(
     return Machine(name=accelerator.name, accelerator=accelerator, accelerators=_PLAIN_NODE)
 
 
-def priced(machine: Machine, market: Market, catalog: HardwareCatalog, region: str | None = None) -> Machine:
+def priced_machine(machine: Machine, market: Market, catalog: HardwareCatalog, region: str | None = None) -> Machine:
     """Return a catalog machine at its price on a market; without a price if none is known there.
 
     Its on-demand price is already set, including the user's own rate.

@@ -26,7 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from configs.common.execution import Layout, Strategy
-from engine.planner.setup import Checkpointing, Offload, TrainingSetup
+from configs.workloads.train import Offload
+from engine.planner.setup import Checkpointing, TrainingSetup
 
 _SMALL_BELOW, _LARGE_FROM = 1e9, 10e9
 

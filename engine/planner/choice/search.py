@@ -19,20 +19,18 @@ memory only, so what is left out is slower than something that is kept.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from configs.common.execution import Layout, Strategy
 from configs.hardware.hardware import Machine
+from configs.workloads.descriptor import Axis
+from configs.workloads.train import Offload
 from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.training import training_memory
 from engine.planner.results import GenerationTime, Memory, StepTime
-from engine.planner.setup import Checkpointing, InferenceSetup, Offload, Precision, TrainingSetup
-from engine.planner.timing.constants import Constants
+from engine.planner.setup import Checkpointing, InferenceSetup, Precision, TrainingSetup
 from engine.planner.timing.inference import generation_time
 from engine.planner.timing.training import step_time
-
-Axis = Literal["dp", "tp", "pp"]
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "ddp", "fsdp", "zero1", "zero2", "zero3")
 CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -96,7 +94,6 @@ def ranked(
     ranks: int,
     global_batch: int,
     limits: SearchLimits = SearchLimits(),
-    constants: Constants | None = None,
 ) -> list[EvaluatedSetup]:
     """Return all candidates: those that fit by predicted time, then those that do not fit by memory.
 
@@ -106,11 +103,11 @@ def ranked(
     if ranks < 1 or global_batch < 1:
         raise ValueError(f"ranks {ranks}, batch {global_batch}: use at least 1 of each")
     inside = list(layouts(base, ranks, global_batch, limits))
-    found = [each for layout in inside for each in _candidates(base, layout, global_batch, limits, constants)]
+    found = [each for layout in inside for each in _candidates(base, layout, global_batch, limits)]
     if not any(candidate.fits for candidate in found):
         wider = [layout for layout in layouts(base, ranks, global_batch, limits, across_nodes=True)]
         new = [layout for layout in wider if layout not in inside]
-        found += [each for layout in new for each in _candidates(base, layout, global_batch, limits, constants)]
+        found += [each for layout in new for each in _candidates(base, layout, global_batch, limits)]
     if not found:
         raise ValueError(
             f"no layout of {ranks} ranks is valid for {base.architecture.name} with a batch of {global_batch} over all "
@@ -198,22 +195,21 @@ def _candidates(
     layout: Layout,
     global_batch: int,
     limits: SearchLimits,
-    constants: Constants | None,
 ) -> Iterator[EvaluatedSetup]:
     """Yield the setups of a layout that fit; if none does, the one with the lowest memory."""
     if isinstance(base, InferenceSetup):
-        yield evaluate(base.replace(layout=layout, batch=global_batch // layout.dp), limits.max_memory_bytes, constants)
+        yield evaluate_setup(base.replace(layout=layout, batch=global_batch // layout.dp), limits.max_memory_bytes)
         return
     leanest: tuple[TrainingSetup, Memory, str] | None = None
     any_fits = False
     for setup, memory, why_not in _training_setups(base, layout, global_batch, limits):
         if why_not is None:
             any_fits = True
-            yield _candidate(setup, memory, None, constants)
+            yield _candidate(setup, memory, None)
         elif leanest is None or memory.total < leanest[1].total:
             leanest = (setup, memory, why_not)
     if not any_fits and leanest is not None:
-        yield _candidate(*leanest, constants)
+        yield _candidate(*leanest)
 
 
 def _training_setups(
@@ -250,24 +246,22 @@ def _training_setups(
                 break  # no checkpointing needed: more offload cannot be faster
 
 
-def evaluate(
-    setup: TrainingSetup | InferenceSetup, max_memory_bytes: int | None = None, constants: Constants | None = None
-) -> EvaluatedSetup:
+def evaluate_setup(setup: TrainingSetup | InferenceSetup, max_memory_bytes: int | None = None) -> EvaluatedSetup:
     """Predict one setup."""
     memory = training_memory(setup) if isinstance(setup, TrainingSetup) else inference_memory(setup)
-    return _candidate(setup, memory, misfit(setup, memory, max_memory_bytes), constants)
+    return _candidate(setup, memory, misfit(setup, memory, max_memory_bytes))
 
 
-def _candidate(
-    setup: TrainingSetup | InferenceSetup, memory: Memory, why_not: str | None, constants: Constants | None
-) -> EvaluatedSetup:
+def _candidate(setup: TrainingSetup | InferenceSetup, memory: Memory, why_not: str | None) -> EvaluatedSetup:
     if why_not is not None:
         return EvaluatedSetup(setup, memory, None, None, False, why_not)
     time: StepTime | GenerationTime
     if isinstance(setup, TrainingSetup):
-        time = step_time(setup, constants)
+        time = step_time(setup)
     else:
-        time = generation_time(setup, constants)
+        time = generation_time(setup)
+    if setup.machine.accelerator.learned_times != 1:
+        time = time.scaled(setup.machine.accelerator.learned_times)
     usd = usd_per_million_tokens(setup.machine, setup.layout.ranks, _throughput(time))
     return EvaluatedSetup(setup, memory, time, usd, True)
 

@@ -38,22 +38,24 @@ from engine.planner.choice.explanations import explain, explain_inference, mende
 from engine.planner.choice.instances import Among, Wish, counts, inference_base, searched
 from engine.planner.choice.launchers import sixteen_bit
 from engine.planner.choice.lengths import TaskType, length_note, length_of
-from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced, training_precision
+from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced_machine, training_precision
 from engine.planner.choice.rules import Rule, rule_of_thumb
-from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, within
 from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
-from engine.planner.timing.constants import Constants
 
 _SHOWN = 5
 
 
 class HardwareSelector:
-    """Select hardware and configurations from one catalog of hardware and prices; `catalog` adds the user's layers."""
+    """Select hardware and configurations from one catalog of hardware and prices; `catalog` adds the user's layers.
 
-    def __init__(self, hardware: HardwareCatalog | None = None, constants: Constants | None = None) -> None:
+    learned_times: measured over predicted seconds on the accelerator that a configuration is for.
+    """
+
+    def __init__(self, hardware: HardwareCatalog | None = None, learned_times: float = 1.0) -> None:
         self.hardware = hardware or catalog()
-        self.constants = constants
+        self._learned_times = learned_times
 
     def get_distributed_training_config(
         self,
@@ -86,8 +88,8 @@ class HardwareSelector:
         precision = training_precision(there.accelerator)
         base = TrainingSetup(architecture, there, sequence_length=length, precision=precision)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
-        found = ranked(base, gpu_count, gpu_count * batch_size, within(LAUNCHABLE, limit), self.constants)
-        everything = ranked(base, gpu_count, gpu_count * batch_size, within(None, limit), self.constants)
+        found = ranked(base, gpu_count, gpu_count * batch_size, within(LAUNCHABLE, limit))
+        everything = ranked(base, gpu_count, gpu_count * batch_size, within(None, limit))
         chosen = found[0] if found[0].fits or not everything[0].fits else everything[0]
         return self._training_answer(chosen, found, everything, limit) | {
             "model_family": model_family,
@@ -120,7 +122,7 @@ class HardwareSelector:
         there, assumptions = self._machine(accelerator, machine, gpu_count, market)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
         base = inference_base(architecture, there, length_of(architecture, prompt_tokens, "inference"), new_tokens)
-        found = ranked(base, gpu_count, batch_size, within(None, limit), self.constants)
+        found = ranked(base, gpu_count, batch_size, within(None, limit))
         chosen = found[0]
         return inference_dict(chosen) | {
             "model_name": architecture.name,
@@ -197,7 +199,7 @@ class HardwareSelector:
             None if names is None else frozenset(names),
         )  # fmt: skip
         widen = gpu_count is None and not distributed and max_gpus is None
-        options, notes = searched(wish, self.hardware, among, widen, self.constants)
+        options, notes = searched(wish, self.hardware, among, widen)
         answer = options.answer()
         return answer | {
             "model_name": architecture.name,
@@ -214,13 +216,17 @@ class HardwareSelector:
         if machine is not None:
             if isinstance(machine, Machine):
                 return machine, []
-            return priced(self.hardware.instance(machine), market, self.hardware), []
+            return self._learned(priced_machine(self.hardware.instance(machine), market, self.hardware)), []
         assumptions = []
         if accelerator is None:
             accelerator = DEFAULT_ACCELERATOR
             assumptions = [f"no accelerator was named; {accelerator} is assumed"]
         device = accelerator if isinstance(accelerator, Accelerator) else self.hardware.accelerator(accelerator)
-        return machine_for(device, gpu_count, self.hardware, market), assumptions
+        return self._learned(machine_for(device, gpu_count, self.hardware, market)), assumptions
+
+    def _learned(self, machine: Machine) -> Machine:
+        device = machine.accelerator.model_copy(update={"learned_times": self._learned_times})
+        return machine.model_copy(update={"accelerator": device})
 
     def _training_answer(
         self, chosen: EvaluatedSetup, found: list[EvaluatedSetup], everything: list[EvaluatedSetup], limit: int | None
@@ -268,10 +274,9 @@ class HardwareSelector:
 
         def best(rule: Rule) -> EvaluatedSetup:
             tried = [
-                evaluate(
+                evaluate_setup(
                     rule.setup(setup.replace(micro_batch=micro, accumulation=each // micro), gpus),
                     limit,
-                    self.constants,
                 )
                 for micro in divisors(each)
             ]

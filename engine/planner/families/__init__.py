@@ -9,6 +9,8 @@ configuration's `architectures`, or to the family's first class if none is known
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from configs.common.reading import brief
+from configs.families.numbers import check_finite
 from engine.planner.architecture import Architecture
 from engine.planner.families import encoders, gpt, seq2seq
 from engine.planner.families.deepseek import read_deepseek
@@ -46,13 +48,21 @@ READERS: dict[str, Callable[[Fields], Architecture]] = {
 
 def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture:
     """Return the architecture of a config.json. Raises ValueError naming the unknown family or key."""
+    check_finite(config, f"{name}: config.json" if name else "config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
-        said = "has no model_type" if kind is None else f"model_type {kind!r} is not known to the planner"
+        said = "has no model_type" if kind is None else f"model_type {brief(kind)} is not known to the planner"
         inner = config.get("text_config")
         known = isinstance(inner, Mapping) and inner.get("model_type") in READERS
         hint = "; its text_config is known: give that as a config.json of its own" if known else ""
         raise ValueError(f"config.json: {said}{hint}; use one of: {', '.join(READERS)}")
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        raise ValueError(
+            f"config.json: quantization_config ({brief(method)}) is not known to the planner; "
+            "give the unquantised checkpoint"
+        )
     architecture = READERS[kind](Fields(config, name or kind))
     _check(config, architecture)
     return architecture

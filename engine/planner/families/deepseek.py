@@ -10,6 +10,7 @@ from engine.planner.families.parts import (
     WeightTuple,
     decoder_classes,
     feed_forward,
+    gated_decoder,
     linear,
     norm,
     table,
@@ -27,8 +28,8 @@ def read_deepseek(fields: Fields) -> Architecture:
         fields.number(key)
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     )
-    said = fields.get("first_k_dense_replace")
-    dense = min(layers, dense_by_default if said is None else int(said))
+    said = fields.optional("first_k_dense_replace", smallest=0)
+    dense = min(layers, dense_by_default if said is None else said)
     experts, used = fields.number("n_routed_experts"), fields.number("num_experts_per_tok")
     expert_inner = fields.number("moe_intermediate_size")
     shared = fields.number("n_shared_experts", default=shared_by_default)
@@ -50,25 +51,18 @@ def read_deepseek(fields: Fields) -> Architecture:
         *head,
     )
     rope = fields.number("qk_rope_head_dim", default=64)
-    return Architecture(
-        name=fields.name,
-        kind="decoder",
-        model_type=fields.model_type,
+    return gated_decoder(
+        fields,
         layers=layers,
-        decoder_layers=layers,
         hidden=hidden,
         feed_forward=inner,
         heads=heads,
         kv_heads=heads,
         head_dim=fields.number("qk_nope_head_dim", default=128) + rope,
         vocabulary=vocabulary,
-        positions=0,
-        gated=True,
         activation=fields.word("hidden_act", "silu"),
-        norm="rmsnorm",
         tied=tied,
         weights=weights,
-        max_positions=fields.get("max_position_embeddings"),
         experts=experts,
         experts_per_token=used,
         kv_elements_per_token=fields.number("kv_lora_rank", default=512) + rope,

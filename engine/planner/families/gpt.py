@@ -4,6 +4,7 @@ GPT-2, GPT-Neo, GPT-NeoX, GPT-J, OPT, BLOOM, MPT, Falcon, Phi. They differ in bi
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from engine.planner.architecture import Architecture
 from engine.planner.families.parts import (
@@ -76,12 +77,20 @@ def read_gpt_neo(fields: Fields) -> Architecture:
         *head,
     )
     window = fields.number("window_size", default=256)
-    kinds = fields.get("attention_layers") or [
-        kind for names, times in fields.get("attention_types") or [] for _ in range(times) for kind in names
-    ]
+    kinds = fields.entries("attention_layers") or _kinds_of_layers(fields, layers)
     windows = tuple(window if kind == "local" else None for kind in kinds or ["global", "local"] * layers)[:layers]
     activation = fields.word("activation_function", "gelu_new")
     return _architecture(fields, sizes, weights, tied, activation, counted, positions=positions, windows=windows)
+
+
+def _kinds_of_layers(fields: Fields, layers: int) -> list[Any]:
+    """Return the kind of each layer from pairs of kinds and how often they follow each other."""
+    kinds: list[Any] = []
+    for pair in fields.entries("attention_types"):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], list | tuple):
+            raise ValueError(f"{fields.name}: config.json: attention_types needs pairs of kinds and a number")
+        kinds += list(pair[0]) * min(fields.checked(pair[1], "attention_types"), layers)
+    return kinds
 
 
 def read_gpt_neox(fields: Fields) -> Architecture:
@@ -147,11 +156,12 @@ def read_mpt(fields: Fields) -> Architecture:
     """Read MPT: as on the hub (ALiBi, no biases), or as llm-foundry trains it without ALiBi: learned positions."""
     hidden, layers, heads = (fields.number(key) for key in ("d_model", "n_layers", "n_heads"))
     inner, positions = fields.number("expansion_ratio", default=4) * hidden, fields.number("max_seq_len", default=2048)
-    attends = fields.get("attn_config") or {}
-    kv_heads = attends.get("kv_n_heads") or (1 if attends.get("attn_type") == "multiquery_attention" else heads)
-    sizes = _Sizes(layers, hidden, inner, heads, int(kv_heads), fields.number("vocab_size"), positions)
+    attends = fields.inner("attn_config")
+    default = 1 if attends.get("attn_type") == "multiquery_attention" else heads
+    kv_heads = attends.number("kv_n_heads", default=default)
+    sizes = _Sizes(layers, hidden, inner, heads, kv_heads, fields.number("vocab_size"), positions)
     # transformers' MPT always uses ALiBi and has no position table, regardless of `learned_pos_emb`.
-    learned = fields.flag("learned_pos_emb", True) and not attends.get("alibi", True) and not attends.get("rope")
+    learned = fields.flag("learned_pos_emb", True) and not attends.flag("alibi", True) and not attends.get("rope")
     bias, tied = not fields.flag("no_bias", True), fields.flag("tie_word_embeddings", True)
     counted, head = text_head(fields, decoder_classes("Mpt"), hidden, sizes.vocabulary, tied=tied)
     weights = (
@@ -173,8 +183,8 @@ def read_falcon(fields: Fields) -> Architecture:
         kv_heads = 1 if fields.flag("multi_query", True) else sizes.heads
     inner = fields.number("ffn_hidden_size", default=4 * sizes.hidden)
     sizes = _Sizes(sizes.layers, sizes.hidden, inner, sizes.heads, kv_heads, sizes.vocabulary, sizes.max_positions)
-    in_parallel = fields.get("num_ln_in_parallel_attn") or (2 if many else 1)
-    norms = int(in_parallel) if fields.flag("parallel_attn", True) else 2
+    in_parallel = fields.number("num_ln_in_parallel_attn", default=2 if many else 1)
+    norms = in_parallel if fields.flag("parallel_attn", True) else 2
     tied, bias = fields.flag("tie_word_embeddings", True), fields.flag("bias", False)
     counted, head = text_head(fields, decoder_classes("Falcon"), sizes.hidden, sizes.vocabulary, tied=tied)
     weights = (*_embedding(sizes), *_blocks(sizes, attention_bias=bias, bias=bias, norms=norms), *head)

@@ -14,6 +14,7 @@ from engine.planner.families.parts import (
     attention,
     decoder_classes,
     feed_forward,
+    gated_decoder,
     linear,
     norm,
     table,
@@ -37,8 +38,8 @@ def _all_but_each_sixth(fields: Fields, layers: int) -> list[bool]:
 def _upper_layers(fields: Fields, layers: int) -> list[bool]:
     if not fields.flag("use_sliding_window", False):
         return [False] * layers
-    first = fields.get("max_window_layers")
-    return [layer >= (28 if first is None else int(first)) for layer in range(layers)]
+    first = fields.optional("max_window_layers", smallest=0)
+    return [layer >= (28 if first is None else first) for layer in range(layers)]
 
 
 @dataclass(frozen=True)
@@ -116,26 +117,19 @@ def read_llama_like(fields: Fields) -> Architecture:
         *norm("final_norm", hidden, 1, bias=False, block=False),
         *head,
     )
-    return Architecture(
-        name=fields.name,
-        kind="decoder",
-        model_type=fields.model_type,
+    return gated_decoder(
+        fields,
         layers=layers,
-        decoder_layers=layers,
         hidden=hidden,
         feed_forward=inner,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=vocabulary,
-        positions=0,
-        gated=True,
         activation=fields.word("hidden_activation", fields.word("hidden_act", variant.activation)),
-        norm="rmsnorm",
         tied=tied,
         weights=weights,
         windows=_windows(fields, variant, layers),
-        max_positions=fields.get("max_position_embeddings"),
         experts=experts,
         experts_per_token=used,
         counted=counted,
@@ -177,12 +171,12 @@ def _windows(fields: Fields, variant: _Variant, layers: int) -> tuple[int | None
     """Return the attention window of each layer in tokens; empty if all layers are unlimited."""
     if variant.slides is None:
         return ()
-    window = fields.get("sliding_window") if "sliding_window" in fields.config else variant.window
-    types = fields.get("layer_types")
-    if types is None:
+    window = fields.optional("sliding_window") if "sliding_window" in fields.config else variant.window
+    types = fields.entries("layer_types")
+    if not types:
         slides = variant.slides(fields, layers)
     else:
         slides = [kind == "sliding_attention" for kind in types]
     if window is None or not any(slides):
         return ()
-    return tuple(int(window) if slide else None for slide in slides)
+    return tuple(window if slide else None for slide in slides)

@@ -9,9 +9,13 @@ tensor parallelism (arXiv 1909.08053).
 """
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, Literal
 
-from engine.planner.architecture import Role, TokenStream, Weight
+from configs.common.printable import printable
+from configs.common.reading import brief
+from configs.families.numbers import MAX_LAYERS, MAX_SIZE
+from engine.planner.architecture import Architecture, Role, TokenStream, Weight
 
 WeightTuple = tuple[Weight, ...]
 
@@ -22,7 +26,7 @@ class Fields:
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.config = config
         self.name = name
-        self.model_type = str(config.get("model_type"))
+        self.model_type = printable(str(config.get("model_type")), 100)
 
     def get(self, *keys: str) -> Any:
         """Return the value of the first of `keys` that is present and not null."""
@@ -33,10 +37,40 @@ class Fields:
         value = self.get(*keys)
         if value is None:
             value = default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            said = "is missing" if value is None else f"is {value!r}"
-            raise ValueError(f"{self.name}: config.json: {keys[0]} {said}; a positive whole number is needed")
+        if value is None:
+            raise self._wrong(keys[0], "is missing; a positive whole number is needed")
+        return self.checked(value, keys[0])
+
+    def optional(self, key: str, smallest: int = 1) -> int | None:
+        """Return a whole number, None where it is absent or null. Raises ValueError naming the key."""
+        value = self.get(key)
+        return None if value is None else self.checked(value, key, smallest)
+
+    def checked(self, value: Any, key: str, smallest: int = 1) -> int:
+        """Return a value of the configuration as a whole number within bounds. Raises ValueError naming the key."""
+        largest = MAX_LAYERS if "layer" in key else MAX_SIZE
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Compared before it is converted: NaN, infinities and thousands of digits are no int or no float.
+        if not number or not smallest <= value <= largest or value != int(value):
+            raise self._wrong(key, f"is {brief(value)}; a whole number from {smallest} to {largest:,} is needed")
         return int(value)
+
+    def entries(self, key: str) -> list[Any]:
+        """Return a list; empty where it is absent or null. Raises ValueError naming the key."""
+        value = self.get(key)
+        if not isinstance(value, list | tuple | NoneType):
+            raise self._wrong(key, f"is {brief(value)}; a list is needed")
+        return list(value or ())
+
+    def inner(self, key: str) -> "Fields":
+        """Return the fields of an object; none where it is absent or null. Raises ValueError naming the key."""
+        value = self.get(key)
+        if not isinstance(value, Mapping | NoneType):
+            raise self._wrong(key, f"is {brief(value)}; an object is needed")
+        return Fields(value or {}, self.name)
+
+    def _wrong(self, key: str, what: str) -> ValueError:
+        return ValueError(f"{self.name}: config.json: {key} {what}")
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false; `default` is that of transformers' configuration class."""
@@ -45,17 +79,17 @@ class Fields:
 
     def word(self, key: str, default: str) -> str:
         """Return a name, such as an activation function's."""
-        return str(self.get(key) or default)
+        return printable(str(self.get(key) or default), 100)
 
     @property
     def labels(self) -> int:
         """Number of classes of a classifier; transformers' default is two."""
-        labels = self.get("id2label")
+        labels = self.inner("id2label").config
         return len(labels) if labels else self.number("num_labels", default=2)
 
     def one_of(self, known: Sequence[str]) -> str:
         """Return the class named in the configuration's `architectures`, else the first of `known`."""
-        named = self.get("architectures") or ()
+        named = self.entries("architectures")
         return next((name for name in named if name in known), known[0])
 
 
@@ -175,9 +209,25 @@ def head(vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> Weig
     return linear("head", vocabulary, width, 0 if tied else 1, bias=bias, split="column", role="head", block=False)
 
 
-def classifier(labels: int, width: int, *, bias: bool = True) -> WeightTuple:
+def classifier(labels: int, width: int) -> WeightTuple:
     """Return the classifier of one vector of a sequence."""
-    return linear("classifier", labels, width, 1, bias=bias, block=False, per_sequence=True)
+    return linear("classifier", labels, width, 1, bias=True, block=False, per_sequence=True)
+
+
+def gated_decoder(fields: Fields, *, layers: int, **sizes: Any) -> Architecture:
+    """Return a decoder with RMSNorm, gated feed-forward and rotary positions. sizes: fields of `Architecture`."""
+    return Architecture(
+        name=fields.name,
+        kind="decoder",
+        model_type=fields.model_type,
+        layers=layers,
+        decoder_layers=layers,
+        positions=0,
+        gated=True,
+        norm="rmsnorm",
+        max_positions=fields.optional("max_position_embeddings"),
+        **sizes,
+    )
 
 
 def decoder_classes(stem: str) -> tuple[str, str, str]:

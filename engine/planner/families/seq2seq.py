@@ -70,7 +70,7 @@ def read_t5(fields: Fields) -> Architecture:
         norm="rmsnorm",
         tied=tied,
         weights=weights,
-        max_positions=fields.get("n_positions"),
+        max_positions=fields.optional("n_positions"),
         counted=counted,
     )
 

@@ -3,7 +3,6 @@
     fits(setup, memory_bytes)                              # TrainingSetup or InferenceSetup
     change = smallest_change(setup, memory_bytes)          # None: it fits already, or nothing helps
     change.sentence                  # "full checkpointing brings 31.2 GB to 19.8 of 24.0"
-    what_does_not_fit(setup, memory_bytes)                 # "31.2 GB are needed of 24.0: activations 20.1, ..."
 
 Changes with fewer steps come first; among equals, the one that costs least speed. Training, from cheap to expensive:
 micro-batches that are accumulated (the same products, smaller ones), checkpointing (a quarter to a third more
@@ -75,19 +74,6 @@ def _holds(setup: Setup, memory: Memory, memory_bytes: float) -> bool:
         and (host is None or memory.host_bytes * here <= host)
         and (storage is None or memory.storage_bytes * here <= storage)
     )
-
-
-def what_does_not_fit(setup: Setup, memory_bytes: float) -> str | None:
-    """Describe the device's parts, largest first, if their sum is too large; None if it fits."""
-    memory = memory_of(setup)
-    if _holds(setup, memory, memory_bytes):
-        return None
-    names = ("parameters", "gradients", "optimizer", "activations", "logits", "kv_cache", "communication", "framework")
-    parts = sorted(((getattr(memory, name), name) for name in names), reverse=True)
-    listed = ", ".join(f"{name.replace('_', ' ')} {size / _GB:.1f}" for size, name in parts if size >= 0.05 * _GB)
-    if memory.total <= memory_bytes:
-        return f"the machine's host memory or storage is too small for {memory.host_bytes / _GB:.1f} GB a rank"
-    return f"{memory.total / _GB:.1f} GB are needed of {memory_bytes / _GB:.1f}: {listed}"
 
 
 def smallest_change(setup: Setup, memory_bytes: float, max_ranks: int | None = None) -> SetupChange | None:

@@ -24,7 +24,7 @@ def is_quantised(weight: Weight, setup: InferenceSetup) -> bool:
     return weight.role == "matrix" or (weight.role == "head" and setup.quantised_head)
 
 
-def shard(weight: Weight, setup: InferenceSetup) -> int:
+def shard_elements(weight: Weight, setup: InferenceSetup) -> int:
     """Return elements of one copy on the fullest tensor-parallel rank."""
     whole = not setup.sharded_vocabulary and not weight.block and weight.role in ("embedding", "head")
     return weight.shard(1 if whole else setup.layout.tp)
@@ -32,7 +32,7 @@ def shard(weight: Weight, setup: InferenceSetup) -> int:
 
 def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
     """Return bytes of one copy on the fullest tensor-parallel rank, scales included."""
-    elements = shard(weight, setup)
+    elements = shard_elements(weight, setup)
     if not is_quantised(weight, setup):
         return elements * BYTES[setup.compute if setup.weights in QUANTISED else setup.weights]
     if setup.weights == "float8":

@@ -27,7 +27,7 @@ _BYTES: dict[NumberFormat, int] = {"float32": 4, "bfloat16": 2}
 _ATTENTION_BACKWARD = 2.5  # five products where the forward has two (arXiv 2205.14135)
 _SHARED_CACHE = 8
 _REFERENCE_ROWS = 256
-"""Rows at which `training_flops` was measured (`engine.tools.calibrate_probes.Sizes.prompt`)."""
+"""Rows at which `training_flops` was measured (`engine.tools.calibration_figures.Sizes.prompt`)."""
 
 
 def can_measure(architecture: Architecture, accelerator: Accelerator) -> bool:

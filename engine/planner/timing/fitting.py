@@ -20,17 +20,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from configs.common.arrays import Floats
 from configs.hardware.hardware import Accelerator
 from engine.planner.correction import Correction
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import PRODUCT_FORMAT
 from engine.planner.timing.constants import Constants, prior_for
 from engine.planner.timing.training import step_time
-
-Array = NDArray[np.float64]
 
 SHARED: Mapping[str, float] = {
     "matmul": 0.15, "attention": 0.4, "passes": 0.3, "contention": 0.7, "product_depth": 0.7, "head_depth": 0.7,
@@ -103,12 +101,12 @@ def calibrate(
     return Calibrated(fitted, Correction.learn(features, measured - _predicted(setups, fitted), groups))
 
 
-def fit_constants(setups: Sequence[TrainingSetup], log_tokens_per_second: Array) -> Fitted:
+def fit_constants(setups: Sequence[TrainingSetup], log_tokens_per_second: Floats) -> Fitted:
     """Return the most likely constants given their priors and the rows."""
     devices = sorted({setup.machine.accelerator.name for setup in setups})
     sigmas = np.array([*SHARED.values(), *(sigma for _ in devices for sigma in OF_A_DEVICE.values())])
 
-    def fitted(parameters: Array) -> Fitted:
+    def fitted(parameters: Floats) -> Fitted:
         multiples = [float(value) for value in np.exp(parameters * sigmas)]
         own = multiples[len(SHARED) :]
         width = len(OF_A_DEVICE)
@@ -120,7 +118,7 @@ def fit_constants(setups: Sequence[TrainingSetup], log_tokens_per_second: Array)
             },
         )
 
-    def residuals(parameters: Array) -> Array:
+    def residuals(parameters: Floats) -> Floats:
         errors = (_predicted(setups, fitted(parameters)) - log_tokens_per_second) / _NOISE
         robust = np.sign(errors) * 2 * np.sqrt(np.sqrt(1 + errors**2 / 4) - 1)
         return np.concatenate([robust, parameters])
@@ -142,7 +140,7 @@ def row_features(setup: TrainingSetup) -> list[float]:
     ]
 
 
-def _predicted(setups: Sequence[TrainingSetup], fitted: Fitted) -> Array:
+def _predicted(setups: Sequence[TrainingSetup], fitted: Fitted) -> Floats:
     """Return logarithms of tokens/s."""
     constants: dict[str, Constants] = {}
     found = []

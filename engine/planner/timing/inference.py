@@ -18,7 +18,7 @@ from engine.planner.memory.stored import (
     QUANTISED,
     feed_forward_width,
     is_quantised,
-    shard,
+    shard_elements,
     slowest_stage,
     stored_bytes,
     stored_stage_layers,
@@ -190,7 +190,7 @@ class _Rates:
         rows = setup.batch if weight.per_sequence or (weight.role == "head" and generates) else tokens
         touched = touched_experts(weight.share, rows)
         each = rows * weight.share / touched
-        elements = shard(weight, setup)
+        elements = shard_elements(weight, setup)
         inner = elements // weight.shape[0] if weight.split == 1 else weight.size // weight.shape[0]
         peak = setup.machine.accelerator.flops(setup.compute) * self.constants.matmul
         arithmetic = 2 * each * elements / (peak * inner / (inner + self.constants.product_depth))

@@ -216,7 +216,7 @@ def _fully_sharded(setup: TrainingSetup) -> list[Transfer]:
     return found
 
 
-def network_bytes(setup: TrainingSetup) -> float | None:
+def step_network_bytes(setup: TrainingSetup) -> float | None:
     """Return the bytes that one node sends to other nodes in a step; None on one node."""
     machine, found, several = setup.machine, 0.0, False
     for transfer in traffic(setup):

@@ -25,6 +25,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from configs.common.base import Frozen, content_hash, utc_now, write_atomically
+from configs.common.reading import PLAN_BYTES, open_regular, read_bytes
 
 MANIFEST = "checkpoint.json"
 PROGRESS = "progress.json"
@@ -90,7 +91,7 @@ def stored_file(path: Path) -> StoredFile:
     CRC-32 detects disk errors and crashes at a fraction of the cost of a hash.
     """
     size, crc = 0, 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
     return StoredFile(size_bytes=size, crc32=crc)
@@ -105,11 +106,11 @@ def write_progress(unfinished: Path, progress: Mapping[str, Any]) -> StoredFile:
 
 def read_checkpoint_progress(checkpoint: Path) -> dict[str, Any]:
     """Read the loop's state."""
-    progress: dict[str, Any] = json.loads((checkpoint / PROGRESS).read_bytes())
+    progress: dict[str, Any] = json.loads(read_bytes(checkpoint / PROGRESS, PLAN_BYTES))
     return progress
 
 
-def publish(
+def publish_checkpoint(
     folder: Path,
     step: int,
     files: Mapping[str, StoredFile],
@@ -151,10 +152,10 @@ def flush_folder(folder: Path) -> None:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify the manifest of a checkpoint. Raises ValueError naming the files that differ."""
     try:
-        content = json.loads((folder / MANIFEST).read_bytes())
+        content = json.loads(read_bytes(folder / MANIFEST, PLAN_BYTES))
         told = content.pop("hash")
         manifest = Checkpoint.model_validate(content)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, ValidationError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, ValidationError) as error:
         raise ValueError(f"{folder.name}: {MANIFEST} cannot be read ({type(error).__name__})") from error
     if content_hash(content) != told:
         raise ValueError(f"{folder.name}: {MANIFEST} was changed")

@@ -47,7 +47,7 @@ from engine.training.trainer import Task, Trainer, TrainingBatch, TrainingHistor
 
 __all__ = ["Checkpoints", "OwnCheckpoints", "latest", "load", "open_checkpoints", "read_checkpoint_progress", "save"]
 
-TORCH, DEEPSPEED = "torch", "deepspeed"
+DEEPSPEED = "deepspeed"
 _GROUP = "checkpoint_group"
 _SAME = ("task", "data", "validation_data", "tokenizer", "global_batch_size", "sequence_length", "optimizer",
          "heldout_share")  # fmt: skip

@@ -46,7 +46,7 @@ from engine.training.checkpoints.files import (
     StoredFile,
     forget_older,
     forget_unfinished,
-    publish,
+    publish_checkpoint,
     step_folder,
     stored_file,
     unfinished_folder,
@@ -60,11 +60,11 @@ GROUP_SECONDS = 1800.0
 """Time-out for another rank's slow disk; a rank that has ended aborts the wait at once."""
 
 
-def own_group(timeout_seconds: float = GROUP_SECONDS) -> dist.ProcessGroup | None:
+def own_group() -> dist.ProcessGroup | None:
     """Open a group of all ranks for checkpoints only; every rank calls it. None for a single process."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
     return group
 
 
@@ -177,7 +177,9 @@ class Saver:
 
     def publish(self, step: int, files: Mapping[str, StoredFile], format: str = "torch") -> Checkpoint:
         """Publish the checkpoint on rank 0, when all files are written."""
-        self.written = publish(self.folder, step, files, ranks=self.ranks, fingerprint=self.fingerprint, format=format)
+        self.written = publish_checkpoint(
+            self.folder, step, files, ranks=self.ranks, fingerprint=self.fingerprint, format=format
+        )
         return self.written
 
     def whole(self, step: int) -> Path:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from configs.common.base import sha256_of_file
 from configs.spec.examples import ExampleRow, read_examples
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
@@ -72,7 +73,7 @@ def rows_fingerprint(workload: TrainWorkload, context: Context) -> str:
     told = [
         workload.task,
         workload.data or f"random for batches of {workload.global_batch_size}",
-        hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else None,
+        sha256_of_file(path) if path and path.is_file() else None,
         workload.sequence_length,
         workload.heldout_share,
     ]

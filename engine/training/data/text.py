@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from configs.common.base import sha256_of_file
+from configs.common.reading import SAMPLES_BYTES, check_regular, read_text
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
@@ -71,6 +72,7 @@ def _cached(cached: Path, data: str, field: str, context: Context, tokenizer_fil
     """Return the cached ids; tokenise first if they are missing or incomplete."""
     if cached.is_file():
         try:
+            check_regular(cached)
             loaded: np.ndarray = np.load(cached, mmap_mode="r")
             return loaded
         except (ValueError, OSError):
@@ -98,11 +100,11 @@ def _texts(data: str, field: str, context: Context) -> Iterator[str]:
         yield from (str(row["text"]) for row in read_rows(data, ["text"], field, context))
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, SAMPLES_BYTES)
     except OSError as error:
         raise ValueError(f"workload.{field}: {path} cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"workload.{field}: {path} is not UTF-8 text (byte {error.start})") from error
+    except ValueError as error:
+        raise ValueError(f"workload.{field}: {error}") from error
     start = 0
     while start < len(text):
         stop = text.find("\n", start + _CHUNK_CHARACTERS) + 1 or len(text)

@@ -15,4 +15,4 @@ METRICS = {
     "device_memory_bytes": "memory of the first rank's accelerator that tensors take",
     "validation_loss": "mean loss of the last evaluation",
 }
-PREFIX = "rankwise_training_"
+METRIC_PREFIX = "rankwise_training_"

@@ -38,6 +38,9 @@ CLOSE_SECONDS = 10.0
 _GAUGES = ("loss", "gradient_norm", "learning_rate", "validation_loss")
 
 
+LOOPBACK = "127.0.0.1"
+
+
 def open_live(measurement: "Measurement", context: "Context") -> "Live":
     """Open the streams configured in `measuring.live`; none in passes without timing."""
     if not context.job.measuring.live or context.rank != 0 or context.measuring_pass != "timed":
@@ -62,7 +65,7 @@ def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
         "name": name,
         "root": str(root.absolute()),
         "folder": str((root / name).absolute()),
-        "host": socket.gethostname(),
+        "host": LOOPBACK if context.job.target.kind == "local" else socket.gethostname(),
         "port": measuring.prometheus_port,
         "config": cell.model_dump(mode="json"),
     }

@@ -4,19 +4,23 @@
         write({"step": 10, "loss": 2.1, "time": 1700000000.0})
 
 They run in a separate process (`engine.training.live.streamer`) and may raise and hang. No sink uses the network unless
-MLFLOW_TRACKING_URI does, and none writes outside the run folder.
+MLFLOW_TRACKING_URI does or WANDB_MODE is online, and none writes outside the run folder.
 """
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from configs.common.base import write_atomically
-from engine.training.live.metrics import METRICS, PREFIX
+from configs.common.live_variables import has_password
+from configs.common.secrets import shown_url, without_password
+from engine.training.live.metrics import METRIC_PREFIX, METRICS
 
 Write = Callable[[dict[str, Any]], None]
 PORTS_TRIED = 16
@@ -63,7 +67,7 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
     from mlflow.tracking import MlflowClient
 
     root = Path(about["root"])
-    server = os.environ.get("MLFLOW_TRACKING_URI")
+    server = _without_login(os.environ.get("MLFLOW_TRACKING_URI"))
     place = server or f"sqlite:///{root}/mlflow.db"
     root.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri=place)
@@ -73,7 +77,7 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
     tags = {name: str(about[name]) for name in ("cell", "key", "repeat", "attempt")}
     run = client.create_run(experiment, run_name=about["name"], tags=tags).info.run_id
     client.log_batch(run, params=[Param(name, str(value)) for name, value in _flat(about["config"]).items()])
-    _say("mlflow", f"run {run} of experiment {about['study']} in {place}")
+    _say("mlflow", f"run {run} of experiment {about['study']} in {shown_url(place)}")
 
     def write(told: dict[str, Any]) -> None:
         now = int(told["time"] * 1000)
@@ -86,9 +90,22 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
         client.set_terminated(run, status)
 
 
+def _without_login(address: str | None) -> str | None:
+    """Move user and password of an address into the variables for them, because the library prints the address."""
+    if address is None or not has_password(address):
+        return address
+    parts = urlsplit(address)
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username or "")
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
+    os.environ["MLFLOW_TRACKING_URI"] = without_password(address)
+    return os.environ["MLFLOW_TRACKING_URI"]
+
+
 @contextmanager
 def wandb(about: dict[str, Any]) -> Iterator[Write]:
-    """Write an offline run in the measurement's folder; `wandb sync` uploads it."""
+    """Write an offline run in the measurement's folder, which `wandb sync` uploads; with WANDB_MODE=online, upload it
+    now.
+    """
     folder = Path(about["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(
@@ -101,11 +118,12 @@ def wandb(about: dict[str, Any]) -> Iterator[Write]:
         console="off", disable_git=True, disable_job_creation=True, save_code=False, silent=True,
         x_disable_meta=True, x_disable_stats=True,
     )  # fmt: skip
+    online = os.environ.get("WANDB_MODE") == "online"
     run = library.init(
         project=about["study"], name=about["name"], group=about["cell"], config=about["config"], dir=str(folder),
-        mode="offline", settings=settings,
+        mode="online" if online else "offline", settings=settings,
     )  # fmt: skip
-    _say("wandb", str(Path(run.dir).parent))
+    _say("wandb", str(run.url) if online else str(Path(run.dir).parent))
 
     def write(told: dict[str, Any]) -> None:
         # Its step numbers must increase; evaluations follow the step that they evaluate.
@@ -125,11 +143,11 @@ def prometheus(about: dict[str, Any]) -> Iterator[Write]:
 
     registry = CollectorRegistry()
     labels = {name: str(about[name]) for name in _LABELS}
-    gauges = {name: Gauge(PREFIX + name, says, _LABELS, registry=registry) for name, says in METRICS.items()}
+    gauges = {name: Gauge(METRIC_PREFIX + name, says, _LABELS, registry=registry) for name, says in METRICS.items()}
     wanted = about["port"]
     for port in range(wanted, wanted + (PORTS_TRIED if wanted else 1)):
         try:
-            server, thread = start_http_server(port, registry=registry)
+            server, thread = start_http_server(port, addr=_listening_address(about["host"]), registry=registry)
             break
         except OSError as error:
             refused = error
@@ -153,6 +171,15 @@ def prometheus(about: dict[str, Any]) -> Iterator[Write]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _listening_address(host: str) -> str:
+    """The address that a host name, this machine's, stands for to others; all interfaces where it does not say."""
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+        if host == address or not address.startswith("127."):  # Debian maps a machine's own name to 127.0.1.1
+            return address
+    return "0.0.0.0"
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

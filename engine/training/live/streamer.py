@@ -11,12 +11,14 @@ abandoned; one that fails later is retried, with one log line; one that hangs fi
 import json
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 from contextlib import suppress
 from typing import Any
 
+from configs.common.live_variables import SOCKET_VARIABLE, hidden
 from engine.training.live.sinks import SINKS, Write
 
 WAITING = 64
@@ -24,6 +26,25 @@ WAITING = 64
 CLOSE_SECONDS = 8.0
 """Less than the rank waits."""
 _LOWEST_PRIORITY = 19
+_VARIABLES_SECONDS = 5.0
+_given: dict[str, str] = {}
+"""Variables of the libraries that the run's process has given, secrets among them."""
+
+
+def get_variables() -> None:
+    """Ask the run's process for the libraries' variables, such as credentials, which ranks do not have."""
+    name = os.environ.pop(SOCKET_VARIABLE, None)
+    if name is None:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_VARIABLES_SECONDS)
+            connection.connect(f"\0{name}")
+            with connection.makefile("rb") as answer:
+                _given.update(json.loads(answer.read()))
+    except (OSError, ValueError) as error:
+        print(f"live: no credentials: the run's process does not answer ({error})", file=sys.stderr, flush=True)
+    os.environ.update(_given)
 
 
 class SinkStream:
@@ -76,7 +97,7 @@ class SinkStream:
             self.dropped += 1
 
     def _say(self, what: str) -> None:
-        print(f"live: {self.name} {what}", file=sys.stderr, flush=True)
+        print(f"live: {self.name} {hidden(what, _given)}", file=sys.stderr, flush=True)
 
     def _discard(self) -> None:
         """Drop all further reports after a failure, until the end."""
@@ -94,6 +115,7 @@ def main() -> int:
     about = json.loads(sys.stdin.buffer.readline() or b"{}")
     if not about:
         return 1
+    get_variables()
     streams = [SinkStream(name, dict(about)) for name in about["sinks"]]
     ends = time.monotonic() + about["open_seconds"]
     for stream in streams:

@@ -21,13 +21,11 @@ import torch.distributed as dist
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.rank.agreement import total
-from engine.training.bounds import Done, StepBudget
+from engine.training.bounds import RECENT_STEPS, Done, StepBudget
 from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.checkpoints.saving import Saver, load, own_group
 from engine.training.recipes.loaders import SharedLoader
 from engine.training.trainer import Task, Trainer, TrainingBatch, TrainingHistory, reduce_losses
-
-RECENT_STEPS = 10
 
 
 @dataclass(frozen=True)

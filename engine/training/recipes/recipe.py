@@ -120,20 +120,10 @@ class ClassifyRecipe:
         shared, held = self._shared(train_data, val_data)
         folder = None if checkpoints is None else Path(checkpoints)
         accumulation = self._accumulated(shared, folder)
-        if accumulation > shared.batches:
-            raise ValueError(
-                f"train_data: {shared.batches} batches for each of {self.world_size} processes are less than the "
-                f"{accumulation} of one step; use smaller batches or more data"
-            )
-        steps = None
-        if min_period is None and max_period is None:
-            steps = (1 if epochs is None else epochs) * (shared.batches // accumulation)
-        elif epochs is not None:
-            raise ValueError("epochs: a period is given; leave one of them out")
         cell = self._cell(
             global_batch_size=shared.batch_size * self.world_size * accumulation,
             micro_batch_size=shared.batch_size,
-            steps=steps,
+            steps=self._steps(shared.batches, accumulation, epochs, min_period, max_period),
             min_period_seconds=period_seconds(min_period),
             max_period_seconds=period_seconds(max_period),
             target_loss=target_loss,
@@ -177,6 +167,19 @@ class ClassifyRecipe:
         if any(not torch.equal(sizes, other.cpu()) for other in gather_tensors(sizes.to(self._device))):
             raise ValueError("train_data: processes have loaders of different lengths; give all the same data")
         return shared, held
+
+    def _steps(self, batches: int, accumulation: int, epochs: int | None, *periods: str | float | None) -> int | None:
+        """Return the steps of the epochs; None where a period ends the training."""
+        if accumulation > batches:
+            raise ValueError(
+                f"train_data: {batches} batches for each of {self.world_size} processes are less than the "
+                f"{accumulation} of one step; use smaller batches or more data"
+            )
+        if all(period is None for period in periods):
+            return (1 if epochs is None else epochs) * (batches // accumulation)
+        if epochs is not None:
+            raise ValueError("epochs: a period is given; leave one of them out")
+        return None
 
     def _accumulated(self, shared: SharedLoader, folder: Path | None) -> int:
         """Return the batches of a process in a step, keeping the resumed checkpoint's global batch."""

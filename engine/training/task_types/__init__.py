@@ -32,9 +32,9 @@ class TaskKind:
 
 
 TASKS: dict[str, TaskKind] = {
-    "causal_lm": TaskKind(lambda work, context, _: causal.make(work, context), causal.examples),
-    "masked_lm": TaskKind(lambda work, context, _: masked.make(work, context), masked.examples),
-    "seq2seq": TaskKind(lambda work, context, _: seq2seq.make(work, context), seq2seq.examples),
+    "causal_lm": TaskKind(lambda work, context, _: causal.make_causal(work, context), causal.causal_parts),
+    "masked_lm": TaskKind(lambda work, context, _: masked.make_masked(work, context), masked.masked_parts),
+    "seq2seq": TaskKind(lambda work, context, _: seq2seq.make_seq2seq(work, context), seq2seq.seq2seq_parts),
     "text_classification": TaskKind(classify.make_text, classify.text_parts),
     "image_classification": TaskKind(classify.make_image, classify.image_parts),
 }

@@ -25,7 +25,7 @@ from engine.training.task_types.models import (
 from engine.training.trainer import Task
 
 
-def make(workload: TrainWorkload, context: Context) -> Task:
+def make_causal(workload: TrainWorkload, context: Context) -> Task:
     """Return the task. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
     config = required_manifest(context).config
@@ -48,7 +48,7 @@ def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
     return logits
 
 
-def examples(workload: TrainWorkload, context: Context) -> ExampleParts:
+def causal_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
     """Return windows of the text; validation is its last share, or another file."""
     vocabulary, needed = vocabulary_of(context), workload.sequence_length + 1
     ids = text_tokens(workload.data, "data", workload, context, vocabulary)

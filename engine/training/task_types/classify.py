@@ -27,11 +27,9 @@ from engine.training.data.examples import (
 )
 from engine.training.data.text import the_tokenizer
 from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
-from engine.training.task_types.images import image_examples
+from engine.training.task_types.images import RANDOM_CLASSES, image_examples
 from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
 from engine.training.trainer import Task
-
-RANDOM_CLASSES = 2
 
 
 def make_text(workload: TrainWorkload, context: Context, train: Examples) -> Task:

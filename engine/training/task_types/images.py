@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.common.reading import SAMPLES_BYTES, check_regular
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
@@ -71,6 +72,7 @@ def _read(path: Path, field: str) -> tuple[np.ndarray, Numbers, tuple[str, ...]]
             "write one, or name hf:DATASET"
         )
     try:
+        check_regular(path, SAMPLES_BYTES)
         with np.load(path) as arrays:
             held = {name: arrays[name] for name in arrays.files if name in ("images", "labels", "label_names")}
     except (ValueError, OSError, zipfile.BadZipFile) as error:

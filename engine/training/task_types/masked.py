@@ -30,7 +30,7 @@ _MASKED, _OTHER = 0.8, 0.1
 _MASKS = ("[MASK]", "<mask>")
 
 
-def make(workload: TrainWorkload, context: Context) -> Task:
+def make_masked(workload: TrainWorkload, context: Context) -> Task:
     """Return the task. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
     model = without_filling(
@@ -45,7 +45,7 @@ def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
     return logits
 
 
-def examples(workload: TrainWorkload, context: Context) -> ExampleParts:
+def masked_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
     """Return windows of the text; validation is its last share, or another file."""
     vocabulary, needed = vocabulary_of(context), workload.sequence_length
     mask = _mask_token(workload, context, vocabulary)

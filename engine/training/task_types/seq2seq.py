@@ -30,7 +30,7 @@ from engine.training.trainer import Task
 Pairs = list[tuple[list[int], list[int]]]
 
 
-def make(workload: TrainWorkload, context: Context) -> Task:
+def make_seq2seq(workload: TrainWorkload, context: Context) -> Task:
     """Return the task. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
     model = fresh_model(context, lambda device: transformers_model("AutoModelForSeq2SeqLM", context, device))
@@ -49,7 +49,7 @@ def _logits(module: nn.Module, inputs: Inputs) -> Tensor:
     return logits
 
 
-def examples(workload: TrainWorkload, context: Context) -> ExampleParts:
+def seq2seq_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
     """Return pairs of texts; validation rows are drawn, or from another file."""
     seed = context.job.measuring.seed
     if workload.data is None:

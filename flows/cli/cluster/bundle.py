@@ -37,6 +37,14 @@ def setup_script_command(out: Out = None) -> None:
     _give(setup_script(), out, executable=True)
 
 
+@app.command("multi-node-example")
+def multi_node_example_command(out: Out = None) -> None:
+    """Write a training script that runs on one or several hosts, a template for your own."""
+    from slurm.sbatch_bundle.scripts import multi_node_example
+
+    _give(multi_node_example(), out, executable=False)
+
+
 @app.command("definition")
 def definition_command(out: Out = None) -> None:
     """Write the Apptainer definition file of an image with Rankwise."""
@@ -54,6 +62,8 @@ def write(path: Path, assignments: list[str], out: Path, target: str | None) -> 
     study = load_study(path, assignments)
     written = write_bundle(study, path.parent, cache_folder(), out, target)
     print(f"{out}: {written.launches} launches, {written.measurements} measurements, up to {written.nodes} nodes")
+    for note in written.notes:
+        print(f"  note: {note}, pinned in plan.json")
     for model in written.large_models:
         print(f"  weights of {model.name} not included: copy {model.folder} to $SCRATCH_ROOT/models/{model.name}")
     print(
@@ -63,7 +73,7 @@ def write(path: Path, assignments: list[str], out: Path, target: str | None) -> 
     return 0
 
 
-def collect(folder: Path) -> int:
+def run_collect(folder: Path) -> int:
     """Run `rankwise collect` and return the exit code."""
     from configs.plans.paths import RunPaths
     from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED

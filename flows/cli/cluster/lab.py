@@ -60,7 +60,7 @@ def up(
             hidden=tuple(sorted(hidden)),
         )
         made = cluster.up(request)
-        plan = cluster.find(name, request.folder)
+        plan = cluster.find_lab(name, request.folder)
         typer.echo(f"lab {name} is up: {', '.join(made)}" if made else f"lab {name} is already up; nothing changed")
         if plan.shares_cores:
             cores = len(plan.machine_cores)
@@ -92,10 +92,8 @@ def status(context: typer.Context, name: Name = "lab", folder: LabFolder = None)
     def work() -> int:
         from flows.cli.tables import print_table
         from slurm.lab import cluster
-        from slurm.lab.commands import need_root
 
-        need_root()
-        plan = _plan(name, folder)
+        plan = _plan_as_root(name, folder)
         standing = cluster.status(plan)
         print_table(("what", "state", "detail"), [(each.what, each.state, each.detail) for each in standing], words=3)
         jobs = cluster.queued_jobs(plan)
@@ -128,10 +126,8 @@ def execute(
 
     def work() -> int:
         from slurm.lab import nodes
-        from slurm.lab.commands import need_root
 
-        need_root()
-        plan = _plan(name, folder)
+        plan = _plan_as_root(name, folder)
         plan.number(node)
         nodes.enter_node(plan, node, command)
         return 0
@@ -151,10 +147,8 @@ def link(
 
     def work() -> int:
         from slurm.lab import network
-        from slurm.lab.commands import need_root
 
-        need_root()
-        plan = _plan(name, folder)
+        plan = _plan_as_root(name, folder)
         (network.cut_link if action == "cut" else network.restore_link)(plan, node)
         return 0
 
@@ -175,11 +169,9 @@ def restart(
 
     def work() -> int:
         from slurm.lab import daemons
-        from slurm.lab.commands import need_root
 
-        need_root()
-        plan = _plan(name, folder)
-        daemons.restart(plan, daemons.find(plan, daemon, node))
+        plan = _plan_as_root(name, folder)
+        daemons.restart(plan, daemons.find_daemon(plan, daemon, node))
         return 0
 
     _exit(context, work)
@@ -194,7 +186,14 @@ def _folder(name: str, named: Path | None) -> Path:
 def _plan(name: str, named: Path | None) -> "LabPlan":
     from slurm.lab import cluster
 
-    return cluster.find(name, _folder(name, named) if named else None)
+    return cluster.find_lab(name, _folder(name, named) if named else None)
+
+
+def _plan_as_root(name: str, named: Path | None) -> "LabPlan":
+    from slurm.lab.commands import need_root
+
+    need_root()
+    return _plan(name, named)
 
 
 def _named(name: str) -> str:

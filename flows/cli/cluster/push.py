@@ -10,7 +10,7 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
     """Stage the dependencies of a study on the named target. Returns the exit code; raises StudyError."""
     from flows.folders import cache_folder
     from tasks.campaign.staging import stage_target
-    from tasks.planning.inputs import planned_model
+    from tasks.planning.inputs import planned_model, resolved_note
 
     study = load_study(path, assignments)
     names = [target.name for target in study.targets]
@@ -27,6 +27,8 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
     models = [
         planned_model(spec, index, cache_folder(), path.parent.absolute()) for index, spec in enumerate(study.models)
     ]
+    for note in filter(None, map(resolved_note, study.models, models)):
+        print(f"note: {note}")
     made: list[str] = []
 
     def notice(line: str) -> None:

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 from packaging.requirements import Requirement
 
+from configs.common.reading import read_text
 from configs.common.secrets import without_password
 from configs.spec.measuring import Profiler
 from slurm.launcher.profilers import why_not
@@ -97,7 +98,7 @@ def _package(requirement: Requirement, tested: str | None, constraints: Path) ->
 
 def _pins(constraints: Path) -> dict[str, str]:
     try:
-        lines = constraints.read_text().splitlines()
+        lines = read_text(constraints).splitlines()
     except OSError:
         return {}
     pairs = (line.split("#")[0].split(";")[0].strip().partition("==") for line in lines)

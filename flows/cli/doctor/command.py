@@ -21,6 +21,7 @@ from rich.text import Text
 
 from configs.common.project_files import project_file
 from flows.cli.doctor import checks as machine
+from flows.cli.doctor import optional
 from flows.cli.doctor.checks import DoctorCheck
 from flows.cli.doctor.imports import check_imports
 from flows.folders import cache_folder
@@ -50,6 +51,12 @@ def diagnose(master: str | None = None, runs: Path = Path("runs"), cache: Path |
         ),
         "tools": machine.check_tools,
         "profilers": machine.check_profilers,
+        "deepspeed": optional.check_deepspeed,
+        "onnx": optional.check_onnx,
+        "live": optional.check_live,
+        "rocm": optional.check_rocm,
+        "infiniband": optional.check_infiniband,
+        "buffers": optional.check_buffers,
         "credentials": machine.check_credentials,
         "prefect api": machine.check_prefect_api,
     }

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from configs.common.project_files import ROOT
 from flows.cli.doctor.checks import DoctorCheck
+from slurm.staging.wheel import PACKAGES
 
-PACKAGES = ("configs", "engine", "flows", "reports", "slurm", "tasks")
 _ISOLATED = "install rankwise in an environment of its own: pipx install, or uv tool install (docs/how-to/install.md)"
 
 

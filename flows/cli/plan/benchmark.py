@@ -3,7 +3,9 @@
     rankwise plan --model bert-base-uncased --distributed --max-gpus 4 --benchmark-out bert.yaml
     rankwise validate bert.yaml; rankwise run bert.yaml
 
-The file contains everything that this version can measure; the rest is added as comments with the reasons.
+`--hardware cuda` or `rocm` writes a Slurm target with that many GPUs, or a local one where this machine has them;
+without GPUs among the kinds, the ranks are this machine's. The file contains everything that this version can measure;
+the rest is added as comments with the reasons.
 `configs.spec.cell` validates each point, so a strategy moves from the comments into the study once a version supports
 it. Refusals of the engine that depend on the model are predicted here from its architecture.
 """
@@ -11,9 +13,11 @@ it. Refusals of the engine that depend on the model are predicted here from its 
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import psutil
 from pydantic import ValidationError
 
 from configs.common.base import write_atomically
@@ -33,19 +37,24 @@ _TASKS: dict[str, TrainingTask] = {"decoder": "causal_lm", "encoder": "masked_lm
 """Kind of a model -> its training task."""
 _SPLIT = ("llama", "mistral", "qwen2")
 """Families that the engine trains with its own code and can therefore split by tensor parallelism."""
-_NOT_ON_GPUS = "this version targets CPU ranks of this machine; the experiments are the same on a GPU"
+_MOST_PER_NODE = 8
+"""GPUs of a node where the catalog has no instance for the model."""
+_STATE_BYTES = 16
+"""Training states of a parameter: float32 weight, gradient and both moments of AdamW."""
 
 
 def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -> int:
     """Write the study, print what was left as a comment, and return the exit code."""
     from engine.planner.catalog import find_model
+    from engine.planner.local import local_gpus
     from flows.folders import cache_folder
 
     assert request.model is not None
     if request.mode != "training":
         raise ValueError("--benchmark-out: supports training only. Leave --mode out")
     architecture = find_model(request.model, cache_folder())
-    text, comments = benchmark(request, architecture, hardware, file.absolute().parent, len(os.sched_getaffinity(0)))
+    here = LocalRanks(len(os.sched_getaffinity(0)), len(local_gpus()), psutil.virtual_memory().total)
+    text, comments = benchmark(request, architecture, hardware, file.absolute().parent, here)
     write_atomically(file, text)
     if request.as_json:
         left_out = [{"what": what, "reason": reason} for what, reason in comments]
@@ -57,48 +66,40 @@ def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -
     return PLANNED
 
 
+@dataclass(frozen=True)
+class LocalRanks:
+    """What this machine has for ranks."""
+
+    cores: int
+    cuda_devices: int
+    memory_bytes: int
+
+
 def benchmark(
-    request: PlanRequest, architecture: "Architecture", hardware: Sequence[str], folder: Path, ranks_here: int
+    request: PlanRequest, architecture: "Architecture", hardware: Sequence[str], folder: Path, here: LocalRanks
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Return the file's text and its comments with reasons. ranks_here: number of ranks that fit on this machine."""
+    """Return the file's text and its comments with reasons.
+
+    hardware: kinds that the user named; none: this machine. here: what this machine has.
+    """
     several = request.distributed or request.max_gpus is not None or request.gpus is not None
     asked = (request.max_gpus or request.gpus or _DEFAULT_GPUS) if several else 1
-    most = min(asked, ranks_here)
+    targets, comments = _targets(request, architecture, hardware, asked, here)
+    most = asked if targets else min(asked, here.cores)
     length = min(request.sequence_length or _SEQUENCE_LENGTH, architecture.max_positions or _SEQUENCE_LENGTH)
-    comments: list[tuple[str, str]] = []
-    model, measured, remark = _measurable(request.model or "", architecture, folder)
+    room = None if targets else here.memory_bytes // 2 // most
+    model, measured, remark = _measurable(request.model or "", architecture, folder, room)
     if remark:
         comments.append((f"model {architecture.name}", remark))
     if asked > most:
         comments.append((f"ranks above {most}", f"this machine holds {most}; on a larger one set `to: {asked}`"))
-    global_batch = request.batch_size * most
-    experiments: dict[str, Any] = {
-        "batch": {"kind": "sweep", "over": {"workload.global_batch_size": [global_batch * n for n in (1, 2, 4, 8)]}},
-        "precision": {
-            "kind": "optimization", "baseline": {"dtype": "float32"}, "variants": {"bfloat16": {"dtype": "bfloat16"}},
-        },
-    }  # fmt: skip
-    if most > 1:
-        experiments["strong"] = {"kind": "strong", "grow": "dp", "to": most}
-        weak = {"workload.global_batch_size": request.batch_size}
-        experiments["weak"] = {"kind": "weak", "grow": "dp", "to": most, "base": weak}
-        variants: dict[str, dict[str, Any]] = {
-            name: {"layout.strategy": name} for name in _strategies(most, global_batch)[0]
-        }
-        if _tensor_refusal(measured, most, global_batch) is None:
-            variants[f"tp={most}"] = {"layout.dp": 1, "layout.tp": most, "layout.strategy": "none"}
-        if variants:
-            baseline = {"layout.dp": most, "layout.strategy": "ddp"}
-            experiments["strategies"] = {"kind": "optimization", "baseline": baseline, "variants": variants}
+    experiments = _experiments(request, measured, most)
     if asked > 1:
         batch = request.batch_size * asked
         comments += _strategies(asked, batch)[1]
         found = (f"layout tp={asked}", _tensor_refusal(measured, asked, batch))
         other = (f"layout pp={asked}", _refusal(Layout(pp=asked), batch))
         comments += [(what, reason) for what, reason in (found, other) if reason is not None]
-    for kind in hardware:
-        if kind != "cpu":
-            comments.append((f"hardware {kind}", _NOT_ON_GPUS))
     name = architecture.name.replace("/", "-")
     study = parse_study(
         {
@@ -106,18 +107,89 @@ def benchmark(
             "study": f"{name}-training" if remark is None else f"{name}-stand-in",
             "models": [{"id": model}],
             "workload": {
-                "kind": "train", "task": _TASKS[measured.kind], "global_batch_size": global_batch,
+                "kind": "train", "task": _TASKS[measured.kind], "global_batch_size": request.batch_size * most,
                 "sequence_length": length,
             },
+            **({"targets": targets} if targets else {}),
             "experiments": experiments,
         }
     )  # fmt: skip
     return _text(study_yaml(study), architecture, comments), comments
 
 
-def _measurable(name: str, architecture: "Architecture", folder: Path) -> tuple[str, "Architecture", str | None]:
-    """Return the id of a measurable model, its architecture, and why it is not the model itself."""
-    from engine.planner.catalog import find_model
+def _experiments(request: PlanRequest, measured: "Architecture", most: int) -> dict[str, Any]:
+    """Return the experiments on up to `most` ranks."""
+    global_batch = request.batch_size * most
+    experiments: dict[str, Any] = {
+        "batch": {"kind": "sweep", "over": {"workload.global_batch_size": [global_batch * n for n in (1, 2, 4, 8)]}},
+        "precision": {
+            "kind": "optimization", "baseline": {"dtype": "float32"}, "variants": {"bfloat16": {"dtype": "bfloat16"}},
+        },
+    }  # fmt: skip
+    if most == 1:
+        return experiments
+    experiments["strong"] = {"kind": "strong", "grow": "dp", "to": most}
+    weak = {"workload.global_batch_size": request.batch_size}
+    experiments["weak"] = {"kind": "weak", "grow": "dp", "to": most, "base": weak}
+    variants: dict[str, dict[str, Any]] = {
+        name: {"layout.strategy": name} for name in _strategies(most, global_batch)[0]
+    }
+    if _tensor_refusal(measured, most, global_batch) is None:
+        variants[f"tp={most}"] = {"layout.dp": 1, "layout.tp": most, "layout.strategy": "none"}
+    if variants:
+        baseline = {"layout.dp": most, "layout.strategy": "ddp"}
+        experiments["strategies"] = {"kind": "optimization", "baseline": baseline, "variants": variants}
+    return experiments
+
+
+def _targets(
+    request: PlanRequest, architecture: "Architecture", hardware: Sequence[str], asked: int, here: LocalRanks
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Return a target for each kind of GPU that was named, and comments; no target: ranks on this machine's cores."""
+    kinds = [kind for kind in hardware if kind != "cpu"]
+    targets: list[dict[str, Any]] = []
+    comments: list[tuple[str, str]] = []
+    for kind in kinds:
+        if kind == "cuda" and here.cuda_devices >= asked and here.cores >= asked:
+            targets.append({"kind": "local", "name": kind})
+            continue
+        instance, each = _instance(request, architecture, kind, asked)
+        target: dict[str, Any] = {
+            "kind": "slurm", "name": kind, "nodes": asked // each, "ranks_per_node": each, "gpus_per_node": each,
+        }  # fmt: skip
+        targets.append(target | ({"machine": instance} if instance else {}))
+        if instance is None:
+            why = f"no instance of the catalog with {asked} devices is known to hold it; set `machine` of the target"
+            comments.append((f"prediction on {kind}", why))
+    if kinds and "cpu" in hardware:
+        comments.append(("hardware cpu", "another number of ranks; write a second study with `--hardware cpu`"))
+    return targets, comments
+
+
+def _instance(request: PlanRequest, architecture: "Architecture", kind: str, asked: int) -> tuple[str | None, int]:
+    """Return the cheapest instance of the catalog that holds the training, and its GPUs for each node."""
+    from engine.planner.catalog import planned_family_of
+    from engine.planner.choice.selector import HardwareSelector
+
+    choice = HardwareSelector().select_hardware_for_task(
+        request.family or planned_family_of(architecture), architecture, "training", request.batch_size,
+        distributed=asked > 1, gpu_count=asked, available_hardware=(kind,),  # type: ignore[arg-type]  # checked by the command
+        sequence_length=request.sequence_length,
+    )  # fmt: skip
+    found = next((option for option in choice["options"] if asked % option["nodes"] == 0), None)
+    if found is None:
+        return None, max(each for each in range(1, min(asked, _MOST_PER_NODE) + 1) if asked % each == 0)
+    return str(found["instance"]), asked // int(found["nodes"])
+
+
+def _measurable(
+    name: str, architecture: "Architecture", folder: Path, room: int | None
+) -> tuple[str, "Architecture", str | None]:
+    """Return the id of a measurable model, its architecture, and why it is not the model itself.
+
+    room: bytes for a rank's training states; None: unknown, the planner has chosen the machine.
+    """
+    from engine.planner.catalog import find_model, repository_of
 
     if name.startswith("synthetic:"):
         return name, architecture, None
@@ -127,14 +199,20 @@ def _measurable(name: str, architecture: "Architecture", folder: Path) -> tuple[
         return place, architecture, None
     known = {size: find_model(size) for size, config in ARCHITECTURES.items() if config["model_type"] != "vit"}
     alike = [size for size in known if known[size].model_type == architecture.model_type]
+    trained = architecture.kind in _TASKS and bool(alike)
+    needed = _STATE_BYTES * architecture.parameters
+    if trained and (room is None or needed <= room) and (repository_of(name) or "/" in name or name in ARCHITECTURES):
+        return name, architecture, None
     alike = alike or [size for size in known if known[size].kind == architecture.kind]
     alike = alike or [size for size in known if known[size].model_type == "llama"]
     nearest = min(alike, key=lambda size: abs(known[size].parameters - architecture.parameters))
     millions = f"{architecture.parameters / 1e6:,.0f} million parameters"
-    if architecture.kind not in _TASKS:
-        why = f"models of kind {architecture.kind} ({millions}) are not supported"
+    if not trained:
+        why = f"models of type {architecture.model_type} ({millions}) are not supported in training"
+    elif room is not None and needed > room:
+        why = f"training states of {millions} require {needed / 1e9:.1f} GB per rank, more than this machine has"
     else:
-        why = f"{millions} without local weights; pass its folder to measure the model itself"
+        why = f"{millions} without weights; pass its folder or its repository to measure the model itself"
     return f"synthetic:{nearest}@0", known[nearest], f"{why}; replaced by {nearest} with random weights"
 
 
@@ -172,6 +250,9 @@ def _refusal(layout: Layout, global_batch: int) -> str | None:
 
 
 def _text(study: str, architecture: "Architecture", comments: list[tuple[str, str]]) -> str:
-    head = [f"# How {architecture.name} trains: batch size, precision and ranks.", "# rankwise run FILE", ""]
+    head = [f"# How {architecture.name} trains: batch size, precision and ranks.", "# rankwise run FILE"]
+    if "kind: slurm" in study:
+        head.append("# Needs a Slurm cluster. Set `partition` and `account` of the targets where it requires them.")
+    head.append("")
     tail = ["", "# Not measured by this version:", *(f"#   {what}: {reason}" for what, reason in comments)]
     return "\n".join([*head, study.rstrip(), *(tail if comments else []), ""])

@@ -9,6 +9,19 @@ from typing import Annotated, Literal
 
 import typer
 
+# Files and figures of the user's that a prediction starts from, or that it is written to.
+BenchmarkStudy = Annotated[Path | None, typer.Option(metavar="FILE", help="write a study file that measures training")]
+EarlierRuns = Annotated[
+    str | None, typer.Option(metavar="GLOB", help="correct predictions with these runs; quote the pattern")
+]
+OwnCatalog = Annotated[
+    Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="user catalog of hardware and prices")
+]
+PlanAssignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override a study field or a figure: h100-80gb.memory_bytes=84e9"),
+]
+
 
 def plan(
     context: typer.Context,
@@ -16,14 +29,22 @@ def plan(
         list[str] | None, typer.Argument(metavar="[STUDY.yaml]", help="study file: predict every cell")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="name from --list-models, or folder with a config.json")
+        str | None,
+        typer.Option(
+            "--model", "--model-name", metavar="NAME", help="name from --list-models, or folder with a config.json"
+        ),
     ] = None,
     family: Annotated[
         str | None,
-        typer.Option(metavar="FAMILY", help="task: text_generation, text2text, embedding, vision, audio"),
+        typer.Option(
+            "--family",
+            "--model-family",
+            metavar="FAMILY",
+            help="task: text_generation, text2text, embedding, vision, audio",
+        ),
     ] = None,
     mode: Annotated[Literal["training", "inference"], typer.Option(help="workload to plan")] = "training",
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="devices", min=1)] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", "--gpu-count", metavar="N", help="devices", min=1)] = None,
     batch_size: Annotated[
         int,
         typer.Option(metavar="B", help="training: sequences per GPU and step; inference: concurrent requests", min=1),
@@ -43,31 +64,20 @@ def plan(
     new_tokens: Annotated[int, typer.Option(metavar="N", help="tokens to generate", min=1)] = 128,
     spot: Annotated[bool, typer.Option("--spot", help="use spot prices, for interruptible work")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="folder for launcher configurations; for a study, a CSV file")
+        Path | None,
+        typer.Option(metavar="PATH", help="folder for launcher configurations, or FILE.json; for a study, a CSV file"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
     list_models: Annotated[bool, typer.Option("--list-models", help="list the models known by name")] = False,
     guide: Annotated[bool, typer.Option("--guide", help="print GPUs, memory and speed-up by model size")] = False,
-    benchmark_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a study file that measures training")
-    ] = None,
-    learn_from: Annotated[
-        str | None,
-        typer.Option(metavar="GLOB", help="correct a study's predictions with these runs; quote the pattern"),
-    ] = None,
-    own_catalog: Annotated[
-        Path | None, typer.Option("--catalog", metavar="FILE.yaml", help="user catalog of hardware and prices")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="override a study field or a figure: h100-80gb.memory_bytes=84e9"
-        ),
-    ] = None,
+    benchmark_out: BenchmarkStudy = None,
+    learn_from: EarlierRuns = None,
+    own_catalog: OwnCatalog = None,
+    assignments: PlanAssignments = None,
 ) -> None:
     """Predict which layouts fit, their speed and their cost, before anything is run."""
     from flows.cli.errors import plainly
-    from flows.cli.plan.model import plan as answer
+    from flows.cli.plan.model import run_plan
     from flows.cli.plan.request import PlanRequest
     from flows.cli.run import WRONG_STUDY, guarded
 
@@ -80,5 +90,5 @@ def plan(
         assignments=tuple(assignments or ()),
     )  # fmt: skip
     subject = Path(words[0]) if words else Path(model or "plan")
-    work = lambda: plainly(lambda: answer(request))  # noqa: E731
+    work = lambda: plainly(lambda: run_plan(request))  # noqa: E731
     raise typer.Exit(guarded(work, subject, context.obj["debug"], wrong_value=WRONG_STUDY))

@@ -3,13 +3,14 @@
 The run's report contains the same forecast for the interconnect of its study (docs/explanation/forecast.md).
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from configs.hardware.hardware import Machine
-from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedForecast
 from configs.spec.study import ForecastSpec
-from flows.cli.errors import plainly
+from flows.cli.errors import WrongArgument, plainly
+from flows.cli.results.inspect import open_run
 from flows.cli.tables import print_table
 
 
@@ -19,17 +20,18 @@ def print_forecast(folder: Path, to: int | None, machine: str | None) -> int:
 
 
 def _print_forecast(folder: Path, to: int | None, machine: str | None) -> int:
-    """Print every scaling experiment's forecast. Returns the exit code. Raises ValueError for unknown names."""
+    """Print every scaling experiment's forecast. Returns the exit code. Raises WrongArgument for unknown names."""
     from reports.experiments.scaling import scaling
     from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
     from reports.reading.load import load_run
 
-    study = load_run(RunPaths(folder))
+    run, _ = open_run(folder)
+    study = load_run(run)
     plan = _with_forecast(study.plan, to, machine)
-    study = type(study)(study.folder, plan, study.cells, study.readings, study.environments)
+    study = replace(study, plan=plan)
     experiments = [item for item in plan.experiments if item.kind in ("strong", "weak") and item.points]
     if not experiments:
-        raise ValueError(f"{folder}: no forecast, expected an experiment of kind strong or weak")
+        raise WrongArgument(f"{folder}: no forecast, expected an experiment of kind strong or weak")
     for experiment in experiments:
         found = study_forecast(study, scaling(study, experiment))
         print(f"{experiment.kind} scaling, {study.title(experiment)}")
@@ -47,10 +49,13 @@ def _with_forecast(plan: Plan, to: int | None, machine: str | None) -> Plan:
     """Return the plan with the command line's overrides."""
     most = ForecastSpec.model_fields["to"].default
     if to is not None and not 1 <= to <= most:
-        raise ValueError(f"--to: got {to}, expected 1 to {most}")
+        raise WrongArgument(f"--to: got {to}, expected 1 to {most}")
     over: Machine | None = plan.forecast.machine
     if machine is not None:
         from configs.hardware.catalog import instance
 
-        over = instance(machine)
+        try:
+            over = instance(machine)
+        except ValueError as error:
+            raise WrongArgument(str(error)) from error
     return plan.model_copy(update={"forecast": PlannedForecast(to=to or plan.forecast.to, machine=over)})

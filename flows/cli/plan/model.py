@@ -1,6 +1,7 @@
 """`rankwise plan`: predict which layouts fit, their speed and their cost, before anything is run.
 
     rankwise plan --model opt-6.7b --gpus 8 --batch-size 4 --max-memory-gb 40        how to train it
+    rankwise plan --model opt-6.7b --gpus 8 --accelerator h100-80gb --learn-from 'runs/*'
     rankwise plan --model llama-7b --mode inference --hardware cuda rocm             what to serve it on
     rankwise plan STUDY.yaml                                                         every cell of a study
     rankwise plan --list-models | --guide
@@ -37,7 +38,7 @@ _HEEDED = {
 _OPTIONS = {"as_json": "--json", "own_catalog": "--catalog", "assignments": "--set"}
 
 
-def plan(request: PlanRequest) -> int:
+def run_plan(request: PlanRequest) -> int:
     """Run the requested form of the command. Returns the exit code; raises ValueError for unsupported requests."""
     kinds, others = split_words(request.words, request.hardware)
     stray = [word for word in others if "." not in word and not Path(word).exists()]
@@ -72,7 +73,7 @@ def plan(request: PlanRequest) -> int:
     if request.benchmark_out is not None:
         from flows.cli.plan.benchmark import write_benchmark
 
-        return write_benchmark(request, kinds or HARDWARE, request.benchmark_out)
+        return write_benchmark(request, kinds, request.benchmark_out)
     return plan_model(request, kinds or HARDWARE)
 
 
@@ -85,8 +86,6 @@ def _ignored(request: PlanRequest, form: str | None, kinds: Sequence[str]) -> st
             if name not in (*_EVERYWHERE, *_HEEDED[form]):
                 option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
                 return f"{option}: has no effect on {form}. Leave it out"
-    elif request.learn_from is not None:
-        return "--learn-from: applies to a study only. Leave it out with --model"
     if request.gpus is not None and request.max_gpus is not None:
         return "--gpus, --max-gpus: mutually exclusive. --gpus sets the number, --max-gpus its upper limit"
     return None
@@ -137,6 +136,8 @@ def plan_model(request: PlanRequest, kinds: Sequence[str]) -> int:
         config = _config(selector, architecture, request, gpus, machine)
         if config["fits"]:
             break
+    if request.learn_from is not None:
+        config = _corrected(selector, architecture, request, config, machine)
     setup = config.pop("setup", None)
     if request.as_json:
         print(json.dumps({"hardware": choice, "plan": config}, indent=1))
@@ -173,6 +174,33 @@ def _config(
     )  # fmt: skip
 
 
+def _corrected(
+    selector: "HardwareSelector",
+    architecture: "Architecture",
+    request: PlanRequest,
+    config: dict[str, Any],
+    machine: str | None,
+) -> dict[str, Any]:
+    """Return the configuration as predicted with what the runs of `--learn-from` teach of its accelerator."""
+    from engine.planner.cells import interval
+    from engine.planner.choice.selector import HardwareSelector
+    from flows.cli.plan.learned import cell_of, learned_from
+
+    assert request.learn_from is not None
+    known, there = selector.hardware, config["machine"]
+    device = known.instance(there).accelerator if "/" in there else known.accelerator(config["accelerator"])
+    cell = cell_of(config, request.mode == "training")
+    learned, remark = learned_from(request.learn_from, cell, architecture, device, selector.hardware)
+    if learned is not None:
+        corrected = HardwareSelector(selector.hardware, learned.times)
+        config = _config(corrected, architecture, request, config["gpu_count"], machine)
+        seconds = config["step_seconds" if request.mode == "training" else "batch_seconds"]
+        if config["fits"]:
+            low, high = interval(seconds, learned.factor) or (seconds, seconds)
+            config["predicted_time"] |= {"low": low, "high": high, "factor": learned.factor}
+    return config | {"correction": remark}
+
+
 def _print_plan(config: dict[str, Any], choice: dict[str, Any] | None, request: PlanRequest) -> None:
     training = request.mode == "training"
     print(config["explanation"])
@@ -185,6 +213,8 @@ def _print_plan(config: dict[str, Any], choice: dict[str, Any] | None, request: 
         other = _own_script(config)
         if other:
             print(f"Other layouts    {other}")
+    if "correction" in config:
+        print(f"Correction       {config['correction']}")
     for note in dict.fromkeys([*config["assumptions"], *(choice["assumptions"] if choice else [])]):
         print(f"Assumed          {note}")
     print()
@@ -330,10 +360,14 @@ def _usd(value: float | None) -> str:
 
 
 def _write(request: PlanRequest, answer: dict[str, Any], setup: Any) -> None:
-    """Write the plan as JSON, and for training the files of every launcher that supports it."""
+    """Write the plan as JSON; into a folder, for training, with the files of every launcher that supports it."""
     from engine.planner.choice.launchers import FILES, launcher_files
 
     assert request.output is not None
+    if request.output.suffix == ".json":
+        write_atomically(request.output, json.dumps(answer, indent=1) + "\n")
+        print(f"File             {request.output}", file=sys.stderr if request.as_json else sys.stdout)
+        return
     request.output.mkdir(parents=True, exist_ok=True)
     files = {"plan.json": json.dumps(answer, indent=1) + "\n"}
     left_out: dict[str, str] = {}

@@ -37,9 +37,10 @@ from flows.cli.plan.request import PLANNED
 from flows.cli.tables import print_table
 from flows.folders import cache_folder
 from reports.planning.text import sources
-from tasks.models.sources import is_hub_repository, manifest_path
+from reports.reading.load import StudyResult, load_run
+from tasks.models.sources import hub_repository, manifest_path
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
-from tasks.planning.predictions import MachineOf, Predictor, experiences_of
+from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
 from tasks.planning.target_machine import for_cell, named_machine
 
 _HEADER = ("", "ranks", "predicted", "low to high", "TTFT", "peak memory", "fits", "USD / M tokens")
@@ -121,25 +122,31 @@ def planned(
 def _known_model(study: StudySpec, position: int, cache: Path, base: Path) -> PlannedModel:
     """Resolve models as in `flows.precheck`, but without a revision for hub models, which are looked up by name."""
     spec = study.models[position]
-    if not is_hub_repository(spec.id, base):
+    repository = hub_repository(spec.id, spec.revision, base)
+    if repository is None:
         return planned_model(spec, position, cache, base)
-    identity = f"{spec.id}@{spec.revision}" if spec.revision else spec.id
+    identity = f"{repository}@{spec.revision}" if spec.revision else repository
     manifest = manifest_path(identity, cache)
     return PlannedModel(name=spec.name, identity=identity, manifest=str(manifest) if manifest.is_file() else "")
 
 
 def _learned(pattern: str, here: LocalMachine) -> list[tuple[Known, int]]:
     """Return each run's corrections and its number of cells with a model. Raises ValueError without a run folder."""
-    from reports.reading.load import load_run as load_run
+    return [
+        (
+            experiences_of(run, on_hardware(here.fingerprint)),
+            sum(1 for cell in run.plan.cells.values() if cell.model),
+        )
+        for run in runs_matching(pattern)
+    ]
 
+
+def runs_matching(pattern: str) -> list[StudyResult]:
+    """Read the run folders of a pattern. Raises ValueError if there is none."""
     folders = [Path(name) for name in sorted(glob.glob(pattern)) if (Path(name) / "plan.json").is_file()]
     if not folders:
         raise ValueError(f"--learn-from {pattern}: no run folder (with a plan.json) matches. Quote the pattern")
-    runs = [load_run(RunPaths(folder)) for folder in folders]
-    return [
-        (experiences_of(run, here.fingerprint), sum(1 for cell in run.plan.cells.values() if cell.model))
-        for run in runs
-    ]
+    return [load_run(RunPaths(folder)) for folder in folders]
 
 
 def _learnt(known: Sequence[tuple[Known, int]], said: dict[str, Prediction], elsewhere: bool) -> str | None:

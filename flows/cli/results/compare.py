@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
+from configs.common.printable import printable
 from configs.plans.paths import RunPaths
-from reports.reading.load import load_run
+from flows.cli.errors import WrongArgument
+from reports.reading.load import StudyResult, load_run
 from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
 from reports.runs.between_runs import BetweenRuns, between_runs
 from reports.runs.compare import compare
@@ -22,6 +24,7 @@ from reports.runs.history import FILE_NAME, KeptRun, open_history
 from reports.text import UNKNOWN, Table, aligned, code, escaped, estimate_cell
 
 NO_REGRESSION, OTHER_ERROR, WRONG_ARGUMENTS, REGRESSION = 0, 1, 2, 4
+_SHOWN_FILES = 5
 DEFAULT_HISTORY = Path("runs") / FILE_NAME
 
 
@@ -47,7 +50,7 @@ def compare_runs(
         return _refused(f"{first}: got the same run twice, expected two runs")
     file = history_file or first.absolute().parent / FILE_NAME
     if history_file is not None and not file.exists():
-        raise ValueError(f"{file}: no such history. Create it with `rankwise history add RUN --as NAME`")
+        raise WrongArgument(f"{file}: no such history. Create it with `rankwise history add RUN --as NAME`")
     if baseline is not None:
         with open_history(file) as history:
             before = history.run(baseline).figures
@@ -69,7 +72,18 @@ def read_run(folder: Path) -> RunFigures:
     from flows.cli.results.inspect import open_run
 
     run, _ = open_run(folder)
-    return run_figures(load_run(RunPaths(run.folder)), str(folder))
+    study = load_run(run)
+    _tell_unreadable(folder, study)
+    return run_figures(study, str(folder))
+
+
+def _tell_unreadable(folder: Path, study: StudyResult) -> None:
+    """Say on standard error what the figures of a run are missing."""
+    for item in study.unreadable[:_SHOWN_FILES]:
+        print(f"{printable(f'{folder}/{item.path}')}: left out: {item.reason}", file=sys.stderr)
+    if len(study.unreadable) > _SHOWN_FILES:
+        more = len(study.unreadable) - _SHOWN_FILES
+        print(f"{printable(str(folder))}: {more:,} more files left out", file=sys.stderr)
 
 
 def _between(file: Path, before: RunFigures, after: RunFigures) -> Mapping[str, BetweenRuns]:
@@ -204,7 +218,7 @@ def _show_cell(runs: list[KeptRun], key: str, kind: FigureKind, json_wanted: boo
     ]
     unit = pairs[-1][1].unit_of(kind)
     columns = ("run", "measured", "commit", "environment", "state", "repeats", f"{unit}, median (interval)")
-    print(f"{pairs[-1][1].title}  {key}  {kind.title}")
+    print(printable(f"{pairs[-1][1].title}  {key}  {kind.title}"))
     print(aligned(Table(columns, tuple(rows), text_columns=5)))
 
 
@@ -241,8 +255,13 @@ def join_runs(pattern: str, output: Path | None = None) -> int:
     """Write one report over the runs that match a pattern. Returns the exit code; raises as `find_runs`."""
     from reports.runs.join import find_runs, joined_report
 
-    found = find_runs(pattern)
+    try:
+        found = find_runs(pattern)
+    except ValueError as error:
+        raise WrongArgument(str(error)) from error
     studies = [load_run(RunPaths(folder.absolute())) for folder in found.folders]
+    for folder, study in zip(found.folders, studies, strict=True):
+        _tell_unreadable(folder, study)
     file = output or Path("joined.md")
     write_atomically(file, joined_report(studies, found.others))
     for other in found.others:

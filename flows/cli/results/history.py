@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.errors import plainly
+
 app = typer.Typer(help="Track the figures of many runs in one small file: baselines and trends.", no_args_is_help=True)
 
 HistoryFile = Annotated[
@@ -28,7 +30,7 @@ def add(
     from flows.cli.results.compare import history_add as add
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: add(folder, name, history), folder, _debug(context)))
+    raise typer.Exit(guarded(lambda: plainly(lambda: add(folder, name, history)), folder, _debug(context)))
 
 
 @app.command("list")
@@ -37,7 +39,7 @@ def list_runs(context: typer.Context, as_json: _AsJson = False, history: History
     from flows.cli.results.compare import history_list as show
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: show(history, as_json), Path(), _debug(context)))
+    raise typer.Exit(guarded(lambda: plainly(lambda: show(history, as_json)), Path(), _debug(context)))
 
 
 @app.command("show")
@@ -53,7 +55,9 @@ def show(
     from flows.cli.results.compare import history_show as show
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: show(what, history, figure, plot, as_json), Path(), _debug(context)))
+    raise typer.Exit(
+        guarded(lambda: plainly(lambda: show(what, history, figure, plot, as_json)), Path(), _debug(context))
+    )
 
 
 def _debug(context: typer.Context) -> bool:

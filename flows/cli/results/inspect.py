@@ -1,35 +1,48 @@
 """`rankwise status`, `report` and `convert`: inspect a run folder without Prefect."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from configs.common.base import Frozen
+from configs.common.printable import printable
+from configs.common.reading import read_model
 from configs.plans.job import Job, Progress, Submission
 from configs.plans.paths import JobPaths, RunPaths
-from configs.plans.plan import Plan
+from configs.plans.plan import Plan, read_plan
 from configs.plans.record import Status
+from flows.cli.errors import WrongArgument
+
+if TYPE_CHECKING:
+    from tasks.campaign.ledger import Ledger
 
 _Model = TypeVar("_Model", bound=Frozen)
 
 
 def open_run(folder: Path) -> tuple[RunPaths, Plan]:
-    """Return the paths of a run folder and its plan. Raises ValueError for a folder without a run."""
+    """Return the paths of a run folder and its plan.
+
+    Raises WrongArgument for a folder without a run, ValueError for one whose plan cannot be read.
+    """
     run = RunPaths(folder.absolute())
     if not run.plan.exists():
-        raise ValueError(f"{folder}: not a run folder (no plan.json). Expected a folder such as runs/quickstart")
-    return run, Plan.model_validate_json(run.plan.read_bytes())
+        what = "no plan.json" if run.folder.is_dir() else "no such folder" if not run.folder.exists() else "a file"
+        raise WrongArgument(
+            f"{printable(str(folder))}: not a run folder ({what}). Expected a folder such as runs/quickstart"
+        )
+    return run, read_plan(run.plan)
 
 
 def print_status(folder: Path, as_json: bool) -> int:
     """Print one line (or JSON object) for each cell and repeat."""
     run, plan = open_run(folder)
-    rows = status_rows(run, plan)
+    ledger = _ledger(run)
+    rows = status_rows(run, plan, ledger)
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -48,30 +61,46 @@ def print_status(folder: Path, as_json: bool) -> int:
         cell = plan.cells[row["key"]]
         label = f"{names.get(cell.model or '', '')}  {cell.label}".strip()
         started = (row["started_at"] or "")[:19].replace("T", " ")
-        why = row["failure"] or ""
+        why = row["failure"] or row["waits_for"] or ""
         jobs = (row["job"] or "",) if with_jobs else ()
-        table.add_row(row["key"], label, str(row["repeat"]), row["status"], *jobs, str(row["attempts"]), started, why)
+        texts = (row["key"], label, str(row["repeat"]), row["status"], *jobs, str(row["attempts"]), started, why)
+        table.add_row(*(Text(printable(text)) for text in texts))
     console.print(table)
     done = sum(1 for row in rows if row["status"] == Status.COMPLETED)
     console.print(f"{done} of {len(rows)} repeats completed")
+    if ledger.damaged:
+        first = next(iter(ledger.damaged)).relative_to(run.folder)
+        what = f"{first} is" if len(ledger.damaged) == 1 else f"{len(ledger.damaged)} records, {first} the first, are"
+        console.print(
+            f"{printable(what)} unreadable; `rankwise run` sets damaged records aside and measures them again",
+            markup=False,
+        )
     return 0
 
 
-def status_rows(run: RunPaths, plan: Plan) -> list[dict[str, Any]]:
-    """Return key, repeat, status, attempts, started_at, finished_at, record and scheduler job of each repeat.
-
-    A repeat without a record is `running` if a launch measures it now, `queued` if its job is pending,
-    else `waiting`. The job is the one that measures or measured it.
-    """
+def _ledger(run: RunPaths) -> "Ledger":
     from tasks.campaign.ledger import read_ledger
 
-    ledger, under_way = read_ledger(run), _under_way(run)
+    return read_ledger(run)
+
+
+def status_rows(run: RunPaths, plan: Plan, ledger: "Ledger") -> list[dict[str, Any]]:
+    """Return key, repeat, status, attempts, started_at, finished_at, record and scheduler's job of each repeat.
+
+    A repeat without a record is `running` if a launch measures it now, `queued` if its job is pending,
+    `unreadable` if its record is damaged, else `waiting`. The job is the one that measures or measured it.
+    """
+    from tasks.campaign.ledger import damaged_places
+
+    under_way, damaged = _under_way(run), damaged_places(ledger)
     rows = []
     for key in plan.cells:
         for repeat in range(plan.repeats[key]):
             entry = ledger.decisive((key, "timed", repeat))
             memory = ledger.decisive((key, "memory", 0))
-            state, job_id = under_way.get((key, repeat), ("waiting", None))
+            unreadable = damaged.get((key, "timed", repeat)) if entry is None else None
+            start = ("unreadable" if unreadable else "waiting", None, None)
+            state, job_id, waits_for = under_way.get((key, repeat), start)
             if entry and entry.record.accounting and job_id is None:
                 job_id = entry.record.accounting.job_id
             rows.append(
@@ -85,15 +114,18 @@ def status_rows(run: RunPaths, plan: Plan) -> list[dict[str, Any]]:
                     "finished_at": entry.record.finished_at if entry else None,
                     "record": str(entry.path) if entry else None,
                     "memory_record": str(memory.path) if memory else None,
-                    "failure": entry.record.failure.message if entry and entry.record.failure else None,
+                    "waits_for": waits_for,
+                    "failure": entry.record.failure.message if entry and entry.record.failure else unreadable,
                 }
             )
     return rows
 
 
-def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None]]:
-    """Return state and scheduler job by (key, repeat) for the timed measurements of active jobs."""
-    found: dict[tuple[str, int], tuple[str, str | None]] = {}
+def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None, str | None]]:
+    """Return state, scheduler's job and why it waits by (key, repeat) for the timed measurements of active jobs."""
+    from slurm.schedulers.waiting import read_waiting
+
+    found: dict[tuple[str, int], tuple[str, str | None, str | None]] = {}
     for path in run.jobs.glob("*-timed-*/job.json"):
         paths = JobPaths(path.parent)
         if paths.end.exists():
@@ -102,16 +134,19 @@ def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None]]:
         progress = _read(paths.progress(0), Progress)
         begun = progress.measurement if progress and progress.phase == "measurement" else None
         waits = submission is not None and not paths.node_launcher(0).exists()
+        waiting = read_waiting(paths) if not paths.node_launcher(0).exists() else None
         for measurement in job.measurements if job else ():
             state = "running" if measurement.name == begun else "queued" if waits else "waiting"
-            found[measurement.cell.key, measurement.repeat] = (state, submission.job_id if submission else None)
+            job_id = submission.job_id if submission else None
+            reason = waiting.reason or None if waiting else None
+            found[measurement.cell.key, measurement.repeat] = (state, job_id, reason)
     return found
 
 
 def _read(path: Path, model: type[_Model]) -> _Model | None:
     """Read a file of a job folder; None if it is missing or just being written."""
     try:
-        return model.model_validate_json(path.read_bytes().rstrip(b" \0"))
+        return read_model(path, model)
     except (OSError, ValueError):
         return None
 
@@ -129,6 +164,14 @@ def render_again(folder: Path) -> int:
 
 
 def convert_checkpoint(source: Path, destination: Path) -> int:
-    """Run the engine's converter in a separate process, which may read pickled data."""
-    command = [sys.executable, "-P", "-m", "engine.tools.convert", str(source), str(destination)]
-    return subprocess.run(command, check=False).returncode
+    """Run the engine's converters in separate processes, which may read pickled data. Returns the exit code."""
+    from flows.cli.run import WRONG_STUDY
+    from tasks.models.conversion import add_fast_tokenizer, run_converter
+
+    try:
+        print("\n".join(run_converter(source, destination)))
+        print("\n".join(add_fast_tokenizer(destination)))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return WRONG_STUDY
+    return 0

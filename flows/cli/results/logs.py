@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from configs.common.printable import printable
+from configs.common.reading import open_regular
 from configs.plans.paths import JobPaths, RunPaths
 from flows.cli.results.inspect import open_run
 
 _POLL_SECONDS = 0.5
 _REMEMBERED_BYTES = 64
+_PIECE_BYTES = 8 << 20
+_LINE_CHARACTERS = 10_000
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00 ")
 
 
@@ -44,7 +48,8 @@ def print_logs(folder: Path, follow: bool, rank: int | None = None, job: str = "
         while True:
             last = not follow or not _is_worked_on(run)
             for job_folder in _job_folders(run, job):
-                _print_new(_files(JobPaths(job_folder), rank), readings, last)
+                while _print_new(_files(JobPaths(job_folder), rank), readings, last) and last:
+                    pass
             if last:
                 return 0
             time.sleep(_POLL_SECONDS)
@@ -70,12 +75,15 @@ def _files(paths: JobPaths, rank: int | None) -> list[Path]:
     return [paths.rank_log(rank)] if rank is not None else sorted(paths.folder.glob("*.log"))
 
 
-def _print_new(files: Iterable[Path], readings: dict[Path, _Reading], last: bool) -> None:
-    """Print new lines of all files in order of time."""
+def _print_new(files: Iterable[Path], readings: dict[Path, _Reading], last: bool) -> bool:
+    """Print new lines of all files in order of time; whether there were any."""
+    found = False
     lines = [_stamped(path, readings.setdefault(path, _Reading()), last) for path in files]
     for _, path, line in heapq.merge(*lines, key=lambda found: found[0]):
-        print(f"{path.parent.name}/{path.stem}: {line}")
+        print(printable(f"{path.parent.name}/{path.stem}: {line}", _LINE_CHARACTERS))
+        found = True
     sys.stdout.flush()
+    return found
 
 
 def _stamped(path: Path, reading: _Reading, last: bool) -> Iterator[tuple[str, Path, str]]:
@@ -107,16 +115,19 @@ def _new_lines(path: Path, reading: _Reading, last: bool) -> list[str]:
         mark = (status.st_ino, status.st_size, status.st_mtime_ns)
         if mark == reading.mark and not last:
             return []
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, reading.position - len(reading.tail)))
             if file.read(len(reading.tail)) != reading.tail:
                 reading.position, reading.tail, reading.stamp = 0, b"", ""  # replaced or truncated
                 file.seek(0)
-            data = file.read()
-    except OSError:
-        return []  # not written yet, or moved just now
-    reading.mark = mark
-    whole = data if last else data[: data.rfind(b"\n") + 1]
+            data = file.read(_PIECE_BYTES)
+    except (OSError, ValueError):
+        return []  # not written yet, moved just now, or no regular file
+    cut = len(data) == _PIECE_BYTES
+    reading.mark = (0, 0, 0) if cut else mark  # there is more of it
+    whole = data if last and not cut else data[: data.rfind(b"\n") + 1]
+    if cut and not whole:
+        whole = data  # one line longer than a piece
     reading.position += len(whole)
     reading.tail = (reading.tail + whole)[-_REMEMBERED_BYTES:]
     return whole.decode(errors="replace").splitlines()

@@ -31,29 +31,29 @@ def up(
 ) -> None:
     """Start server and worker, register the flows, and run until Ctrl-C or SIGTERM."""
     from flows.team.setup import TeamSetup
-    from flows.team.up import up as start
+    from flows.team.up import start_team
 
     where = _folder(folder)
     setup = TeamSetup(where, host, port, database, workers, api.rstrip("/") if api else None)
-    _exit(context, lambda: start(setup, background), where)
+    _exit(context, lambda: start_team(setup, background), where)
 
 
 @app.command()
 def status(context: typer.Context, folder: TeamFolder = None) -> None:
     """Show the state of server and worker; exit code 0 if both run."""
-    from flows.team.up import status as tell
+    from flows.team.up import print_team_status
 
     where = _folder(folder)
-    _exit(context, lambda: tell(where), where)
+    _exit(context, lambda: print_team_status(where), where)
 
 
 @app.command()
 def down(context: typer.Context, folder: TeamFolder = None) -> None:
     """Stop server, worker and flow runs within 30 seconds; completed measurements are kept."""
-    from flows.team.up import down as end
+    from flows.team.up import end_team
 
     where = _folder(folder)
-    _exit(context, lambda: end(where), where)
+    _exit(context, lambda: end_team(where), where)
 
 
 def _folder(named: Path | None) -> Path:

@@ -9,10 +9,14 @@ Exit codes: 0 agrees, 4 a defect, 2 not supported (or a wrong argument), 3 no ve
 error. Runs without Prefect and without a server.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from configs.common.execution import Layout
 
 _SAVED = "save the reference answers here, for later runs without transformers"
 
@@ -42,10 +46,16 @@ def verify(
     ] = "float32",
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.jsonl", help="one `prompt` per line; default: built-in prompts of mixed lengths"),
+        typer.Option(
+            metavar="FILE.jsonl", help="one `prompt` or `tokens` per line; default: built-in prompts of mixed lengths"
+        ),
     ] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="number of prompts; default 20")] = None,
-    new_tokens: Annotated[int | None, typer.Option(min=1, help="tokens generated per prompt; default 16")] = None,
+    new_tokens: Annotated[int | None, typer.Option(min=1, help="tokens generated per prompt; default 32")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="sequences per batch; default 8")] = None,
+    positions: Annotated[
+        int | None, typer.Option(min=2, help="tokens of the longest sequence; default: the model's limit, up to 2048")
+    ] = None,
     save_reference: Annotated[Path | None, typer.Option(metavar="FILE", help=_SAVED)] = None,
     reference: Annotated[
         Path | None, typer.Option(metavar="FILE", help="compare with this saved reference, on its prompts")
@@ -56,25 +66,19 @@ def verify(
     ] = None,
 ) -> None:
     """Compare a model's answers in a layout with unmodified transformers; exit code 4 on a defect."""
-    from configs.common.execution import Layout
     from configs.hardware.architectures import one_of_each_family
     from flows.cli.run import guarded
     from flows.cli.verify.run import VerificationRequest, run_verify
-    from flows.cli.verify.table import LAYOUTS, layout_of, run_table
-    from tasks.checks.verification import VerificationSpec
+    from flows.cli.verify.table import run_table
+    from tasks.checks.verification_inputs import VerificationSpec
 
     models = [*(model or []), *(f"synthetic:{name}@0" for name in one_of_each_family() if all_architectures)]
     if not models:
         raise typer.BadParameter("expected a model or --all-architectures", param_hint="--model")
-    if layout and (dp, tp, pp) != (1, 1, 1):
-        raise typer.BadParameter("cannot be combined with --tp, --pp and --dp", param_hint="--layout")
-    try:
-        layouts = [layout_of(written) for written in layout or ()]
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--layout") from error
-    if not layouts:
-        layouts = list(LAYOUTS) if all_architectures and (dp, tp, pp) == (1, 1, 1) else [Layout(dp=dp, tp=tp, pp=pp)]
-    asked = VerificationSpec(models[0], layouts[0], engine, dtype, prompts, num_prompts, new_tokens)
+    layouts = _layouts(layout or (), (dp, tp, pp), all_architectures)
+    asked = VerificationSpec(
+        models[0], layouts[0], engine, dtype, prompts, num_prompts, new_tokens, batch_size, positions
+    )
     debug = context.obj["debug"]
     if len(models) == len(layouts) == 1:
         request = VerificationRequest(asked, save_reference, reference, as_json, keep)
@@ -82,3 +86,20 @@ def verify(
     if save_reference is not None or reference is not None:
         raise typer.BadParameter("requires one model in one layout", param_hint="--save-reference, --reference")
     raise typer.Exit(guarded(lambda: run_table(models, layouts, asked, keep, as_json), Path(models[0]), debug))
+
+
+def _layouts(written: Sequence[str], degrees: tuple[int, int, int], all_architectures: bool) -> "list[Layout]":
+    """The layouts that are asked for. degrees: --dp, --tp and --pp."""
+    from configs.common.execution import Layout
+    from flows.cli.verify.table import LAYOUTS, layout_of
+
+    if written and degrees != (1, 1, 1):
+        raise typer.BadParameter("cannot be combined with --tp, --pp and --dp", param_hint="--layout")
+    try:
+        layouts = [layout_of(one) for one in written]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--layout") from error
+    if layouts:
+        return layouts
+    dp, tp, pp = degrees
+    return list(LAYOUTS) if all_architectures and degrees == (1, 1, 1) else [Layout(dp=dp, tp=tp, pp=pp)]

@@ -16,6 +16,7 @@ from flows.cli.verify.text import (
     AGREES,
     DEFECT,
     FAILED,
+    NOT_JUDGED,
     NOT_SUPPORTED,
     VerificationOutcome,
     outcome_json,
@@ -24,12 +25,14 @@ from flows.cli.verify.text import (
 from flows.folders import cache_folder
 from reports.correctness.section import judge_experiment
 from reports.reading.load import load_run
-from tasks.checks.saved_reference import SavedReference, load_reference, save_reference
-from tasks.checks.verification import Verification, VerificationSpec, measure, prepare
+from tasks.checks.machine import machine_fingerprint
+from tasks.checks.verification import Verification, prepare, run_verification
+from tasks.checks.verification_inputs import VerificationSpec
+from tasks.models.saved_reference import SavedReference, read_saved_reference, save_reference
 from tasks.models.sources import TransientFetchError
 
 OTHER_ERROR = 1
-EXIT_CODES = {AGREES: 0, DEFECT: 4, NOT_SUPPORTED: 2, FAILED: 3}
+EXIT_CODES = {AGREES: 0, DEFECT: 4, NOT_SUPPORTED: 2, NOT_JUDGED: 3, FAILED: 3}
 _USER_MISTAKES = ("ValueError", "NotImplementedError", "ModuleNotFoundError")
 
 
@@ -54,7 +57,7 @@ def run_verify(request: VerificationRequest) -> int:
     try:
         with sigterm_as_interrupt():
             outcome, verification, saved = verified(request, RunPaths(folder))
-        kept = outcome.verdict == FAILED or (request.keep is not None and outcome.measured)
+        kept = outcome.verdict in (NOT_JUDGED, FAILED) or (request.keep is not None and outcome.measured)
         return _say(request, outcome, verification, saved, folder if kept else None)
     except KeyboardInterrupt:
         print("interrupted: all launches ended", file=sys.stderr)
@@ -93,23 +96,27 @@ def verified(
     """Prepare, measure and judge in an empty run folder."""
     cache, asked = cache_folder(), request.asked
     try:
-        saved = load_reference(request.reference) if request.reference is not None else None
+        saved = read_saved_reference(request.reference) if request.reference is not None else None
         verification = prepare(asked, run, cache, Path.cwd(), saved)
     except ValueError as error:
         return VerificationOutcome(NOT_SUPPORTED, str(error)), None, None
     cores = len(os.sched_getaffinity(0))
     if asked.layout.ranks > cores:
         print(f"warning: {asked.layout.ranks} ranks on {cores} cores will be slow", file=sys.stderr)
-    measure(verification, cache, lambda line: print(line, file=sys.stderr, flush=True), request.save is not None)
+    run_verification(
+        verification, cache, lambda line: print(line, file=sys.stderr, flush=True), request.save is not None
+    )
     record = verification.record(verification.reference_cell)
     if request.save is not None and record is not None and record.status is Status.COMPLETED:
-        save_reference(request.save, run, verification.plan, verification.own_tokenizer)
+        save_reference(request.save, run, verification.plan, machine_fingerprint())
     return _judged(verification), verification, saved
 
 
 def _judged(verification: Verification) -> VerificationOutcome:
     """Return the verdict of the requested cell and of its check in float32."""
-    for key, whose in ((verification.asked_cell, ""), (verification.reference_cell, "the reference: ")):
+    cells = [(verification.asked_cell, ""), (verification.reference_cell, "the reference: ")]
+    # A cell that has no record was left out because of the one that failed.
+    for key, whose in sorted(cells, key=lambda cell: verification.record(cell[0]) is None):
         outcome = _not_completed(verification, verification.record(key), whose)
         if outcome is not None:
             return outcome
@@ -118,8 +125,8 @@ def _judged(verification: Verification) -> VerificationOutcome:
     judged.sort(key=lambda item: item.result.key != verification.asked_cell)
     words = [item.verdict.word for item in judged]
     decisive = judged[words.index("defect")] if "defect" in words else judged[0]
-    verdict = {"agrees": AGREES, "defect": DEFECT}.get(decisive.verdict.word, FAILED)
-    return VerificationOutcome(verdict, decisive.verdict.reason, tuple(judged), measured=True)
+    verdicts = {"agrees": AGREES, "defect": DEFECT, "not judged": NOT_JUDGED}
+    return VerificationOutcome(verdicts[decisive.verdict.word], decisive.verdict.reason, tuple(judged), measured=True)
 
 
 def _not_completed(verification: Verification, record: Record | None, whose: str) -> VerificationOutcome | None:

@@ -18,11 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.common.execution import Layout
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, sigterm_as_interrupt, verified
-from flows.cli.verify.text import AGREES, DEFECT, FAILED, NOT_SUPPORTED, VerificationOutcome
-from tasks.checks.verification import Verification, VerificationSpec, kind_of
+from flows.cli.verify.text import AGREES, DEFECT, FAILED, NOT_JUDGED, NOT_SUPPORTED, VerificationOutcome
+from tasks.checks.verification import Verification, kind_of
+from tasks.checks.verification_inputs import VerificationSpec
 from tasks.models.sources import TransientFetchError
 
 LAYOUTS = (Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
@@ -47,6 +49,7 @@ class VerificationRow:
     limit_times_noise: float | None = None
     difference: float | None = None
     noise_difference: float | None = None
+    not_reached: tuple[str, ...] = ()
 
 
 def layout_of(written: str) -> Layout:
@@ -83,7 +86,9 @@ def run_table(
             shutil.rmtree(folder, ignore_errors=True)
     _print(rows, as_json)
     found = {row.verdict for row in rows}
-    return next((EXIT_CODES[word] for word in (DEFECT, FAILED, NOT_SUPPORTED) if word in found), EXIT_CODES[AGREES])
+    return next(
+        (EXIT_CODES[word] for word in (DEFECT, FAILED, NOT_JUDGED, NOT_SUPPORTED) if word in found), EXIT_CODES[AGREES]
+    )
 
 
 def _of_model(asked: VerificationSpec, layouts: list[Layout], folder: Path) -> list[VerificationRow]:
@@ -105,7 +110,9 @@ def _row(asked: VerificationSpec, outcome: VerificationOutcome, verification: Ve
     row = VerificationRow(asked.model, _kind(verification), str(asked.layout), outcome.verdict, outcome.reason)
     if not outcome.judged:
         return row
-    verdict = outcome.judged[0].verdict
+    judged = outcome.judged[0]
+    row = replace(row, not_reached=judged.reach.missed if judged.reach is not None else ())
+    verdict = judged.verdict
     if verdict.nearest is not None:
         value = verdict.nearest.statistic.value
         row = replace(
@@ -127,7 +134,7 @@ def _kind(verification: Verification | None) -> str | None:
     if verification is None:
         return None
     [model] = verification.plan.models
-    return kind_of(ModelManifest.model_validate_json(Path(model.manifest).read_bytes()))
+    return kind_of(read_model(Path(model.manifest), ModelManifest, PLAN_BYTES))
 
 
 def _print(rows: list[VerificationRow], as_json: bool) -> None:
@@ -150,6 +157,12 @@ def _print(rows: list[VerificationRow], as_json: bool) -> None:
     for row in rows:
         if row.verdict != AGREES:
             print(f"{row.model}, {row.layout}: {row.verdict}: {row.reason}")
+    missed: dict[str, list[str]] = {}
+    for row in rows:
+        if row.not_reached:
+            missed.setdefault("; ".join(row.not_reached), []).append(row.model)
+    for what, models in missed.items():
+        print(f"not reached ({', '.join(dict.fromkeys(models))}): {what}")
 
 
 def _worst(row: VerificationRow) -> str:

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.workloads.prompted import PromptedWorkload
+from reports.correctness.reach import Reach
 from reports.correctness.section import JudgedCell, ladder_lines
 from tasks.checks.machine import machine_fingerprint
-from tasks.checks.saved_reference import SavedReference
-from tasks.checks.verification import Verification, VerificationSpec
+from tasks.checks.verification import Verification
+from tasks.checks.verification_inputs import VerificationSpec
+from tasks.models.saved_reference import SavedReference
 
-VerificationVerdict = Literal["agrees", "defect", "not supported", "failed"]
+VerificationVerdict = Literal["agrees", "defect", "not judged", "not supported", "failed"]
 AGREES: VerificationVerdict = "agrees"
 DEFECT: VerificationVerdict = "defect"
+NOT_JUDGED: VerificationVerdict = "not judged"
 NOT_SUPPORTED: VerificationVerdict = "not supported"
 FAILED: VerificationVerdict = "failed"
 _FINDINGS = 3
@@ -47,6 +50,9 @@ def outcome_lines(
     if verification is not None and outcome.judged:
         lines += [*_compared(verification, saved), ""]
     lines.append(f"{outcome.verdict}: {outcome.reason}" if outcome.reason else outcome.verdict)
+    for reach in dict.fromkeys(_reaches(outcome.judged)):
+        lines.append(f"compared: {reach.text}")
+        lines += [f"not reached: {reach.missed_text}"] if reach.missed else []
     for item in outcome.judged:
         lines += ["", *_figures(item)]
     if verification is not None:
@@ -81,6 +87,8 @@ def outcome_json(
         "new_tokens": getattr(work, "new_tokens", None),
         "batch_size": work.batch_size if work else None,
         "reference": _reference_json(verification, saved) if verification is not None else None,
+        "reached": _reached_json(outcome.judged),
+        "not_reached": list(dict.fromkeys(part for reach in _reaches(outcome.judged) for part in reach.missed)),
         "checks": [_check_json(item) for item in outcome.judged],
         "notes": list(verification.notes) if verification is not None else [],
         "log": _text(outcome.log),
@@ -111,6 +119,17 @@ def _compared(verification: Verification, saved: SavedReference | None) -> list[
     if saved is not None:
         lines.append(f"reference: {saved.path}, saved from {saved.about.model_name} ({saved.about.model})")
     return lines
+
+
+def _reaches(judged: tuple[JudgedCell, ...]) -> list[Reach]:
+    return [item.reach for item in judged if item.reach is not None]
+
+
+def _reached_json(judged: tuple[JudgedCell, ...]) -> dict[str, Any] | None:
+    found = _reaches(judged)
+    if not found:
+        return None
+    return {"positions": found[0].positions, "batch_size": found[0].rows, "decode_steps": found[0].steps}
 
 
 def _made(work: PromptedWorkload) -> str:

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.common.printable import shortened
 from reports.decisions.cost import CellCost
-from reports.plots.style import COLOURS
-from reports.text import number, shortened
+from reports.plots.style import COLOURS, MOST_BARS
+from reports.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_BARS = 24
-"""More cells than these are in the table only: bars thinner than their labels help nobody."""
 
-
-def priced(costs: Sequence[CellCost]) -> list[CellCost]:
+def cheapest_first(costs: Sequence[CellCost]) -> list[CellCost]:
     """The bars that are drawn: the cheapest MOST_BARS of the cells whose work has a price."""
     known = [cost for cost in costs if cost.usd_per_million is not None]
     return sorted(known, key=lambda cost: cost.usd_per_million.median if cost.usd_per_million else 0)[:MOST_BARS]
@@ -22,13 +20,13 @@ def priced(costs: Sequence[CellCost]) -> list[CellCost]:
 
 def cost_height(costs: Sequence[CellCost]) -> float:
     """Inches for so many bars and the legend."""
-    return 1.2 + 0.26 * len(priced(costs)) + 0.12 * len(_models(costs))
+    return 1.2 + 0.26 * len(cheapest_first(costs)) + 0.12 * len(_models(costs))
 
 
 def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
     """A bar for each cell with its interval (or range); models differ in colour and hatching."""
     axes = figure.subplots()
-    drawn = priced(costs)
+    drawn = cheapest_first(costs)
     models = _models(costs)
     hatches = ("", "//", "..", "xx", "--", "\\\\", "oo")
     widest = 0.0
@@ -69,4 +67,4 @@ def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
 
 
 def _models(costs: Sequence[CellCost]) -> list[str]:
-    return list(dict.fromkeys(cost.result.model for cost in priced(costs)))
+    return list(dict.fromkeys(cost.result.model for cost in cheapest_first(costs)))

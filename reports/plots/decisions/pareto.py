@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.common.printable import shortened
 from reports.decisions.pareto import Pareto
 from reports.numbers.statistics import Estimate
 from reports.plots.style import COLOURS, IDEAL
-from reports.text import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

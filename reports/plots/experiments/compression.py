@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.common.printable import shortened
 from reports.experiments.compression import MOST_LOSS, Compressed, CompressionResult
-from reports.plots.style import COLOURS, FAILED, IDEAL
-from reports.text import shortened
+from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,5 +85,5 @@ def _loss_axis(axes: "Axes", result: CompressionResult, scale: float) -> None:
         axes.set_xscale("symlog", linthresh=limit, linscale=1.0)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(min(3 * min(losses), -0.2 * limit), 4 * max(losses))
-    axes.axvline(limit, color=FAILED, linestyle=":", linewidth=1)
+    axes.axvline(limit, color=FAILED_COLOUR, linestyle=":", linewidth=1)
     axes.set_xlabel("cosine distance, mean" if result.encodes else "change of perplexity, %")

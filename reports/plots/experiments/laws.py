@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reports.laws.fit import Fit, Floats
+from configs.common.arrays import Floats
+from reports.laws.fit import Fit
 from reports.laws.laws import TITLES, ScalingLaws, scaled
 from reports.numbers.statistics import Estimate, Ratio
 from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS, crosses, log2
@@ -30,7 +31,7 @@ MOST_ABOVE = 1.8
 MANY_POINTS = 15
 
 
-def draw_laws(figure: "Figure", laws: ScalingLaws, unit: str = "items/s") -> None:
+def draw_laws(figure: "Figure", laws: ScalingLaws) -> None:
     """Throughput on the left, efficiency on the right, with every law that was fitted; a band round the supported."""
     left, right = figure.subplots(1, 2)
     ranks = [point.ranks for point in laws.points]
@@ -47,7 +48,7 @@ def draw_laws(figure: "Figure", laws: ScalingLaws, unit: str = "items/s") -> Non
     points_with_bars(left, [(point.ranks, point.throughput) for point in laws.points])
     points_with_bars(right, [(point.ranks, percents(point.efficiency)) for point in laws.points if point.efficiency])
     mark_changed(left, [(point.ranks, point.throughput) for point in laws.points if point.changed])
-    left.set_ylabel("throughput, in the unit of the file" if unit == "items/s" else f"throughput, {unit}")
+    left.set_ylabel("throughput, in the unit of the file")
     finish(figure, left, right, ranks, [], base.ranks)
 
 
@@ -79,7 +80,7 @@ def law_line(axes: "Axes", fit: Fit, ranks: Sequence[int], over: float | None, i
     )
 
 
-def points_with_bars(axes: "Axes", points: Sequence[tuple[int, Estimate]], label: str = "measured, median") -> None:
+def points_with_bars(axes: "Axes", points: Sequence[tuple[int, Estimate]]) -> None:
     """Measured points, not joined: a law is what joins them."""
     if not points:
         return
@@ -91,7 +92,7 @@ def points_with_bars(axes: "Axes", points: Sequence[tuple[int, Estimate]], label
             [_bar(value, value.median - value.bounds[0]) for _, value in ordered],
             [_bar(value, value.bounds[1] - value.median) for _, value in ordered],
         ],
-        label=label,
+        label="measured, median",
         capsize=3,
         linewidth=1.2,
         color=COLOURS[0],

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.experiments.comparison import Gain
-from reports.plots.style import COLOURS, CROSS, FAILED, IDEAL, MARKERS
+from reports.plots.style import COLOURS, CROSS, FAILED_COLOUR, IDEAL, MARKERS
 from reports.text import number
 
 if TYPE_CHECKING:
@@ -22,7 +22,13 @@ def draw_optimization(figure: "Figure", gains: Sequence[Gain]) -> None:
             axes.plot([0.015], [row], transform=edge, **CROSS)
             status = gain.result.status.replace("_", " ")
             axes.annotate(
-                status, (0.015, row), (8, 0), xycoords=edge, textcoords="offset points", va="center", color=FAILED
+                status,
+                (0.015, row),
+                (8, 0),
+                xycoords=edge,
+                textcoords="offset points",
+                va="center",
+                color=FAILED_COLOUR,
             )
             continue
         value = gain.throughput

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from reports.plots.style import MOST_BARS
 from reports.profiles.profiled import Profiled
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ LOOKS = {
 }
 """Part -> fill and hatch, as in `reports.plots.experiments.time_split`."""
 
-MOST_BARS = 24
 _LABEL_CHARACTERS = 42
 
 

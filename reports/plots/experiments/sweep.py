@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from reports.experiments.comparison import SweepPoint
 from reports.numbers.statistics import Estimate
-from reports.plots.style import crosses, is_numeric, legend, medians, numeric, places
+from reports.plots.style import axis_positions, crosses, is_numeric, legend, medians, numeric
 from reports.text import MIB
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def draw_sweep(figure: "Figure", points: Sequence[SweepPoint]) -> None:
     axis, series = sweep_axes(points)
     memory = any(point.result.peak_bytes is not None for point in points)
     panels = figure.subplots(1, 2 if memory else 1, squeeze=False)[0]
-    xs, labels = places([point.values[axis] for point in points])
+    xs, labels = axis_positions([point.values[axis] for point in points])
     for panel, axes in enumerate(panels):
         for index, (name, members) in enumerate(series.items()):
             values: list[tuple[float, Estimate]] = []

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from reports.plots.style import FAILED
+from reports.plots.style import FAILED_COLOUR
 from reports.profiles.time_split import PARTS, TimeSplit
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _bars(axes: "Axes", result: TimeSplit, share: bool) -> None:
                 rotation=90,
                 ha="center",
                 va="bottom",
-                color=FAILED,
+                color=FAILED_COLOUR,
                 fontsize=8,
             )
     stride = -(-len(result.points) // MOST_TICKS)

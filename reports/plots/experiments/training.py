@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.plans.rates import Floats
+from configs.common.arrays import Floats
 from reports.plots.experiments.time_split import LOOKS
-from reports.plots.style import COLOURS, FAILED, IDEAL, LINES, legend
+from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend
 from reports.reading.load import CellResult
 from reports.training.cells import step_parts
 from reports.training.equality import TOLERANCES, SameLearning, relative
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 24
 _LABEL_CHARACTERS = 48
 _PREDICTED: Any = {"marker": "D", "color": "black", "markerfacecolor": "white", "linestyle": "none", "markersize": 5}
 
@@ -92,7 +91,9 @@ def draw_strategies(figure: "Figure", found: Strategies) -> None:
     for place, way in enumerate(shown):
         if way.measured is None:
             status = way.result.status.replace("_", " ")
-            axes.annotate(status, (0, place), (4, 0), textcoords="offset points", va="center", color=FAILED, fontsize=8)
+            axes.annotate(
+                status, (0, place), (4, 0), textcoords="offset points", va="center", color=FAILED_COLOUR, fontsize=8
+            )
     axes.set_xlabel("time of a mean step, ms")
     axes.set_xlim(left=0)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)

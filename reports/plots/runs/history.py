@@ -14,10 +14,11 @@ from math import ceil, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from configs.common.printable import shortened
 from reports.plots.style import COLOURS, IDEAL, crosses
 from reports.reading.run_figures import CellFigures, FigureKind
 from reports.runs.history import KeptRun
-from reports.text import joined, shortened
+from reports.text import joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,8 +1,11 @@
 """One rule for secrets: names that hide their values, names that do not, URLs, and the study's own `env`."""
 
+from typing import Any
+
 import pytest
 
-from configs.common.secrets import is_secret, shown_value, without_password
+from configs.common.secrets import holds_secret, is_secret, redacted, shown_url, shown_value, without_password
+from configs.plans.record import Failure
 from configs.spec.study import StudyError, parse_study
 from configs.spec.target import LocalTarget
 
@@ -27,6 +30,84 @@ def test_names_whose_values_are_shown(name: str) -> None:
 def test_urls_are_shown_without_what_may_be_secret() -> None:
     assert without_password("https://me:hush@host:4200/api?key=hush") == "https://host:4200/api"
     assert without_password("http://127.0.0.1:4200/api") == "http://127.0.0.1:4200/api"
+
+
+HUSH = "hush-4711"
+FORMS = [
+    f"postgresql://me:{HUSH}@host/db",
+    f"cannot connect to http://me:{HUSH}@10.0.0.1:4200/api: refused",
+    f"https://host/x?token={HUSH}&y=1",
+    f"https://host/x?X-Amz-Signature={HUSH}",
+    f"Authorization: Bearer {HUSH}",
+    f"{{'Authorization': 'Basic {HUSH}=='}}",
+    f"host=db user=u password={HUSH} dbname=x",
+    f"Server=x;Pwd={HUSH};",
+    f"export MLFLOW_TRACKING_PASSWORD='{HUSH}'",
+    f"train.py --api-key {HUSH} --epochs 3",
+    f"hf_{HUSH.replace('-', '')}{'0' * 20}",
+    "AKIA" + "ABCDEFGH12345678",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-DEF_123",
+    f"-----BEGIN RSA PRIVATE KEY-----\n{HUSH}\n-----END RSA PRIVATE KEY-----",
+]
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_secrets_are_detected_by_their_form(text: str) -> None:
+    shown = redacted(text)
+    assert "(hidden)" in shown and HUSH not in shown
+    assert redacted(shown) == shown, "once is enough"
+    assert holds_secret("INNOCENT", text) and HUSH not in shown_value("INNOCENT", text)
+    assert HUSH not in Failure(message=text).message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "new_tokens=8, max_tokens=16, keys=4, key=value",
+        "num_key_value_heads: got 3, expected a divisor of 8",
+        "git@github.com:a/b and user@example.org and https://host/@x",
+        "export HF_TOKEN=$HF_TOKEN",
+        "synthetic:llama-1m@0",
+        "http://127.0.0.1:4200/api",
+        "postgresql://$USER:$PGPASSWORD@host/db",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text) == text and not holds_secret("INNOCENT", text)
+
+
+def test_values_of_secret_variables_are_found_in_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", HUSH)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "somebody:another-hush")
+    monkeypatch.setenv("SHORT_TOKEN", "abc")
+    assert redacted(f"refused {HUSH} and another-hush of somebody, abc") == (
+        "refused (hidden) and (hidden) of somebody, abc"
+    )
+
+
+def test_urls_are_shown_without_user() -> None:
+    assert shown_url(f"http://me:{HUSH}@host:4200/api") == "http://host:4200/api"
+    assert shown_url("http://host:4200/api") == "http://host:4200/api"
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("targets.0.env.DATABASE_URL", {"targets": [{"name": "x", "env": {"DATABASE_URL": FORMS[0]}}]}),
+        ("targets.0.setup.0", {"targets": [{"name": "x", "kind": "slurm", "setup": [FORMS[8]]}]}),
+        ("models.0.id", {"models": [{"id": f"https://me:{HUSH}@host/model"}]}),
+        ("workload.label", {"workload": {"kind": "noop", "label": FORMS[10]}}),
+    ],
+)
+def test_a_secret_in_a_study_is_refused_since_the_study_is_kept(field: str, change: dict[str, Any]) -> None:
+    study = {
+        "study": "s",
+        "experiments": {"one": {"kind": "sweep", "over": {"items": [1, 2]}}},
+        "workload": {"kind": "noop"},
+    }
+    with pytest.raises(StudyError, match=f"^{field}: contains a secret") as caught:
+        parse_study(study | change)
+    assert HUSH.replace("-", "") not in str(caught.value).replace("-", "")
 
 
 def test_a_secret_in_a_targets_env_is_refused_since_env_is_kept() -> None:

@@ -207,6 +207,11 @@ def test_a_plan_knows_the_machine_of_its_scaling(tmp_path: Path) -> None:
     assert make_plan(spec, [MODEL], {}, tmp_path).machines == {}
 
 
+def test_layouts_of_another_engine_are_not_ranked_by_our_engine(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"engine transformers is not predicted\. List the layouts in a sweep"):
+        make_plan(study(engine="transformers", workload={"kind": "generate"}), [MODEL], {}, tmp_path, tmp_path)
+
+
 def test_ranks_at_hand() -> None:
     assert ranks_at_hand(LocalTarget(max_ranks=1)) == 1
     assert ranks_at_hand(LocalTarget(cores_per_rank=100_000)) == 1

@@ -22,6 +22,12 @@ def test_selects_by_variant_and_limit(tmp_path: Path) -> None:
     assert read_prompts(path, "b", 5) == ["two\u2028lines"]
 
 
+def test_token_ids_need_no_text(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"tokens": [5, 0, 17], "variant": "a"}\n{"prompt": "one"}\n')
+    assert [prompt.tokens for prompt in numbered_prompts(path)] == [(5, 0, 17), None]
+    assert read_prompts(path, "a") == ["5 0 17"]
+
+
 def test_line_numbers_count_blank_lines_and_raw_separators(tmp_path: Path) -> None:
     path = write(tmp_path, '{"prompt": "with \u2028 inside"}\n' + GOOD)
     assert [prompt.line for prompt in numbered_prompts(path)] == [1, 2, 4, 5]
@@ -38,6 +44,10 @@ def test_line_numbers_count_blank_lines_and_raw_separators(tmp_path: Path) -> No
         ('{"prompt": ""}\n', "line 1: `prompt`: expected a non-empty string"),
         ('{"prompt": 5}\n', "line 1: `prompt`: expected a non-empty string"),
         ('{"prompt": "x", "variant": 1}\n', "line 1: `variant`: expected a string"),
+        ('{"tokens": []}\n', "line 1: `tokens`: expected a non-empty list of token ids, got []"),
+        ('{"tokens": [1, true]}\n', "`tokens`: expected a non-empty list of token ids, got [1, True]"),
+        ('{"tokens": [-1]}\n', "`tokens`: expected a non-empty list of token ids, got [-1]"),
+        ('{"tokens": [1], "prompt": "x"}\n', "`tokens`: cannot be combined with `prompt`"),
         (b'{"prompt": "x"}\n{"prompt": "\xff"}\n', "line 2: not UTF-8"),
     ],
 )

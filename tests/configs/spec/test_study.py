@@ -75,6 +75,43 @@ BAD = {
         ),
         "workload.global_batch_size: 3 is not divisible by dp=2. Use a multiple of 2",
     ),
+    "one field twice": (
+        study(experiments={"b": {"kind": "sweep", "over": {"batch_size": [1, 2], "workload.batch_size": [1, 2]}}}),
+        "experiments.b.over.workload.batch_size: the same field as batch_size. Name it once",
+    ),
+    "one degree twice": (
+        study(experiments={"b": {"kind": "sweep", "over": {"layout.tp": [1, 2], "tp": [1, 2]}}}),
+        "experiments.b.over.tp: the same field as layout.tp. Name it once",
+    ),
+    "a part and its field": (
+        study(
+            experiments={
+                "b": {
+                    "kind": "optimization",
+                    "variants": {"v": {"batch_size": 2, "workload": {"kind": "generate", "batch_size": 4}}},
+                }
+            }
+        ),
+        "experiments.b.variants.v.batch_size: the same field as workload. Name it once",
+    ),
+    "a part that has no fields": (
+        study(experiments={"b": {"kind": "sweep", "base": {"layout": 3}, "over": {"batch_size": [1]}}}),
+        "experiments.b.base.layout: expected a mapping of fields to values, got 3",
+    ),
+    "a layout with another field": (
+        study(experiments={"b": {"kind": "weak", "grow": "dp", "to": 2, "base": {"layout": {"cp": 2}}}}),
+        "experiments.b: layout.cp: unknown key",
+    ),
+    "a word that YAML reads as false": (
+        "study: no\nworkload: {kind: generate}\nexperiments: {a: {kind: strong, grow: tp, to: 2}}",
+        "study: expected text, got false: unquoted, yes, no, on and off mean true or false. Use quotes",
+    ),
+    "a number as text": (study(study=7), "study: expected text, got 7. Use quotes"),
+    "ranks beyond any machine": (
+        study(layout={"dp": 10**12}),
+        "layout.dp: input should be less than or equal to 65536",
+    ),
+    "control characters": (study(study="a\x1b[31m"), "study: contains the control character \\x1b"),
     "not YAML": ("study: [a\n b: c", "not YAML: line 2, column 3"),
     "key twice": ("study: a\nstudy: b", "duplicate key 'study'"),
     "not a mapping": ("- a", "expected a mapping of keys to values, got list"),

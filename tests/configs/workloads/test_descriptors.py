@@ -44,20 +44,25 @@ OWN = {
 """Beginnings of the paths of modules that belong to a kind, or to a family of them."""
 
 ALLOWED = {
-    "configs/plans/expand.py": (4, "counts the prompts of a file; the experiment `communication` makes its own cells"),
+    "configs/plans/answered.py": (6, "how much of a workload with prompts is answered"),
+    "configs/plans/expand.py": (3, "the experiment `communication`; what a saved reference answered"),
+    "configs/plans/plan.py": (2, "the experiment `communication`"),
+    "configs/plans/points.py": (3, "counts the prompts of a file"),
     "configs/spec/experiments.py": (1, "the sizes of the experiment `communication`"),
     "configs/spec/form.py": (1, "what a new form is filled in with"),
     "configs/plans/rates.py": (1, "the arithmetic of decoding, for the kinds whose descriptor says `decodes`"),
     "engine/worker.py": (1, "the one table from a kind to the module that runs it"),
-    "engine/planner/cells.py": (4, "the arithmetic of batches of prompts"),
+    "engine/planner/cells.py": (6, "the arithmetic of batches of prompts"),
     "engine/planner/choice/descriptions.py": (1, "a cell of no work, for its machine"),
     "flows/cli/plan/benchmark.py": (2, "writes a study of training"),
+    "flows/cli/plan/learned.py": (4, "a plan of training or of generation, which past runs correct"),
     "flows/cli/verify/text.py": (3, "`rankwise verify` is for the kinds that take prompts"),
+    "reports/correctness/reach.py": (4, "only workloads with prompts have answers"),
     "reports/experiments/targets.py": (1, "the kind of an experiment, not of a workload"),
     "tasks/planning/inputs.py": (1, "counts the prompts of a file"),
-    "tasks/bundle/write.py": (1, "writes DeepSpeed's file, which is of training or of inference"),
     "tasks/planning/layouts.py": (1, "a cell of no work, for its machine"),
-    "tasks/checks/saved_reference.py": (4, "`rankwise verify` is for the kinds that take prompts"),
+    "tasks/models/saved_reference.py": (4, "`rankwise verify` is for the kinds that take prompts"),
+    "tasks/checks/requirements.py": (2, "prompts and new tokens must fit into the context"),
     "tasks/checks/verification.py": (9, "`rankwise verify` is for the kinds that take prompts"),
 }
 """Module -> how many places in it name a kind, and why they may; a new kind touches none of them but engine.worker."""

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import engine
+from configs.families.config import ModelConfig
 from engine.api.current_group import world_communicator
 from engine.api.inference_benchmark import BenchmarkConfig, DistributedInferenceBenchmark
 from engine.api.nccl import NCCLCommunicator
@@ -31,7 +32,6 @@ from engine.api.tensor_parallel import (
     TensorParallelConfig,
     create_tensor_parallel_config,
 )
-from engine.models.config import ModelConfig
 from engine.parallel.communicator import open_communicators
 from engine.parallel.grid import Grid
 from engine.rank.devices import VisibleDevice, claim_device

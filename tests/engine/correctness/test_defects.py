@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.correctness_campaign import CLEAN
-from tests.support.correctness_runs import FAMILIES, Setting, folder_case, made_case
+from tests.support.answers.correctness_campaign import CLEAN
+from tests.support.answers.correctness_runs import FAMILIES, Setting, folder_case, made_case
 from tests.support.planted_defects import DEFECTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")

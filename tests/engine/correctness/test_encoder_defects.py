@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.support.correctness_runs import Setting
-from tests.support.encoder_runs import Encoder, Plant, Planting, bert_case, t5_case
+from tests.support.answers.correctness_runs import Setting
+from tests.support.answers.encoder_runs import Encoder, Plant, Planting, bert_case, t5_case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

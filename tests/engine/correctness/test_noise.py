@@ -12,8 +12,8 @@ from configs.common.differences import row_differences
 from engine.correctness.answers import CACHED_STEPS, MAX_LOGIT_BYTES, Rows, kept_positions
 from engine.correctness.noise import converted
 from engine.correctness.reordered import Reordered
-from tests.support.correctness_runs import made_case, random_model
-from tests.support.encoder_runs import bert_case, bert_model, t5_model
+from tests.support.answers.correctness_runs import made_case, random_model
+from tests.support.answers.encoder_runs import bert_case, bert_model, t5_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,10 +81,10 @@ def test_partial_sums_are_rounded_to_the_dtype() -> None:
 def test_a_model_in_16_bits_keeps_its_tables_and_its_tied_head() -> None:
     model = random_model("llama", seed=0)
     model.lm_head.weight = model.get_input_embeddings().weight
-    twin = converted(model, torch.bfloat16)
+    twin = converted(model, "bfloat16")
     assert {parameter.dtype for parameter in twin.parameters()} == {torch.bfloat16}
     assert twin.lm_head.weight is twin.get_input_embeddings().weight
-    assert model.lm_head.weight.dtype == torch.float32 and converted(model, torch.float32) is model
+    assert model.lm_head.weight.dtype == torch.float32 and converted(model, "float32") is model
     tables = dict(twin.named_buffers())
     assert tables and all(table.dtype == torch.float32 for table in tables.values())
 

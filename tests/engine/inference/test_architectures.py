@@ -24,8 +24,8 @@ from engine.inference.graphs import static_decode
 from engine.inference.weights import read_shard
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
+from tests.support.answers.sharded_runs import Run, encode, forward, manifest_of, translate
 from tests.support.rank_pool import RankPool
-from tests.support.sharded_runs import Run, encode, forward, manifest_of, translate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

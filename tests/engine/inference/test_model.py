@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from engine.inference.graphs import static_decode
 from engine.inference.model import Shard
 from engine.inference.weights import shard_of
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid

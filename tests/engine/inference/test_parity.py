@@ -13,8 +13,8 @@ from transformers.models.mistral import MistralConfig, MistralForCausalLM
 from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 
+from tests.support.answers.sharded_runs import Run, forward
 from tests.support.rank_pool import RankPool
-from tests.support.sharded_runs import Run, forward
 
 # An odd vocabulary and feed-forward, so that shares differ in size. Wide weights: a random model that always says
 # the same would hide mistakes.

@@ -19,9 +19,9 @@ from engine.inference.recorded import RecordedStep, decode_step, path_of
 from engine.kernels import linear, operators, program, rows
 from engine.kernels.attention import DecodeAttention
 from engine.worker import load_workload
-from tests.support.prompted_runs import made_context, made_measurement
+from tests.support.answers.prompted_runs import made_context, made_measurement
+from tests.support.answers.recorded_runs import WORDS, Decoding, decode, heard, lose, shards_of
 from tests.support.rank_pool import RankPool
-from tests.support.recorded_runs import WORDS, Decoding, decode, heard, lose, shards_of
 
 _OTHER_BITS = {"the recorded step gives other bits than the ordinary one"}
 # Wide weights: a random model that always says the same would hide mistakes.

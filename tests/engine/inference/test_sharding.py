@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from configs.common.execution import Layout, StageBalance
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
-from engine.models.config import ModelConfig
 from engine.models.sharding import Share, check_degrees, working_degrees
 from engine.models.slots import wanted_pieces
 from engine.models.stages import stage_layers

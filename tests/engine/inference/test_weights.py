@@ -24,7 +24,7 @@ from engine.loading import evict
 from engine.models.weights import build_model, weights_hash
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
-from tests.support.memory_models import save_model
+from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {"vocab_size": 251, "num_hidden_layers": 3, "attention_bias": True}

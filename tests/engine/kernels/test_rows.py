@@ -1,14 +1,16 @@
 """Embedding rows and words against torch's operators, bit by bit, in every way that this machine can run them."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 from engine.kernels import rows
-from engine.kernels.rows import add, add_rows, argmax_rows, best_words, choose_words, embed_rows
+from engine.kernels.rows import NO_WORD, add, add_rows, argmax_rows, best_words, choose_words, embed_rows
 
 DTYPES = (torch.float32, torch.bfloat16)
 WIDTHS = (1, 7, 16, 33, 64)
@@ -75,7 +77,7 @@ def test_the_first_of_the_largest_is_found_wherever_it_stands(dtype: torch.dtype
     logits[5, -1] = float("inf")
     logits[6] = -0.0
     logits[6, words // 2] = 0.0
-    assert argmax_rows(logits).tolist() == logits.float().numpy().argmax(-1).tolist()
+    assert argmax_rows(logits).tolist() == expected_words(logits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -86,4 +88,28 @@ def test_ranks_choose_the_word_that_one_would_choose(dtype: torch.dtype) -> None
     logits[3] = float("-inf")
     cuts = ((0, 40), (40, 60), (60, 100))
     found = torch.stack([best_words(logits[:, first:end], first) for first, end in cuts])
-    assert choose_words(found).tolist() == logits.float().numpy().argmax(-1).tolist()
+    assert choose_words(found).tolist() == expected_words(logits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_marks_what_the_kernels_mark(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = numbers(5, 100, dtype=dtype)
+    logits[1, 7], logits[2, 70], logits[3] = float("nan"), float("inf"), float("-inf")
+    table = numbers(100, 16, dtype=dtype)
+    words = argmax_rows(logits)
+    assert words.tolist()[1:4] == [NO_WORD] * 3
+    hidden, split = embed_rows(words, table), embed_rows(words, table[50:], 50)
+    assert torch.equal(hidden[1], table[0])
+    monkeypatch.setattr(rows, "_library", functools.cache(lambda: None))
+    assert torch.equal(argmax_rows(logits), words)
+    assert torch.equal(
+        choose_words(torch.stack([best_words(logits[:, :40], 0), best_words(logits[:, 40:], 40)])), words
+    )
+    assert torch.equal(embed_rows(words, table), hidden) and torch.equal(embed_rows(words, table[50:], 50), split)
+
+
+def expected_words(logits: torch.Tensor) -> list[int]:
+    """numpy's choice, and NO_WORD where the largest is not finite."""
+    values = logits.float().numpy()
+    chosen = values.argmax(-1)
+    return [int(word) if np.isfinite(row[word]) else NO_WORD for row, word in zip(values, chosen, strict=True)]

@@ -26,7 +26,7 @@ from engine.loading import (
 )
 from engine.loading.access import network_file_system
 from engine.loading.page_cache import state_of
-from engine.loading.pieces import merged
+from engine.loading.pieces import merged_extents
 from engine.loading.read_ahead import WINDOW_BYTES, ReadAhead
 
 FIRST = {
@@ -91,34 +91,46 @@ def entry(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("header", "data", "claimed", "reason"),
     [
-        (b"{}", b"", 99, "cannot hold a header of 99 bytes"),
-        (b"{}", b"", 2**63, "cannot hold a header"),
-        (b'{"a": ', b"", None, "Expecting value"),
-        (b"\xff\xfe\x00", b"", None, "decode"),
-        (b"[" * 100_000, b"", None, "recursion"),
-        ([1], b"", None, "no JSON object"),
-        ({"a": entry(dtype="Q4")}, bytes(8), None, "unknown dtype Q4; known: F64"),
-        ({"a": entry(dtype=[])}, bytes(8), None, "not one"),
-        ({"a": {"shape": [2]}}, bytes(8), None, "entry for a is not one"),
-        ({"a": entry(shape=[3])}, bytes(8), None, r"shape \(3,\) does not fill the 8 bytes"),
-        ({"a": entry(shape=[-2])}, bytes(8), None, "shape or place that is none"),
-        ({"a": entry(shape=[2.0])}, bytes(8), None, "shape or place that is none"),
+        (b"{}", b"", 99, "expected at least 107 bytes"),
+        (b"{}", b"", 2**63, "do not begin with a safetensors header"),
+        (b'{"a": ', b"", None, "not JSON"),
+        (b"\xff\xfe\x00", b"", None, "not JSON"),
+        (b"[" * 100_000, b"", None, "nested more than 200 levels deep"),
+        (b"[" * 5_000_001, b"", None, "more than 5,000,000 values"),
+        ([1], b"", None, "got list, expected a JSON object"),
+        ({"a": 1}, bytes(8), None, "tensor 'a': got int, expected dtype"),
+        ({"a": entry(dtype=[])}, bytes(8), None, "tensor 'a': dtype: got"),
+        ({"a": {"shape": [2]}}, bytes(8), None, "tensor 'a': dtype: got None"),
+        ({"a": entry(shape=[3])}, bytes(8), None, r"shape \(3,\) does not fill its 8 bytes"),
+        ({"a": entry(shape=[-2])}, bytes(8), None, "tensor 'a': shape: got"),
+        ({"a": entry(shape=[2.0])}, bytes(8), None, "tensor 'a': shape: got"),
+        ({"a": entry(shape=[1] * 65)}, bytes(8), None, "expected at most 64 whole numbers"),
+        (b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 8]}}' % (b"9" * 4000), bytes(8), None, "64 bits"),
+        ({"a": entry(data_offsets=[0])}, bytes(8), None, "data_offsets: got"),
+        ({"a": entry(data_offsets=[0, None])}, bytes(8), None, "data_offsets: got"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [Infinity, 8]}}', bytes(8), None, "not JSON"),
         ({"a": entry(data_offsets=[4, 12])}, bytes(12), None, "begins at byte"),
-        ({"a": entry(), "b": entry(data_offsets=[4, 12])}, bytes(12), None, "tensor b begins at byte"),
-        ({"a": entry()}, bytes(7), None, "its header tells of"),
-        ({"a": entry()}, bytes(9), None, "its header tells of"),
+        ({"a": entry(), "b": entry(data_offsets=[4, 12])}, bytes(12), None, "tensor 'b' begins at byte"),
+        ({"a": entry()}, bytes(7), None, "bytes by its header, found"),
+        ({"a": entry()}, bytes(9), None, "bytes by its header, found"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(
     tmp_path: Path, header: object, data: bytes, claimed: int | None, reason: str
 ) -> None:
     path = written(tmp_path, header, data, claimed)
-    with pytest.raises(ValueError, match=rf"bad\.safetensors: not a whole safetensors file \(.*{reason}"):
+    with pytest.raises(ValueError, match=rf"bad\.safetensors: truncated or damaged: .*{reason}"):
+        stored_tensors([path])
+
+
+def test_an_unknown_dtype_is_refused_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path, {"a": entry(dtype="Q4")}, bytes(8), None)
+    with pytest.raises(ValueError, match=r"bad\.safetensors: tensor 'a': unknown dtype 'Q4'; use one of: F64"):
         stored_tensors([path])
 
 
 def test_a_missing_file_and_a_tensor_in_two_files_are_refused(files: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gone\.safetensors: not a whole .*No such file"):
+    with pytest.raises(ValueError, match=r"gone\.safetensors: No such file"):
         stored_tensors([tmp_path / "gone.safetensors"])
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(files[1].read_bytes())
@@ -326,7 +338,7 @@ def test_shares_of_the_read_ahead_cover_the_plan_once(monkeypatch: pytest.Monkey
         with ReadAhead(plan, share, 3) as ahead:
             ahead._thread.join()
         assert len(asked) > before, "every rank has something to do"
-    assert merged(asked) == plan[0][1]
+    assert merged_extents(asked) == plan[0][1]
     assert sum(end - begin for begin, end in asked) == sum(end - begin for begin, end in plan[0][1])
 
 

@@ -12,18 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.families.checkpoint import check_tensors, head_names, with_stored_head
+from configs.families.config import ModelConfig
+from configs.families.plans import STYLES, splits_of
+from configs.families.table import FAMILIES, families
+from configs.families.tensors import is_unused, names_in_file, stacks_of
 from configs.hardware.architectures import ARCHITECTURES, one_of_each_family
 from configs.plans.model_manifest import ModelManifest
 from engine.api.checkpoint_loader import DistributedCheckpointLoader
 from engine.inference.weights import cut
 from engine.loading import stored_tensors
-from engine.models.config import ModelConfig
-from engine.models.plans import STYLES, splits_of
 from engine.models.slots import Slot, rotary_order, wanted_slots
 from engine.models.stages import own_layers
-from engine.models.table import FAMILIES, families
-from engine.models.tensors import is_unused, names_in_file, stacks_of
-from engine.models.weights import check_tensors, synthetic_tensor, write_folder
+from engine.models.weights import synthetic_tensor, write_folder
 from engine.parallel.grid import Grid
 
 NAMES = one_of_each_family()
@@ -91,7 +92,8 @@ def test_tensors_have_the_names_and_shapes_of_transformers(name: str) -> None:
         names = names_in_file(config, theirs)
         shapes = config.tensor_shapes()
         assert {ours: theirs[stored] for ours, stored in names.items()} == shapes
-        assert [other for other in set(theirs) - set(names.values()) if not is_unused(config, other)] == []
+        others = set(theirs) - set(names.values()) - (head_names(config) if config.tied else set())
+        assert [other for other in others if not is_unused(config, other)] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -219,7 +221,7 @@ def test_pairs_that_turn_are_half_a_head_apart() -> None:
         ("opt-1m", {"word_embed_proj_dim": 64}, "word_embed_proj_dim 64 is not implemented; use hidden_size, 128"),
         ("opt-1m", {"do_layer_norm_before": False}, "do_layer_norm_before False is not implemented; use True"),
         ("phi3-1m", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "rope_type 'longrope' is not"),
-        ("gpt-neox-1m", {"rotary_pct": 0.03}, "rotary_pct 0.03 turns 0 elements"),
+        ("gpt-neox-1m", {"rotary_pct": 0.03}, "rotary_pct 0.03 turns 0 of 32 elements"),
         ("gpt-neox-1m", {"rotary_pct": 1.5}, "rotary_pct 1.5 is not a share of a head"),
         ("gemma-1m", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not implemented"),
         ("bert-1m", {"position_embedding_type": "relative_key"}, "'relative_key' is not implemented; use 'absolute'"),
@@ -275,15 +277,18 @@ def test_a_written_folder_is_read_by_transformers_without_a_tensor_too_few_or_to
 
 
 def test_the_head_of_an_encoder_decoder_is_the_one_in_the_file() -> None:
-    """Newer files of T5 1.1 say that the head is tied and hold one of its own."""
+    """Newer files of T5 1.1 say that the head is tied, and hold one of its own or none."""
     first, second = config_of("t5-1m"), config_of("t5-gated-1m", tie_word_embeddings=True, scale_decoder_outputs=False)
-    assert (first.tied, first.head_scale) == (True, 128**-0.5) and (second.tied, second.head_scale) == (False, 1.0)
+    assert (first.tied, first.head_scale) == (True, 128**-0.5) and (second.tied, second.head_scale) == (True, 1.0)
     assert config_of("t5-1m", tie_word_embeddings=False) == replace(first, tied=False, head_scale=1.0)
-    both = names_in_file(second, ["shared.weight", "lm_head.weight"])
-    assert both == {"shared.weight": "shared.weight", "lm_head.weight": "lm_head.weight"}
-    alone = names_in_file(second, ["shared.weight"])
+    for config in (first, second):
+        both = with_stored_head(config, ["shared.weight", "lm_head.weight"])
+        assert both == replace(config, tied=False)
+        assert names_in_file(both, ["lm_head.weight"]) == {"lm_head.weight": "lm_head.weight"}
+        assert with_stored_head(config, ["shared.weight"]) == config
+    said = config_of("t5-1m", tie_word_embeddings=False)
+    alone = names_in_file(said, ["shared.weight"])
     assert alone == {"shared.weight": "shared.weight", "lm_head.weight": "shared.weight"}
-    assert is_unused(first, "lm_head.weight") and not is_unused(second, "lm_head.weight")
 
 
 def test_a_loader_of_tensors_by_name_refuses_fused_ones(tmp_path: Path) -> None:

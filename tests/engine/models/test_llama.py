@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 
 TINY: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
@@ -143,7 +143,7 @@ def test_gradients_equal_those_of_transformers(changes: dict[str, Any]) -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0 is not implemented"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0, expected a whole number from 1"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name .* each of 2 layers"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "no sliding_window is in use"),
     ],

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from configs.families.config import ModelConfig
+from configs.families.table import FAMILIES
 from engine.inference.weights import read_shard
-from engine.models.config import ModelConfig
-from engine.models.table import FAMILIES
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
-from tests.support.added_family import add_family, forward_of_added
+from tests.support.answers.added_family import add_family, forward_of_added
+from tests.support.answers.sharded_runs import Run, encode, manifest_of
 from tests.support.rank_pool import RankPool
-from tests.support.sharded_runs import Run, encode, manifest_of
 
 _TEXTS = ["The cat sits outside", "A man is playing guitar", "The new movie is awesome, far better than I had thought"]
 

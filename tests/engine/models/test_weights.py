@@ -15,7 +15,7 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from engine.models.llama import Llama
 from engine.models.weights import build_model, weights_hash
-from tests.support.memory_models import save_model
+from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {"vocab_size": 256, "num_hidden_layers": 2}
@@ -122,12 +122,14 @@ def test_what_transformers_saves_is_loaded_sharded_or_whole(saved: Path, tmp_pat
         assert file_bytes == 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_a_tied_head_may_be_stored_and_old_rotary_tables_too(saved: Path) -> None:
+def test_a_copy_of_the_embedding_is_a_tied_head_and_old_rotary_tables_are_ignored(saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text()) | {"tie_word_embeddings": True}
     (saved / "config.json").write_text(json.dumps(config))
     rewrite(saved, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)})
-    model = build(folder_manifest(saved))
-    assert model.lm_head is None
+    other = build(folder_manifest(saved))
+    assert other.lm_head is not None and not torch.equal(other.lm_head.weight, other.model.embed_tokens.weight)
+    rewrite(saved, **{"lm_head.weight": other.model.embed_tokens.weight.detach().clone()})
+    assert build(folder_manifest(saved)).lm_head is None
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_a_truncated_file_is_named(saved: Path) -> None:
     path = saved / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: truncated or damaged"):
         build(folder_manifest(saved))
     listed = ModelFile(sha256="0" * 64, size_bytes=len(whole))
     with pytest.raises(ValueError, match=f"bytes instead of {len(whole)}, so it is truncated"):

@@ -28,7 +28,7 @@ from engine.peers.compiled import need_compiler, static_cache
 from engine.peers.loading import touch
 from engine.workloads.other_engines import run
 from tests.support.launches import part
-from tests.support.memory_models import save_model
+from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {

@@ -46,7 +46,7 @@ def test_every_name_repository_and_alias_means_one_model() -> None:
         ("bert-base", "bert-base-uncased"),
         ("t5-small", "t5-small"),
         ("microsoft/DialoGPT-medium", "dialogpt-medium"),
-        ("openlm-research/open_llama_3b_v2", "open-llama-3b"),
+        ("openlm-research/open_llama_3b_v2", "open-llama-v2-3b"),
         ("google/vit-base-patch16-224", "vit-base-patch16-224"),
         ("meta-llama/Llama-2-7b-hf@01c7f73d771dfac7d292323805ebc428287df4f9", "llama-2-7b"),
         ("mpt-7b", "mpt-7b"),
@@ -111,9 +111,16 @@ def test_unknown_models_ask_for_a_configuration(word: str, message: str) -> None
         find_model(word)
 
 
+def test_what_is_no_name_is_refused_in_one_line() -> None:
+    for text in ("x" * 3000, "a\0b"):
+        with pytest.raises(ValueError, match=f"{len(text):,} characters are no name or path") as caught:
+            find_model(text)
+        assert len(str(caught.value)) < 300
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    for text, message in [("{", "cannot be read as JSON"), ("[]", "it holds no object"), ("{}", "has no model_type")]:
+    for text, message in [("{", "not JSON"), ("[]", "got list, expected a JSON object"), ("{}", "has no model_type")]:
         path.write_text(text)
         with pytest.raises(ValueError, match=f"{path}.*{message}"):
             find_model(path)

@@ -11,6 +11,7 @@ from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
 from configs.hardware.catalog import accelerator, instance
 from configs.hardware.hardware import Machine
+from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
@@ -166,8 +167,22 @@ def test_the_interval_is_wider_the_less_is_known() -> None:
     gpu = Machine(name="one", accelerator=accelerator("t4"))
     factors = [predict_cell(generate(), LARGE, machine).factor or 0 for machine in (HERE, gpu, rough)]
     assert factors == sorted(factors) and factors[0] > 1
-    assert (predict_cell(generate(engine="transformers"), LARGE, HERE).factor or 0) > factors[0]
     assert interval(10.0, 2.0) == (5.0, 20.0) and interval(10.0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout"),
+    [
+        ("transformers", Layout()),
+        ("transformers", Layout(tp=2)),
+        ("deepspeed", Layout(tp=2)),
+        ("onnxruntime", Layout()),
+    ],
+)
+def test_another_engine_is_never_predicted_as_ours(engine: str, layout: Layout) -> None:
+    said = predict_cell(generate(layout, engine=engine), LARGE, HERE, lambda *_: Learned(2.0, 1.1, 7))
+    assert said.reason == f"engine {engine}: not predicted, only Rankwise's own engine is modelled"
+    assert said.model_dump(exclude={"reason"}) == Prediction().model_dump(exclude={"reason"})
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,9 @@ def test_the_class_in_the_configuration_says_what_is_on_top() -> None:
         ({"model_type": "llama"}, "mine: config.json: hidden_size is missing; a positive whole number is needed"),
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": "2"}, "mine: config.json: n_layer is '2'"),
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": 0}, "mine: config.json: n_layer is 0"),
+        ({"model_type": "gpt2", "n_embd": 64, "n_layer": 10**12}, "n_layer is 1000000000000; a whole number from 1"),
+        ({"model_type": "gpt2", "n_embd": float("nan")}, "mine: config.json: n_embd is NaN, expected a finite number"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config .* is not known to the"),
         (
             {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 3, "vocab_size": 9},
             "a hidden size of 64 cannot be shared equally by 3 heads",
@@ -128,6 +131,39 @@ def test_the_class_in_the_configuration_says_what_is_on_top() -> None:
 def test_errors_name_the_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_architecture(config, "mine")
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 9,
+    "vocab_size": 9,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_hidden_layers": 10**12},
+            "num_hidden_layers is 1000000000000; a whole number from 1 to 10,000 is needed",
+        ),
+        ({"num_hidden_layers": 1e12}, "num_hidden_layers is 1000000000000.0; a whole number from 1 to 10,000"),
+        ({"hidden_size": 10**400}, "hidden_size is a whole number of more than 64 bits; a whole number from 1"),
+        ({"vocab_size": float("inf")}, "vocab_size is infinite, expected a finite number"),
+        ({"architectures": True}, "architectures is True; a list is needed"),
+        ({"model_type": "mistral", "sliding_window": {}}, "sliding_window is {}; a whole number"),
+        ({"model_type": "qwen2", "layer_types": 3}, "layer_types is 3; a list is needed"),
+        ({"max_position_embeddings": []}, "max_position_embeddings is []; a whole number"),
+        ({"architectures": ["LlamaForSequenceClassification"], "id2label": 3}, "id2label is 3; an object is needed"),
+    ],
+)
+def test_values_of_another_kind_or_beyond_bounds_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_architecture(LLAMA | changes, "mine")
+    assert f"mine: config.json: {message}" in str(caught.value)
 
 
 def test_every_family_reads_nothing_but_whole_numbers_from_junk() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.rank import host_usage as measure
+from engine.rank import host_usage
 
 MIB = 2**20
 
@@ -23,47 +23,47 @@ def spin(seconds: float) -> None:
 
 
 def test_process_cpu_counts_work_and_not_sleep() -> None:
-    before = measure.process_cpu_seconds()
+    before = host_usage.process_cpu_seconds()
     spin(0.2)
-    worked = measure.process_cpu_seconds()
+    worked = host_usage.process_cpu_seconds()
     time.sleep(0.2)
     assert 0.19 < worked - before < 0.5
-    assert measure.process_cpu_seconds() - worked < 0.1
+    assert host_usage.process_cpu_seconds() - worked < 0.1
 
 
 def test_machine_busy_contains_this_process() -> None:
     cores = os.sched_getaffinity(0)
-    before, began = measure.machine_busy_seconds(cores), time.monotonic()
+    before, began = host_usage.machine_busy_seconds(cores), time.monotonic()
     spin(0.3)
-    after, elapsed = measure.machine_busy_seconds(cores), time.monotonic() - began
+    after, elapsed = host_usage.machine_busy_seconds(cores), time.monotonic() - began
     assert before is not None and after is not None
     tick = 0.02
     assert 0.3 - 2 * tick <= after - before <= elapsed * len(cores) + 2 * tick * len(cores)
 
 
 def test_machine_busy_of_a_core_that_is_not_there_is_unknown() -> None:
-    assert measure.machine_busy_seconds([1_000_000]) is None
+    assert host_usage.machine_busy_seconds([1_000_000]) is None
 
 
 def test_peak_memory_is_of_what_was_touched_and_can_be_reset() -> None:
-    before = measure.resident_memory_bytes()
+    before = host_usage.resident_memory_bytes()
     block = np.ones(64 * MIB, dtype=np.uint8)
-    peak = measure.peak_memory_bytes()
+    peak = host_usage.peak_memory_bytes()
     assert before is not None and peak is not None
     assert peak >= before + 60 * MIB
     del block
-    measure.reset_peak_memory()
-    after = measure.peak_memory_bytes()
+    host_usage.reset_peak_memory()
+    after = host_usage.peak_memory_bytes()
     assert after is not None and after < peak - 50 * MIB
 
 
 def test_storage_counts_what_is_written(tmp_path: Path) -> None:
-    before = measure.storage_bytes()
+    before = host_usage.storage_bytes()
     with (tmp_path / "file").open("wb") as file:
         file.write(bytes(MIB))
         file.flush()
         os.fsync(file.fileno())
-    after = measure.storage_bytes()
+    after = host_usage.storage_bytes()
     assert (before is None) == (after is None)
     if before is not None and after is not None:
         written = after.written - before.written
@@ -75,7 +75,7 @@ def test_variables_in_force_are_kept_and_secrets_hidden(monkeypatch: pytest.Monk
     monkeypatch.setenv("NCCL_SECRET", "s3cret")
     monkeypatch.setenv("MY_SWITCH", "on")
     monkeypatch.setenv("UNRELATED", "x")
-    kept = measure.variables_in_force(["MY_SWITCH", "NOT_SET"])
+    kept = host_usage.variables_in_force(["MY_SWITCH", "NOT_SET"])
     assert (kept["NCCL_DEBUG"], kept["NCCL_SECRET"], kept["MY_SWITCH"]) == ("INFO", "(hidden)", "on")
     assert "UNRELATED" not in kept and "NOT_SET" not in kept
 
@@ -83,15 +83,15 @@ def test_variables_in_force_are_kept_and_secrets_hidden(monkeypatch: pytest.Monk
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_COMMIT", "a" * 40)
     monkeypatch.setenv("RANKWISE_DIRTY", "1")
-    environment = measure.measured_environment([], cores=2)
+    environment = host_usage.measured_environment([], cores=2)
     assert (environment["commit"], environment["dirty"], environment["cores"]) == ("a" * 40, True, 2)
     assert environment["memory_bytes"] == psutil.virtual_memory().total
     assert environment["numpy"] == np.__version__
     monkeypatch.delenv("RANKWISE_COMMIT")
     monkeypatch.delenv("RANKWISE_DIRTY")
-    unknown = measure.measured_environment([], cores=2)
+    unknown = host_usage.measured_environment([], cores=2)
     assert (unknown["commit"], unknown["dirty"]) == (None, None)
-    assert measure.version_of("no-such-distribution") is None
+    assert host_usage.version_of("no-such-distribution") is None
 
 
 def test_a_peak_that_was_taken_does_not_hide_the_next() -> None:

@@ -20,7 +20,8 @@ from configs.hardware.calibration import (
 )
 from engine.planner.local import local_machine, this_fingerprint
 from engine.tools import calibrate as engine_calibrate
-from engine.tools.calibrate_probes import QUICK, measure_rank
+from engine.tools.calibrate_probes import measure_rank
+from engine.tools.calibration_figures import QUICK
 from flows.cli.doctor.calibrate import CalibrationError, calibrate_now, ensure_calibration, print_calibration
 
 
@@ -134,7 +135,7 @@ def test_a_rank_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_study_of_noops_or_a_known_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tests.tasks.planning.test_predictions import plan_of
+    from tests.support.run_folders.predicted_plans import plan_of
 
     monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
     monkeypatch.setattr("flows.cli.doctor.calibrate.calibrate_now", lambda *_: pytest.fail("it was measured"))
@@ -152,7 +153,7 @@ def test_a_study_of_noops_or_a_known_machine_is_not_measured(monkeypatch: pytest
 
 
 def test_measuring_that_fails_is_a_warning_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tests.tasks.planning.test_predictions import plan_of
+    from tests.support.run_folders.predicted_plans import plan_of
 
     def fail(*_: object) -> Calibration:
         raise CalibrationError("no luck")

@@ -54,6 +54,19 @@ def test_shards_and_shared_tensors_are_converted(source: Path, tmp_path: Path) -
     ]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"\x80", b"x", b"PK", b"(", b"\x80\x02}q\x01.", b"\x80\x05\x95" + b"\xff" * 7 + b"\x7f", b"\x80\x02\x8c\x01\xff."],
+    ids=range(7),
+)
+def test_a_damaged_checkpoint_is_refused_in_one_line(source: Path, content: bytes) -> None:
+    path = source / "pytorch_model.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        read_pickled(path)
+    assert str(caught.value).startswith(f"{path}: ") and len(str(caught.value)) < 600
+
+
 @pytest.mark.parametrize("format_", ["torch", "pickle"])
 def test_a_malicious_checkpoint_is_refused_and_not_run(source: Path, tmp_path: Path, format_: str) -> None:
     marker, path = tmp_path / "marker", source / "pytorch_model.bin"

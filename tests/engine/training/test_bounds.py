@@ -6,8 +6,8 @@ import pytest
 
 from configs.workloads.train import TrainWorkload
 from engine.training.bounds import MEMORY_STEPS, PROFILE_WARMUP_STEPS
-from tests.support.bounds_on_ranks import context_of, steps_until, stop_together
 from tests.support.rank_pool import RankPool
+from tests.support.training.bounds_on_ranks import context_of, steps_until, stop_together
 
 
 def test_exactly_so_many_steps_those_of_earlier_attempts_included() -> None:

@@ -19,7 +19,8 @@ from engine.training.checkpoints.export import export, main
 from engine.training.checkpoints.files import newest_whole, steps_in
 from engine.training.checkpoints.saving import Saver, load
 from engine.training.checkpoints.staging import shared_out
-from tests.support.checkpointed_runs import (
+from tests.support.rank_pool import RankPool
+from tests.support.training.checkpointed_runs import (
     Training,
     checkpoints_of,
     load_by_hand,
@@ -28,7 +29,6 @@ from tests.support.checkpointed_runs import (
     train,
     train_on_a_small_disk,
 )
-from tests.support.rank_pool import RankPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -272,7 +272,7 @@ def test_a_loop_of_ones_own(pool: RankPool, tmp_path: Path) -> None:
 def test_a_checkpoint_becomes_a_model(pool: RankPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM
 
-    from tests.support.sharded_runs import Run, forward
+    from tests.support.answers.sharded_runs import Run, forward
 
     training = Training(str(tmp_path), "fsdp", 2, 2)
     weights = run(pool, training)["weights"]

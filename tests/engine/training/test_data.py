@@ -20,7 +20,7 @@ from engine.training.shares import make_feed
 from engine.training.task_types import load_examples
 from engine.training.task_types.classify import label_names
 from engine.training.trainer import TrainerOptions
-from tests.support.training_tasks import CPU, VOCABULARY, made_context, workload_of, write_inputs
+from tests.support.training.training_tasks import CPU, VOCABULARY, made_context, workload_of, write_inputs
 
 
 @pytest.fixture(scope="module")

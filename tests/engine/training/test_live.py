@@ -18,54 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from mlflow.tracking import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from configs.common.execution import Layout
-from configs.plans.job import Job, Measurement
-from configs.plans.paths import JobPaths
-from configs.spec.cell import Cell
-from configs.spec.measuring import Measuring
-from configs.workloads.train import TrainWorkload
-from engine.context import Context
-from engine.training.live import Live, open_live
+from engine.training.live import open_live
 from engine.training.live import sender as telling
-from engine.training.live.metrics import METRICS, PREFIX
+from engine.training.live.metrics import METRIC_PREFIX, METRICS
+from tests.support.training.live_streams import LOSSES, context_of, opened, tell
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "training.json"
-LOSSES = [4.0, 3.5, 3.25]
 Told = tuple[Path, str, dict[str, Any], str]
-
-
-def context_of(folder: Path, sinks: tuple[str, ...], rank: int = 0, measuring_pass: Any = "timed") -> Context:
-    cell = Cell(model="m", workload=TrainWorkload(steps=3), layout=Layout(dp=2))
-    job = Job(
-        name="job",
-        study="a study",
-        measuring_pass=measuring_pass,
-        measuring=Measuring(live=sinks, prometheus_port=0),
-        measurements=(Measurement(cell=cell, repeat=1, attempt=1),),
-        ranks_per_node=2,
-        timeout_seconds=60,
-        inputs=str(folder),
-        cache=str(folder),
-    )
-    paths = JobPaths(folder / "jobs" / "job")
-    paths.folder.mkdir(parents=True, exist_ok=True)
-    return Context(job, paths, rank, 2, torch.device("cpu"), None, lambda: None)
-
-
-def opened(folder: Path, *sinks: str) -> Live:
-    context = context_of(folder, sinks)
-    return open_live(context.job.measurements[0], context)
-
-
-def tell(live: Live, step: int, loss: float) -> None:
-    live.tell(
-        step=step, seconds=0.5, tokens=1024, loss=loss, gradient_norm=1.5, learning_rate=1e-3, exposed_seconds=0.1
-    )
 
 
 def the_only(folder: Path, pattern: str) -> Path:
@@ -101,7 +64,7 @@ def scraped(address: str, until: str) -> str:
     while True:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
             text: str = answer.read().decode()
-        if any(line.startswith(PREFIX + wanted) and line.endswith(value) for line in text.splitlines()):
+        if any(line.startswith(METRIC_PREFIX + wanted) and line.endswith(value) for line in text.splitlines()):
             return text
         assert time.monotonic() < ends, text
         time.sleep(0.05)
@@ -191,13 +154,13 @@ def home(folder: Path) -> dict[str, str]:
 
 def test_prometheus_reads_each_metric_with_its_labels(told: Told) -> None:
     families = {family.name: family for family in text_string_to_metric_families(told[1])}
-    assert families.keys() == {PREFIX + name for name in METRICS}
+    assert families.keys() == {METRIC_PREFIX + name for name in METRICS}
     samples = {name: [sample.value for sample in family.samples] for name, family in families.items()}
-    assert samples[PREFIX + "loss"] == [3.25]
-    assert samples[PREFIX + "step"] == [3]
-    assert samples[PREFIX + "memory_bytes"][0] > 1e6
-    assert samples[PREFIX + "device_memory_bytes"] == []
-    (sample,) = families[PREFIX + "loss"].samples
+    assert samples[METRIC_PREFIX + "loss"] == [3.25]
+    assert samples[METRIC_PREFIX + "step"] == [3]
+    assert samples[METRIC_PREFIX + "memory_bytes"][0] > 1e6
+    assert samples[METRIC_PREFIX + "device_memory_bytes"] == []
+    (sample,) = families[METRIC_PREFIX + "loss"].samples
     assert sample.labels == {"study": "a study", "cell": "dp=2, float32, train batch 8 x 128", "repeat": "1"}
 
 
@@ -328,8 +291,8 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
 
 
 def test_the_dashboard_shows_each_metric_and_no_other() -> None:
-    named = re.findall(rf"\b{PREFIX}\w+|\b[a-z]+_[a-z_]+(?={{)", " ".join(queries()))
-    assert set(named) == {PREFIX + name for name in METRICS}
+    named = re.findall(rf"\b{METRIC_PREFIX}\w+|\b[a-z]+_[a-z_]+(?={{)", " ".join(queries()))
+    assert set(named) == {METRIC_PREFIX + name for name in METRICS}
 
 
 @pytest.mark.slow
@@ -356,7 +319,7 @@ def test_a_prometheus_server_answers_each_panel(tmp_path: Path, monkeypatch: pyt
             tell(live, 1, 2.0)
             live.tell(step=1, validation_loss=2.5)
             ends = time.monotonic() + 60
-            while not answered(address, f"{PREFIX}validation_loss"):
+            while not answered(address, f"{METRIC_PREFIX}validation_loss"):
                 assert time.monotonic() < ends and server.poll() is None, (tmp_path / "log").read_text()
                 time.sleep(0.5)
             for panel in dashboard()["panels"]:

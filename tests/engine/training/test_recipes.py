@@ -20,9 +20,19 @@ import engine
 from engine.training.recipes import ClassifyRecipe, OptimizerSpec
 from engine.training.recipes.loaders import share_out
 from slurm.sbatch_bundle.scripts import setup_script
-from tests.support import recipe_runs
 from tests.support.rank_pool import RankPool
-from tests.support.recipe_runs import CLASSES, EXAMPLES, FEATURES, GLOBAL_BATCH, HELD, Points, Run, make_model, train
+from tests.support.training import recipe_runs
+from tests.support.training.recipe_runs import (
+    CLASSES,
+    EXAMPLES,
+    FEATURES,
+    GLOBAL_BATCH,
+    HELD,
+    Points,
+    Run,
+    make_model,
+    train,
+)
 from tests.support.two_hosts import TwoHosts, why_not
 
 FLOAT32_NOISE = 2e-6

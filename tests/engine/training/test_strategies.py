@@ -26,7 +26,7 @@ from engine.planner.setup import TrainingSetup
 from engine.training.strategies import recompute
 from engine.training.strategies.precision import autocast
 from tests.support.rank_pool import RankPool
-from tests.support.strategy_runs import CONFIG, Training, bare_ddp, forget_meshes, make_task, train, train_all
+from tests.support.training.strategy_runs import CONFIG, Training, bare_ddp, forget_meshes, make_task, train, train_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

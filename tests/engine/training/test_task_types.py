@@ -16,9 +16,9 @@ from engine.training.data.validation import evaluate, means
 from engine.training.shares import make_feed, make_validation
 from engine.training.task_types import load_examples, make_task
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch
+from tests.support.answers.sharded_runs import manifest_of
 from tests.support.rank_pool import RankPool
-from tests.support.sharded_runs import manifest_of
-from tests.support.training_tasks import (
+from tests.support.training.training_tasks import (
     CASES,
     CONFIGS,
     CPU,
@@ -110,7 +110,7 @@ def test_what_is_exported_says_the_same_in_transformers(case: str, folder: Path,
 
 
 def test_decoders_are_loaded_by_the_inference_engine(folder: Path, tmp_path: Path, pool: RankPool) -> None:
-    from tests.support.sharded_runs import Run, forward  # imported by the ranks too
+    from tests.support.answers.sharded_runs import Run, forward  # imported by the ranks too
 
     for case in ("llama", "gpt2"):
         trainer, task, _ = train(made_context(folder, case), 1)

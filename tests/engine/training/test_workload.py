@@ -312,7 +312,7 @@ def test_what_is_exported_loads_in_transformers(make: MakeContext, tmp_path: Pat
         ({"sequence_length": 60, "heldout_share": 0.001}, "workload.heldout_share: .* fewer than one sequence of 61"),
         ({"data": "short"}, r"workload.data: \d tokens to train on are fewer than one sequence of 17"),
         ({"data": "absent"}, "workload.data: .*absent is missing"),
-        ({"data": "latin"}, "workload.data: .*latin.txt is not UTF-8 text"),
+        ({"data": "latin"}, "workload.data: .*latin.txt: not UTF-8 text"),
         ({"data": "empty"}, "workload.data: .*is empty"),
         ({"tokenizer": None}, "workload.tokenizer: synthetic:tiny@1 brings no tokenizer"),
         ({"tokenizer": "broken"}, "broken.json: not a tokenizer"),

@@ -19,7 +19,7 @@ from configs.common.execution import Layout
 from configs.spec.cell import Cell
 from configs.workloads.train import TrainWorkload
 from tests.support.rank_pool import RankPool
-from tests.support.zero_runs import Case, alone, leftovers, refused, resumed, trained, without_numbers
+from tests.support.training.zero_runs import Case, alone, leftovers, refused, resumed, trained, without_numbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,7 @@ from configs.plans.record import Status
 from configs.spec.cell import Cell
 from configs.spec.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
-from tests.slurm.test_launch import read_job
-from tests.support.launches import leftovers, part, write_job
+from tests.support.launches import leftovers, part, read_job, write_job
 from tests.support.two_hosts import NAMES, TwoHosts, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

@@ -31,8 +31,8 @@ from reports.experiments.communication import (
     slowest_seconds,
 )
 from reports.reading.load import load_run
-from tests.reports.test_render import experiment, plan_of, write_plan, write_record
 from tests.support.rank_pool import RankPool
+from tests.support.run_folders.report_runs import experiment, plan_of, write_plan, write_record
 
 CPU = torch.device("cpu")
 SIZES = (1000, 65536)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
@@ -15,9 +16,16 @@ from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.correctness.embeddings import pooled
+from engine.models.weights import write_folder
 from reports.correctness.embeddings import embedding_noise_of, embeddings_of
 from reports.correctness.embeddings_judge import judge_embeddings
-from tests.support.prompted_runs import launched, made_context, made_measurement, measurement_alone, measurement_on_rank
+from tests.support.answers.prompted_runs import (
+    launched,
+    made_context,
+    made_measurement,
+    measurement_alone,
+    measurement_on_rank,
+)
 from tests.support.rank_pool import RankPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,6 +86,16 @@ def test_every_sample_and_figure_is_there(folder: Path) -> None:
     assert {name: figures[name] for name in wanted} == wanted
     assert float(figures["load_seconds"] or 0) > 0 and figures["model_parameters"] is not None
     np.testing.assert_allclose(np.linalg.norm(vectors_of(outcome.samples), axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["rankwise", "transformers"])
+def test_embeddings_that_are_not_numbers_fail_the_measurement(folder: Path, engine: str) -> None:
+    write_folder(TINY, folder / "model")
+    tensors = load_file(folder / "model" / "model.safetensors")
+    tensors["encoder.layer.3.output.LayerNorm.weight"].fill_(float("nan"))
+    save_file(tensors, folder / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(FloatingPointError, match=r"^request 1: the embeddings are not finite numbers"):
+        measurement_alone(folder, manifest_of(folder / "model"), random_work(), engine=engine)
 
 
 def test_pooling_and_length(folder: Path) -> None:
@@ -194,7 +212,7 @@ def test_a_pooling_that_the_model_was_not_trained_for_is_refused(folder: Path, m
         ({"pooling_mode": "cls"}, "mean", "wants first"),
         ({"pooling_mode": "mean"}, "mean", None),
         ({"pooling_mode_max_tokens": True}, "mean", "wants max_tokens .* which is not computed"),
-        ([], "mean", "not a JSON object"),
+        ([], "mean", "expected a JSON object"),
     ],
 )
 def test_how_a_folder_says_what_it_wants(folder: Path, said: Any, pooling: Any, refused: str | None) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -21,15 +23,15 @@ from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload
 from engine.context import Context, Outcome
 from engine.correctness import answers
+from engine.inference.model import Shard
 from engine.inference.pipeline import Replica
-from engine.models.config import ModelConfig
 from engine.models.sharding import even_share
 from engine.models.weights import build_model
 from engine.prompts.decoded import Decoded
 from engine.prompts.tokens import Batch, batches, prompts_of_rank
 from engine.workloads import generate, other_engines
 from tests.support.launches import run_on_two_ranks
-from tests.support.memory_models import save_model
+from tests.support.training.memory_models import save_model
 
 TEXTS = ["the cat sat", "a", "on the mat the cat sat and the dog sat too", "dogs and cats"]
 CPU = torch.device("cpu")
@@ -261,6 +263,38 @@ def test_half_precisions_run(make: MakeContext, dtype: str) -> None:
     outcome = generate.run(*make(dtype=dtype, answers=True))
     assert outcome.figures["weights_bytes"] == 2 * int(outcome.figures["model_parameters"] or 0)
     assert np.isfinite(outcome.samples["answer_nll"]).all()
+
+
+@pytest.mark.parametrize("engine", ["rankwise", "transformers"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_logits_that_are_not_numbers_fail_the_measurement(
+    make: MakeContext, manifest: ModelManifest, tmp_path: Path, engine: str, dtype: str
+) -> None:
+    """A final norm of NaN: every logit is NaN, and each engine chose word 0 or the first."""
+    folder = tmp_path / "spoiled"
+    folder.mkdir()
+    for path in Path(manifest.folder).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"].fill_(float("nan"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    spoiled = manifest.model_copy(update={"folder": str(folder)})
+    run = generate.run if engine == "rankwise" else other_engines.run
+    with pytest.raises(FloatingPointError, match=r"^prefill: the logits are not finite numbers. Check the weights"):
+        run(*make(manifest=spoiled, engine=engine, dtype=dtype))
+
+
+def test_a_fault_of_the_cache_is_told_with_its_step(make: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Shard.compute
+
+    def spoiled(shard: Shard, inputs: torch.Tensor, step: Any, last_only: bool) -> torch.Tensor:
+        hidden = compute(shard, inputs, step, last_only)
+        spoiled.steps = spoiled.steps + 1 if inputs.shape[1] == 1 else 0  # type: ignore[attr-defined]
+        return hidden * float("nan") if spoiled.steps == 3 else hidden  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Shard, "compute", spoiled)
+    with pytest.raises(FloatingPointError, match=r"^decode step 3: the logits are not finite numbers"):
+        generate.run(*make(num_prompts=3, prompts=None, prompt_tokens=9))
 
 
 def test_completions_are_written_for_people(make: MakeContext) -> None:

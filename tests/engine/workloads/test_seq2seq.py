@@ -18,7 +18,13 @@ from engine.correctness.answers import FORCED_TOKENS
 from engine.models.weights import write_folder
 from reports.correctness.data import Answers, answers_of, noise_of
 from reports.correctness.judge import judge_answers
-from tests.support.prompted_runs import launched, made_context, made_measurement, measurement_alone, measurement_on_rank
+from tests.support.answers.prompted_runs import (
+    launched,
+    made_context,
+    made_measurement,
+    measurement_alone,
+    measurement_on_rank,
+)
 from tests.support.rank_pool import RankPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from flows.cli.catalog import app
 from tasks.providers import price_lists
-from tests.support.price_server import PAGES, serving
+from tests.support.servers.price_server import PAGES, serving
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from flows.cli.results.compare import compare_runs, history_add, history_list, history_show, join_runs
-from tests.reports.runs.test_join import node_run
+from tests.support.run_folders.report_runs import node_run
 from tests.support.studies import rankwise, write_study
 
 SLOWED = "import time\n_sleep = time.sleep\ntime.sleep = lambda seconds: _sleep(1.1 * seconds)\n"

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from configs.common.project_files import shipped_studies
 from configs.plans.plan import Plan
 from configs.spec.study import load_study
-from flows.cli.examples import copy_example, examples
+from flows.cli.examples import copy_example, shipped_examples
 from flows.cli.main import app
 from flows.precheck import check_study
 
@@ -45,7 +45,7 @@ def test_a_copy_stands_alone_and_has_the_cells_of_the_original(name: str, tmp_pa
     assert "../" not in copied.read_text() and "configs/" not in copied.read_text()
     ours, theirs = planned(original, tmp_path / "one"), planned(copied, tmp_path / "two")
     assert ours.cells.keys() == theirs.cells.keys() and ours.repeats == theirs.repeats
-    assert int(examples()[name]["cells"]) == len(ours.cells)
+    assert int(shipped_examples()[name]["cells"]) == len(ours.cells)
 
 
 def test_what_lies_there_is_kept_unless_it_is_the_same(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_every_problem_is_named_with_line_and_column(capsys: pytest.CaptureFixtu
     for part in (
         "points.csv:2: column throughput: 'abc' is not a number above 0",
         "points.csv:3: column repeat: 'x' is not a whole number from 0 on",
-        "points.csv:4: column ranks: '2.5' is not a whole number from 1 on",
+        "points.csv:4: column ranks: '2.5' is not a whole number from 1 to 1,000,000,000",
         "points.csv:4: column kind: 'odd'; use strong or weak",
         "points.csv:5: 2 cells, the first line names 4 columns",
         "points.csv:8: column repeat: 4 ranks has repeat 1 on line 7 already",
@@ -127,7 +127,11 @@ def test_every_problem_is_named_with_line_and_column(capsys: pytest.CaptureFixtu
         ("ranks;throughput\n1;2\n", "columns must be separated by commas"),
         ("ranks,ranks,throughput\n1,1,2\n", "column ranks: named twice"),
         ("ranks,throughput\n", "no rows below the first line"),
-        ("ranks,throughput\n" + "1,x\n" * 30, "and 10 more problems"),
+        ("ranks,throughput\n" + "1,x\n" * 30, "more problems"),
+        ("ranks,throughput\n" + "9" * 5000 + ",1\n", "column ranks: '9999"),
+        ("ranks,throughput\n1e300,1\n", "column ranks: '1e300' is not a whole number from 1 to 1,000,000,000"),
+        ("ranks,throughput\n1,1e300\n", "column throughput: '1e300' is not a number above 0 (to 1e+30)"),
+        ("ranks,throughput\n1," + "1" * 200_000 + "\n", "not a CSV file (field larger than field limit"),
     ],
 )
 def test_wrong_files(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

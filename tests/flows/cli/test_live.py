@@ -1,11 +1,12 @@
 """What `rankwise run` shows of a long list of launches, and of what waits in a scheduler's queue."""
 
 import io
+import time
 
 from rich.console import Console
 
-from flows.cli.live import summary_line, table_of
-from tasks.campaign.progress import ProgressRow, RunProgress
+from flows.cli.live import _changed, _noteworthy, _printing, summary_line, table_of
+from tasks.campaign.progress import ProgressRow, RunProgress, new_progress
 
 
 def run_progress(states: dict[int, str], count: int = 100) -> RunProgress:
@@ -57,4 +58,43 @@ def test_the_summary_tells_queued_from_running() -> None:
     assert [row["launch"] for row in run_progress({50: "running", 51: "queued"}).under_way()] == [
         "launch-50",
         "launch-51",
+    ]
+
+
+def printed(told: list[tuple[str, str, str]], terminal: bool = False) -> list[str]:
+    """What is printed of a launch that goes through these states, notes and reasons."""
+    made, stream = new_progress(), io.StringIO()
+    row = ProgressRow("launch", 1, 1, 1)
+    made.rows = [row]
+    console = Console(file=stream, width=200, force_terminal=False)
+    with _printing(console, _noteworthy if terminal else _changed):
+        for row.state, row.note, row.reason in told:
+            time.sleep(0.4)
+    return [line.split("cells")[-1].strip() for line in stream.getvalue().splitlines()]
+
+
+WAY = [
+    ("queued", "job 7 pending: Priority", "Priority"),
+    ("queued", "job 7 pending: Resources", "Resources"),
+    ("queued", "job 7 pending: Priority", "Priority"),
+    ("queued", "job 7 held: JobHeldUser", "JobHeldUser"),
+    ("waiting", "the scheduler accepts no such jobs now: sbatch: busy", "sbatch: busy"),
+    ("running", "job 7 on n1", ""),
+]
+
+
+def test_each_reason_to_wait_is_a_line_once_where_there_is_no_terminal() -> None:
+    assert printed(WAY) == [
+        "queued  job 7 pending: Priority",
+        "queued  job 7 pending: Resources",
+        "queued  job 7 held: JobHeldUser",
+        "waiting  the scheduler accepts no such jobs now: sbatch: busy",
+        "starting  job 7 on n1",
+    ]
+
+
+def test_on_a_terminal_only_what_needs_a_person_stays_above_the_table() -> None:
+    assert printed(WAY, terminal=True) == [
+        "queued  job 7 held: JobHeldUser",
+        "waiting  the scheduler accepts no such jobs now: sbatch: busy",
     ]

@@ -9,12 +9,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from configs.hardware.catalog import instance
 from configs.spec.study import load_study
+from configs.spec.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
+from engine.planner.catalog import find_model
 from engine.planner.cells import DATA_SHEET_FACTOR
 from flows.cli.plan import model as planning
+from flows.cli.plan.benchmark import LocalRanks, benchmark
 from flows.cli.plan.command import plan
 from flows.cli.plan.model import split_words
+from flows.cli.plan.request import PlanRequest
 
 app = typer.Typer()
 app.command()(plan)
@@ -112,7 +117,7 @@ def test_a_study_goes_to_the_study_planner(monkeypatch: pytest.MonkeyPatch) -> N
         (["study.yaml", "--mode", "inference"], 2, "--mode: has no effect on a study"),
         (["study.yaml", "--batch-size", "4"], 2, "--batch-size: has no effect on a study"),
         (["study.yaml", "--hardware", "cuda"], 2, "--hardware: has no effect on a study"),
-        (["--model", "gpt2", "--learn-from", "runs/*"], 2, "--learn-from: applies to a study only"),
+        (["--model", "gpt2", "--learn-from", "runs/*"], 2, "--learn-from runs/*: no run folder"),
         (["--model", "gpt2", "--gpus", "4", "--max-gpus", "2"], 2, "--gpus, --max-gpus: mutually exclusive"),
         (["--model", "gpt2", "--hardware", "rocm", "--accelerator", "h100-80gb"], 2, "h100-80gb is cuda"),
         (["--model", "gpt2", "--family", "bananas"], 2, "use one of: text_generation"),
@@ -235,19 +240,59 @@ def test_the_guide_is_computed() -> None:
 
 
 class TestBenchmark:
+    @pytest.mark.parametrize(
+        ("kinds", "ranks", "nodes"),
+        [(["cuda"], 8, 1), (["cuda", "rocm"], 8, 1), (["cuda"], 16, 2), (["rocm"], 6, 1), (["cuda", "cpu"], 4, 1)],
+    )
+    def test_gpus_that_were_asked_for_are_the_target(
+        self, kinds: list[str], ranks: int, nodes: int, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from flows.cli.run import validate_study
+
+        words = ["--model", "bert-base-uncased", "--distributed", "--max-gpus", str(ranks), "--hardware", *kinds]
+        said(*words, "--batch-size", "2", "--benchmark-out", "bert.yaml")
+        study, text = load_study(Path("bert.yaml")), Path("bert.yaml").read_text()
+        assert [target.name for target in study.targets] == [kind for kind in kinds if kind != "cpu"]
+        for target in study.targets:
+            assert isinstance(target, SlurmTarget)
+            assert (target.nodes, target.nodes * target.ranks_per_node) == (nodes, ranks)
+            assert target.gpus_per_node == target.ranks_per_node
+            if target.machine is not None:
+                device = instance(target.machine).accelerator
+                assert device.kind == target.name
+        assert [model.id for model in study.models] == ["bert-base-uncased"]
+        strong = study.experiments["strong"].model_dump()
+        assert (strong["grow"], strong["to"]) == ("dp", ranks)
+        variants = study.experiments["strategies"].model_dump()
+        assert variants["baseline"] == {"layout.dp": ranks, "layout.strategy": "ddp"}
+        assert variants["variants"].keys() == {"fsdp", "zero1", "zero2", "zero3"}
+        assert "#   hardware cuda" not in text and ("#   hardware cpu: " in text) == ("cpu" in kinds)
+        assert validate_study(Path("bert.yaml"), []) == 0
+        assert "valid" in capsys.readouterr().out
+
+    def test_gpus_of_this_machine_are_a_local_target(self) -> None:
+        request = PlanRequest(model="gpt2", distributed=True, max_gpus=4)
+        for devices, kind in ((4, "local"), (2, "slurm")):
+            here = LocalRanks(cores=8, cuda_devices=devices, memory_bytes=1 << 35)
+            text, _ = benchmark(request, find_model("gpt2"), ["cuda"], Path.cwd(), here)
+            Path("study.yaml").write_text(text)
+            (target,) = load_study(Path("study.yaml")).targets
+            assert target.kind == kind
+
     def test_a_stand_in_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-        words = ["--model", "bert-base-uncased", "--distributed", "--max-gpus", "4", "--hardware", "cuda", "rocm"]
-        out = said(*words, "--batch-size", "2", "--benchmark-out", "bert.yaml")
-        study, text = load_study(Path("bert.yaml")), Path("bert.yaml").read_text()
-        assert study.study == "bert-base-uncased-stand-in"
-        assert [model.id for model in study.models] == ["synthetic:bert-109m@0"], "its own shape, random weights"
+        words = ["--model", "llama-2-70b", "--distributed", "--max-gpus", "4", "--hardware", "cpu"]
+        out = said(*words, "--batch-size", "2", "--benchmark-out", "llama.yaml")
+        study, text = load_study(Path("llama.yaml")), Path("llama.yaml").read_text()
+        assert study.study == "llama-2-70b-stand-in"
+        assert study.models[0].id.startswith("synthetic:llama-")
         assert isinstance(study.workload, TrainWorkload)
-        assert (study.workload.task, study.workload.global_batch_size) == ("masked_lm", 8)
+        assert (study.workload.task, study.workload.global_batch_size) == ("causal_lm", 8)
         assert {"batch", "precision", "strong", "weak", "strategies"} <= study.experiments.keys()
-        for what in ("model bert-base-uncased", "layout tp=4", "layout pp=4", "hardware cuda", "hardware rocm"):
+        for what in ("model llama-2-70b", "layout pp=4"):
             assert f"#   {what}: " in text
             assert f"comment only  {what}: " in out
+        assert "GB per rank, more than this machine has; replaced by llama-" in text
 
     def test_tensor_parallelism_is_measured_where_the_engine_splits_the_model(
         self, monkeypatch: pytest.MonkeyPatch
@@ -287,7 +332,7 @@ class TestBenchmark:
         assert "strong" not in study.experiments
 
     def test_json_says_what_was_left_out(self) -> None:
-        found = as_json("--model", "gpt2", "--benchmark-out", "study.yaml")
+        found = as_json("--model", "gpt2", "--max-gpus", "2", "--benchmark-out", "study.yaml")
         assert found["written"] == "study.yaml" and found["left_out"][0].keys() == {"what", "reason"}
 
     def test_inference_is_refused(self) -> None:
@@ -308,3 +353,31 @@ def test_a_layout_of_ones_own_script_is_offered_where_it_gains() -> None:
     assert "50% faster" in str(planning._own_script(config))
     config["step_seconds"] = 1.01
     assert planning._own_script(config) is None
+
+
+@pytest.mark.parametrize(
+    ("guide", "own"),
+    [
+        (
+            "--model-family text_generation --model-name llama-7b --batch-size 16 --mode training --distributed "
+            "--gpu-count 8",
+            "--family text_generation --model llama-7b --batch-size 16 --mode training --distributed --gpus 8",
+        ),
+        (
+            "--model-family text_generation --model-name llama-7b --mode training --distributed --gpu-count 8 "
+            "--max-memory-gb 24",
+            "--family text_generation --model llama-7b --distributed --gpus 8 --max-memory-gb 24",
+        ),
+        ("--model t5-small --hardware cuda rocm --distributed --max-gpus 8",) * 2,
+    ],
+)
+def test_the_argument_names_of_the_guide(guide: str, own: str) -> None:
+    out = said(*guide.split())
+    assert out == said(*own.split()) and "tokens/s" in out
+
+
+def test_a_plan_as_one_file() -> None:
+    out = said("--model", "bert-base-uncased", "--distributed", "--max-gpus", "4", "--output", "bert_benchmark.json")
+    assert "File             bert_benchmark.json" in out
+    answer = json.loads(Path("bert_benchmark.json").read_text())
+    assert answer["plan"]["fits"] and answer["hardware"]["instance"]

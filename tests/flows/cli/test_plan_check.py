@@ -185,7 +185,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
     good, absent = written(tmp_path, ROWS), tmp_path / "none.csv"
     for predict, fit, said in (
         (absent, None, "No such file"),
-        (tmp_path, None, "Is a directory"),
+        (tmp_path, None, "is a folder, expected a file"),
         (good, absent, "No such file"),
         (good, written(tmp_path, f"{MEMORY}\na,1,b,c,1,1\n", "M.csv"),
          "rows of training memory, but"),
@@ -197,7 +197,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
         assert said in printed.err and not printed.out
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert plan_check(binary, None, False) == 2 and "not a CSV file" in capsys.readouterr().err
+    assert plan_check(binary, None, False) == 2 and "not UTF-8 text" in capsys.readouterr().err
 
 
 def test_unknown_columns_beside_known_ones_are_named_and_left(

@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.local import this_fingerprint
 from flows.cli.plan.cost import LAUNCH_SECONDS, duration_text, measurement_seconds, study_cost
+from flows.cli.plan.model import run_plan
+from flows.cli.plan.request import PlanRequest
 from flows.cli.plan.study import plan_study, planned
-from tests.support.priced_runs import write_run
-from tests.tasks.planning.test_predictions import measured_run
+from tests.support.run_folders.predicted_plans import measured_run
+from tests.support.run_folders.priced_runs import write_run
 
 
 @pytest.fixture
@@ -248,3 +251,40 @@ def test_runs_that_teach_nothing_say_so(calibrated: Path, tmp_path: Path, capsys
     assert "no correction: 0 of 1 cells usable (other hardware" in capsys.readouterr().out
     plan_study(write(tmp_path), [], learn_from=pattern, machine="h100-80gb")
     assert "runs of this machine do not apply to another machine" in capsys.readouterr().out
+
+
+def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
+    calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiments = {"one": {"kind": "sweep", "over": {"dtype": ["bfloat16"]}}}
+    study = write(tmp_path, experiments=experiments)
+    expected = planned(load_study(study), tmp_path, calibrated, machine="h100-80gb")
+    (key,) = expected.plan.cells
+    rate = expected.said(key).tokens_per_second
+    assert rate is not None
+    measured_run(
+        tmp_path / "runs" / "old", expected.plan, rate / 3, device="NVIDIA H100 80GB HBM3", torch="2.9.0+cu128"
+    )
+    pattern = str(tmp_path / "runs" / "*")
+    request = PlanRequest(
+        model="synthetic:llama-1m@0", mode="inference", gpus=1, batch_size=4, sequence_length=16, new_tokens=4,
+        as_json=True,
+    )  # fmt: skip
+
+    def answer(**changes: Any) -> dict[str, Any]:
+        assert run_plan(replace(request, **changes)) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)["plan"]
+        return found
+
+    plain = answer(accelerator="h100-80gb")
+    corrected = answer(accelerator="h100-80gb", learn_from=pattern)
+    times = corrected["batch_seconds"] / plain["batch_seconds"]
+    assert 1.2 < times < 3.0, "one record of three times as long"
+    assert corrected["correction"] == f"time x {times:.2f}, from 1 records of h100-80gb" and "correction" not in plain
+    assert corrected["tokens_per_second"] == pytest.approx(plain["tokens_per_second"] / times)
+    assert corrected["usd_per_million_tokens"] == pytest.approx(plain["usd_per_million_tokens"] * times)
+    assert corrected["predicted_time"]["low"] < corrected["batch_seconds"] < corrected["predicted_time"]["high"]
+    other = answer(accelerator="a100-80gb", learn_from=pattern)
+    assert other["correction"].startswith("no correction: 0 cells of these runs are of a100-80gb")
+    cpu = answer(hardware=("cpu",), learn_from=pattern)
+    assert cpu["correction"].startswith("no correction: runs do not apply to")

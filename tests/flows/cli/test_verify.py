@@ -20,9 +20,12 @@ from safetensors.torch import load_file, save_file
 
 from configs.common.execution import Layout
 from configs.plans.paths import RunPaths
-from configs.spec.prompts import read_prompts
+from configs.spec.prompts import numbered_prompts, read_prompts
+from configs.workloads.generate import GenerateWorkload
 from flows.cli.verify.run import VerificationRequest, run_verify
-from tasks.checks.verification import VerificationSpec, numbers_tokenizer, own_prompts, prepare
+from tasks.checks.own_prompts import MAX_POSITIONS, longest_sequence, own_prompts, position_limit
+from tasks.checks.verification import BATCH_SIZE, NEW_TOKENS, prepare
+from tasks.checks.verification_inputs import VerificationSpec
 from tests.support.launches import assert_nothing_left
 from tests.support.studies import RANKWISE
 
@@ -106,7 +109,10 @@ def test_a_good_model_agrees_and_its_record_is_kept(good: Good, model: Path) -> 
     assert said.code == 0, said.err + said.out
     assert (said.data["verdict"], said.data["exit_code"], said.data["kept"]) == ("agrees", 0, str(good.run))
     assert said.data["engine"] == "rankwise" and said.data["layout"] == {"dp": 1, "tp": 1, "pp": 1}
-    assert (said.data["prompts"], said.data["new_tokens"], said.data["batch_size"]) == (9, 6, 4)
+    assert (said.data["prompts"], said.data["new_tokens"], said.data["batch_size"]) == (9, 6, BATCH_SIZE)
+    # The whole context is reached; what a larger batch or a longer answer would show is named.
+    assert said.data["reached"] == {"positions": 128, "batch_size": BATCH_SIZE, "decode_steps": 8}
+    assert said.data["not_reached"] == [f"batches of more than {BATCH_SIZE}", "decode steps from 9"]
     # 16 bits are checked in float32 too.
     assert [(check["dtype"], check["verdict"]) for check in said.data["checks"]] == [
         ("bfloat16", "agrees"),
@@ -120,11 +126,11 @@ def test_a_good_model_agrees_and_its_record_is_kept(good: Good, model: Path) -> 
     assert_nothing_left(good.run)
 
 
-def test_the_prompts_are_of_mixed_lengths_within_each_batch(good: Good) -> None:
+def test_the_prompts_are_token_ids_of_mixed_lengths(good: Good) -> None:
     [path] = [path for path in (good.run / "inputs").glob("*.jsonl") if len(path.stem) == 64]
-    lengths = [len(line.split()) for line in read_prompts(path)]
-    assert len(lengths) == 9 and sorted(lengths)[:2] == [2, 12] and max(lengths) == 122
-    assert all(len(set(lengths[start : start + 4])) > 1 for start in (0, 4))
+    lengths = [len(prompt.tokens or ()) for prompt in numbered_prompts(path)]
+    assert len(lengths) == 9 and sorted(lengths)[0] == 2 and len(set(lengths)) > 4
+    assert not (good.run / "model").exists(), "no tokenizer is made up"
 
 
 def test_a_checkpoint_with_two_rows_swapped_is_a_defect_against_the_saved_reference(
@@ -161,8 +167,8 @@ def test_layouts_agree_with_the_saved_reference(
         ({"engine": "transformers", "layout": Layout(tp=2, pp=2)}, ["transformers", "one rank, tp or pp only"]),
         ({"prompts": ROOT / "configs/studies/prompts.jsonl"}, ["no tokenizer.json", "Leave --prompts out"]),
         ({"new_tokens": 127}, ["fewer --new-tokens"]),
+        ({"positions": 129}, ["--positions 129", "takes 128"]),
         ({"model": "no/such/folder"}, ["no/such/folder", "no such folder; expected"]),
-        ({"model": "owner/name"}, ["Use owner/name@revision"]),
         ({"model": "synthetic:llama-2m@0"}, ["did you mean"]),
     ],
     ids=str,
@@ -176,7 +182,7 @@ def test_what_is_not_supported_is_refused_at_once_with_the_reason(
     assert "running" not in said.err
 
 
-def test_an_unknown_architecture_and_one_that_the_engine_finds_out(
+def test_an_unknown_architecture_and_an_unknown_activation(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = changed(model, tmp_path / "unknown", model_type="nothing-known", architectures=["Nothing"])
@@ -185,7 +191,7 @@ def test_an_unknown_architecture_and_one_that_the_engine_finds_out(
     activation = changed(model, tmp_path / "activation", hidden_act="tanh")
     said = verified(capsys, VerificationSpec(str(activation)))
     assert said.code == 2 and "hidden_act" in said.data["reason"] and said.data["kept"] is None
-    assert "running rankwise" in said.err and "running transformers" not in said.err
+    assert "running" not in said.err
 
 
 @pytest.mark.parametrize(
@@ -194,6 +200,7 @@ def test_an_unknown_architecture_and_one_that_the_engine_finds_out(
         ({"dtype": "float16"}, ["noise of bfloat16, float32", "--dtype float16"]),
         ({"new_tokens": 7}, ["--new-tokens 7", "saved with 6"]),
         ({"num_prompts": 20}, ["--num-prompts 20", "saved with 9"]),
+        ({"positions": 64}, ["--positions 64", "saved with 128"]),
         ({"prompts": Path("p.jsonl")}, ["Leave --prompts out"]),
     ],
     ids=str,
@@ -234,6 +241,36 @@ def test_a_reference_of_another_vocabulary_or_damaged_or_newer(
     assert said.code == 2 and "absent: No such file" in said.err and said.out == ""
 
 
+def test_prompts_may_be_token_ids(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"tokens": [1, 2, 3]}\n{"tokens": [127, 5]}\n')
+    asked = VerificationSpec(str(model), prompts=tmp_path / "p.jsonl", new_tokens=2)
+    verification = prepare(asked, RunPaths(tmp_path / "run"), tmp_path / "cache", tmp_path, None)
+    workload = verification.plan.cells[verification.asked_cell].workload
+    assert isinstance(workload, GenerateWorkload)
+    assert (workload.num_prompts, workload.batch_size, workload.longest_tokens) == (2, 2, None)
+
+
+def test_a_dropped_window_is_found_from_beginning_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The window of 512 is in the reference, and not in the model that is verified."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = SIZES | {"max_position_embeddings": 1024, "sliding_window": 512, "num_hidden_layers": 2}
+    MistralForCausalLM(MistralConfig(**sizes)).save_pretrained(tmp_path / "good")
+    wide = changed(tmp_path / "good", tmp_path / "wide", sliding_window=None)
+    few: dict[str, Any] = {"num_prompts": 4, "new_tokens": 4}
+    saved = verified(capsys, VerificationSpec(str(tmp_path / "good"), **few), save=tmp_path / "good.zip")
+    assert saved.code == 0, saved.out + saved.err
+    said = verified(capsys, VerificationSpec(str(wide)), reference=tmp_path / "good.zip", as_json=False)
+    assert said.code == 4 and "compared: sequences of 1,024 tokens" in said.out, said.out + said.err
+    short = verified(capsys, VerificationSpec(str(tmp_path / "good"), positions=260, **few), save=tmp_path / "s.zip")
+    assert short.code == 0 and "positions 261 to 1,024" in short.data["not_reached"], short.out
+    said = verified(capsys, VerificationSpec(str(wide)), reference=tmp_path / "s.zip")
+    assert said.code == 0 and said.data["reached"]["positions"] == 260
+    said = verified(capsys, VerificationSpec(str(tmp_path / "good")), reference=tmp_path / "s.zip", as_json=False)
+    assert "not reached: positions 261 to 1,024; the attention window of 512 tokens" in said.out
+
+
 def test_places_that_cannot_be_written_are_refused(
     good: Good, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,26 +296,36 @@ def test_a_model_with_a_tokenizer_gets_texts_of_mixed_lengths(tmp_path: Path) ->
     assert verification.check_cell is not None and cells[verification.check_cell].dtype == "float32"
     assert cells[verification.reference_cell].engine == "transformers"
     workload = cells[verification.asked_cell].workload
-    lengths = [len(text) for text in read_prompts(run.inputs / f"{getattr(workload, 'prompts', '')}.jsonl")]
-    assert len(lengths) == 12 and sorted(lengths)[:2] == [8, 60] and len(set(lengths)) > 8
+    assert isinstance(workload, GenerateWorkload)
+    lengths = [len(text) for text in read_prompts(run.inputs / f"{workload.prompts}.jsonl")]
+    assert len(lengths) == 12 and sorted(lengths)[:2] == [10, 60] and len(set(lengths)) > 8
+    # One prompt is repeated to the model's limit, here 2,048 positions.
+    assert workload.longest_tokens == 2048 - NEW_TOKENS
     assert not (run.folder / "model").exists()
 
 
 def test_own_prompts_fit_and_repeat() -> None:
-    prompts = own_prompts(None, 50, 7, 30)
-    assert prompts == own_prompts(None, 50, 7, 30) and len(prompts) == 7
-    ids = [[int(word) for word in prompt.split()] for prompt in prompts]
-    assert {len(row) for row in ids} >= {2, 30} and all(0 <= token < 50 for row in ids for token in row)
-    assert len(own_prompts(["ab"], 50, 1, 40)[0]) == 32
+    lines = own_prompts(None, 50, 20, 300, NEW_TOKENS)
+    assert lines == own_prompts(None, 50, 20, 300, NEW_TOKENS) and len(lines) == 20
+    ids = [line["tokens"] for line in lines]
+    assert [len(row) for row in ids[-3:]] == [2, 12, 192] and all(0 <= token < 50 for row in ids for token in row)
+    # Every row of the full batches is fed through the cache for all steps.
+    assert all(len(row) > NEW_TOKENS for row in ids[:16]) and len({len(row) for row in ids[:8]}) > 4
+    assert max(len(line["tokens"]) for line in own_prompts(None, 50, 7, 30, 8)) == 30
+    assert len(own_prompts(["ab"], 50, 1, 40, 8)[0]["prompt"]) == 32
     with pytest.raises(ValueError, match="--new-tokens"):
-        own_prompts(None, 50, 7, 1)
+        own_prompts(None, 50, 7, 1, 8)
 
 
-def test_the_tokenizer_of_numbers_reads_them() -> None:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(numbers_tokenizer(300))
-    assert tokenizer.encode("17 4 299 0").ids == [17, 4, 299, 0] and tokenizer.decode([8, 15]) == "8 15"
+def test_the_longest_sequence_is_the_limit_or_beyond_the_window() -> None:
+    llama = SIZES | {"model_type": "llama"}
+    assert longest_sequence(llama, "m") == 128 and position_limit(llama, "m") == 128
+    assert longest_sequence(llama | {"max_position_embeddings": 131072}, "m") == MAX_POSITIONS
+    wide = llama | {"max_position_embeddings": 131072, "sliding_window": 4096, "model_type": "mistral"}
+    assert 4096 < longest_sequence(wide, "m") < 5000
+    # Of a family that nothing here knows, by its keys.
+    assert longest_sequence({"model_type": "other", "n_positions": 512}, "m") == 512
+    assert longest_sequence({"model_type": "other"}, "m") == MAX_POSITIONS
 
 
 def test_neither_prefect_nor_torch_is_imported() -> None:

@@ -52,7 +52,7 @@ def test_all_architectures_are_one_of_each_family_in_three_layouts(monkeypatch: 
 def test_what_cannot_be_verified_is_a_row_and_sets_the_exit_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from tasks.checks.verification import VerificationSpec
+    from tasks.checks.verification_inputs import VerificationSpec
 
     models = ["synthetic:bert-1m@0", "synthetic:no-such@0"]
     code = verify_table.run_table(
@@ -63,6 +63,32 @@ def test_what_cannot_be_verified_is_a_row_and_sets_the_exit_code(
     assert [row["layout"] for row in rows] == ["tp=3", "pp=9"] * 2
     assert "are not divisible by 3 ranks" in rows[0]["reason"] and "has 4 layers" in rows[1]["reason"]
     assert "unknown architecture 'no-such'" in rows[2]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("activation", "reason"),
+    [("tanh", "hidden_act 'tanh' is not implemented"), ("nonsense", "hidden_act 'nonsense' is not implemented")],
+)
+def test_a_model_that_cannot_run_has_its_reason_in_every_row(
+    activation: str, reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The reference runs first here; where it fails the candidate has no record."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tasks.checks.verification import VerificationSpec
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": activation}))
+    asked = VerificationSpec("", num_prompts=2, new_tokens=2)
+    capsys.readouterr()  # libraries speak when they are imported
+    code = verify_table.run_table([str(tmp_path / "model")], [Layout()], asked, None, as_json=True)
+    [row] = json.loads(capsys.readouterr().out)
+    assert (code, row["verdict"]) == (2, "not supported") and reason in row["reason"], row
 
 
 @pytest.mark.slow

@@ -110,6 +110,24 @@ def test_the_limit_grows_with_the_spread_of_the_orders() -> None:
     assert limit_of(np.array([0.0, 2.0]), FREEDOM) == pytest.approx(FREEDOM * 3 * 2)
 
 
+@pytest.mark.parametrize(("level", "said"), [(0.0, "zero"), (np.nan, "not finite")])
+def test_noise_that_gives_no_limit_is_not_judged_by(level: float, said: str) -> None:
+    still = ReductionNoise(
+        nll={p: each * level for p, each in NOISE.nll.items()},
+        rms={p: each * level for p, each in NOISE.rms.items()},
+        largest={p: each * level for p, each in NOISE.largest.items()},
+        kl={p: each * level for p, each in NOISE.kl.items()},
+        flips=NOISE.flips,
+        gaps={p: each * level for p, each in NOISE.gaps.items()},
+        columns=NOISE.columns * level,
+        chain=NOISE.chain,
+    )
+    verdict = judge_answers(REFERENCE, noisy(REFERENCE, 1, 1e-9), still)
+    assert verdict.word == "not judged" and f"the noise of the reference is {said}" in verdict.reason
+    if level == 0:  # what has a limit without noise is still judged
+        assert judge_answers(REFERENCE, noisy(REFERENCE, 1, 10.0), still).word == "defect"
+
+
 def moved_row(answers: Answers) -> None:
     answers.prefill.logits[3][4] += np.random.default_rng(0).normal(0, 12 * LEVEL, VOCABULARY).astype(np.float32)
 

@@ -32,7 +32,7 @@ from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
 from reports.plots.style import drawn
 from reports.reading.load import StudyResult, load_run
-from tests.support.priced_runs import (
+from tests.support.run_folders.priced_runs import (
     LARGE,
     START,
     as_prices,

@@ -19,7 +19,15 @@ from reports.decisions.nodes import (
     throughput_table,
 )
 from reports.reading.load import load_run
-from tests.support.priced_runs import LARGE, cell, make_plan, train_cell, write_measurements, write_record, write_run
+from tests.support.run_folders.priced_runs import (
+    LARGE,
+    cell,
+    make_plan,
+    train_cell,
+    write_measurements,
+    write_record,
+    write_run,
+)
 
 TARGETS = (LocalTarget(name="gpu-a"), LocalTarget(name="gpu-b"))
 

@@ -18,7 +18,15 @@ from reports.decisions.objectives import (
     objectives_table,
 )
 from reports.reading.load import load_run
-from tests.support.priced_runs import cell, make_plan, strong, train_cell, write_measurements, write_record, write_run
+from tests.support.run_folders.priced_runs import (
+    cell,
+    make_plan,
+    strong,
+    train_cell,
+    write_measurements,
+    write_record,
+    write_run,
+)
 
 NOISE = [100.0, 98.0, 102.0, 99.0, 101.0, 100.5, 99.5, 103.0, 97.0, 100.0]
 

@@ -21,7 +21,7 @@ from reports.plots.album import Album
 from reports.reading.load import StudyResult, load_run
 from reports.sections.decisions import decision_context
 from reports.templating import template_environment
-from tests.support.priced_runs import (
+from tests.support.run_folders.priced_runs import (
     LARGE,
     TINY,
     as_prices,

@@ -17,7 +17,7 @@ from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.style import drawn
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
 from reports.reading.load import StudyResult, load_run
-from tests.reports.test_render import MODEL, experiment, generate, plan_of, write_plan, write_record
+from tests.support.run_folders.report_runs import MODEL, experiment, generate, plan_of, write_plan, write_record
 
 
 def passes(cell: Cell, count: int, ttft: float = 0.01, gap: float = 0.005, late: float = 0.0) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from reports.profiles.profiled import late_shares, profiled_cells, profiled_line
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.priced_runs import (
+from tests.support.run_folders.priced_runs import (
     at,
     cell,
     make_plan,

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from configs.plans.rates import Floats
+from configs.common.arrays import Floats
 from reports.numbers.steady import LARGEST_CUT, LEAST_PASSES, Steady, steady
 from reports.reading.load import load_run
 from reports.render import render_report
 from reports.steady_text import steady_lines, steady_rule, unsteady_table
-from tests.reports.test_render import experiment, generate, generated, plan_of, write_plan, write_record
+from tests.support.run_folders.report_runs import experiment, generate, generated, plan_of, write_plan, write_record
 
 SERIES = 400
 Make = Callable[[np.random.Generator, int], Floats]

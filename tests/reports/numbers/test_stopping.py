@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from configs.spec.measuring import Measuring
 from reports.numbers.statistics import estimate
-from reports.numbers.stopping import confidence, next_look, reason, schedule, within
+from reports.numbers.stopping import confidence, is_narrow, next_look, reason, schedule
 
 STUDIES = 500
 SHARP = [100.0 + 0.01 * number for number in range(60)]
@@ -108,9 +108,9 @@ def test_the_target_is_half_the_width_over_the_median() -> None:
     found = estimate(values)
     assert found is not None and found.interval is not None
     share = (found.interval[1] - found.interval[0]) / 2 / found.median
-    assert within(found, share) and not within(found, share * 0.999)
-    assert not within(None, 0.5) and not within(estimate(values[:5]), 0.99)
-    assert not within(estimate([-1.0, 0, 0, 0, 0, 1.0]), 0.5)
+    assert is_narrow(found, share) and not is_narrow(found, share * 0.999)
+    assert not is_narrow(None, 0.5) and not is_narrow(estimate(values[:5]), 0.99)
+    assert not is_narrow(estimate([-1.0, 0, 0, 0, 0, 1.0]), 0.5)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([6, 10, 20]), st.floats(1e-3, 1e3))
@@ -143,7 +143,7 @@ def test_looking_after_every_repeat_loses_the_coverage() -> None:
     studies = np.exp(0.02 * np.random.default_rng([20261121, 6]).standard_normal((STUDIES, 60)))
     held = 0
     for values in studies.tolist():
-        count = next((n for n in range(6, 60) if within(estimate(values[:n]), 0.009)), 60)
+        count = next((n for n in range(6, 60) if is_narrow(estimate(values[:n]), 0.009)), 60)
         found = estimate(values[:count])
         assert found is not None and found.interval is not None
         held += found.interval[0] <= 1 <= found.interval[1]

@@ -15,7 +15,7 @@ from reports.plots.style import drawn
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures
 from reports.runs.compare import compare
 from reports.runs.history import HISTORY_VERSION, open_history
-from tests.reports.runs.test_compare import HOME, around, cell_of, run_of
+from tests.support.run_folders.compared_runs import HOME, around, cell_of, run_of
 
 
 def at(hour: int, middle: float = 100, **fields: object) -> RunFigures:

@@ -4,41 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from configs.common.base import canonical_json
-from configs.hardware.prices import Price, TargetPrices
-from configs.plans.paths import RunPaths
 from configs.plans.record import Status
-from configs.spec.cell import Cell
 from reports.reading.load import load_run
 from reports.runs.join import common_table, find_runs, joined_report, nodes_environment_table, nodes_of
 from reports.runs.join_best import Contender, best_sentences
-from tests.reports.test_render import MODEL, generate, plan_of, write_measurements, write_plan, write_record
-
-TEN = [0.9955 + 0.001 * step for step in range(10)]
-
-
-def node_run(
-    folder: Path,
-    target: str,
-    slowness: float,
-    price: float | None = None,
-    cells: tuple[int, ...] = (4, 8),
-    **facts: str,
-) -> RunPaths:
-    """A run of cells of these batch sizes on one target: 40 tokens/s over the slowness, ten repeats."""
-    made = [_on(target, size) for size in cells]
-    prices = {target: TargetPrices(price=Price(usd_per_hour=price, source="the study file"))} if price else {}
-    plan = plan_of(made, [], repeats=10).model_copy(update={"prices": prices, "study": "nodes"})
-    run = write_plan(folder, plan)
-    environment = {"python": "3.11.2", "commit": "abc123", "hostname": target, **facts}
-    run.environment("e1").write_text(canonical_json(environment))
-    for cell in made:
-        write_measurements(run, cell, [slowness * value for value in TEN], peak_mib=100 * slowness)
-    return run
-
-
-def _on(target: str, batch_size: int) -> Cell:
-    return generate(batch_size=batch_size).model_copy(update={"target": target})
+from tests.support.run_folders.report_runs import (
+    MODEL,
+    cell_on,
+    node_run,
+    plan_of,
+    write_plan,
+    write_record,
+)
 
 
 def test_nodes_side_by_side(tmp_path: Path) -> None:
@@ -85,7 +62,7 @@ def test_runs_without_a_cell_in_common(tmp_path: Path) -> None:
 def test_a_model_of_the_same_name_and_other_content_is_another(tmp_path: Path) -> None:
     run, other = node_run(tmp_path / "one", "a", 1.0), node_run(tmp_path / "two", "b", 1.0)
     changed = other.plan.read_text().replace(MODEL.identity, "folder:other")
-    cells = [_on("b", size) for size in (4, 8)]
+    cells = [cell_on("b", size) for size in (4, 8)]
     moved = [cell.model_copy(update={"model": "folder:other"}) for cell in cells]
     for before, after in zip(cells, moved, strict=True):
         changed = changed.replace(before.key, after.key)
@@ -96,8 +73,8 @@ def test_a_model_of_the_same_name_and_other_content_is_another(tmp_path: Path) -
 
 def test_failures_stay_in_the_tables(tmp_path: Path) -> None:
     run = node_run(tmp_path / "one", "a", 1.0)
-    other = write_plan(tmp_path / "two", plan_of([_on("b", 4)], [], repeats=10))
-    write_record(other, _on("b", 4), status=Status.OUT_OF_MEMORY)
+    other = write_plan(tmp_path / "two", plan_of([cell_on("b", 4)], [], repeats=10))
+    write_record(other, cell_on("b", 4), status=Status.OUT_OF_MEMORY)
     text = joined_report([load_run(run), load_run(other)])
     assert "| b | out of memory |" in text and "no other node has a figure" in text
 

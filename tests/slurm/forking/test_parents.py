@@ -1,6 +1,8 @@
 """Processes from which launches are forked: whom they serve, what a launch gets of them, and that nothing is left."""
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,6 +103,23 @@ def test_launches_of_a_block_share_a_parent_and_repeats_do_not(tmp_path: Path) -
     assert seen[0] == seen[1], "of one block"
     assert seen[2] != seen[0], "another repeat of a cell has imports and an address space of its own"
     assert not psutil.pid_exists(seen[0]), "the parent of a block that is over is ended"
+
+
+def test_a_parent_that_was_prepared_serves_the_first_launch(tmp_path: Path) -> None:
+    measurement = noop_measurement("cell", seconds=0.5)
+    ahead = write_job(tmp_path, [measurement], name="ahead")
+    parents.prepare(Job.model_validate_json(ahead.job.read_bytes()), ahead.job)
+    shutil.rmtree(ahead.folder)
+    prepared = [process.pid for process in psutil.process_iter() if _is_parent(process)]
+    paths = submit(tmp_path, "a", measurement)
+    assert parent_pid(paths) in prepared
+    assert await_end(paths) is Status.COMPLETED
+
+
+def _is_parent(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "slurm.forking.fork_parent" in process.cmdline() and str(tempfile.tempdir) in " ".join(process.cmdline())
+    return False
 
 
 def test_a_launch_gets_its_own_environment_and_threads(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from configs.plans.paths import RunPaths
 from configs.plans.record import Status
 from configs.spec.study import load_study
-from slurm.sbatch_bundle.scripts import sbatch_line, setup_script
+from slurm.sbatch_bundle.scripts import multi_node_example, sbatch_line, setup_script
 from tasks.bundle.collect import collect_bundle
 from tasks.bundle.write import write_bundle
 from tests.support.lab import Lab
@@ -158,3 +158,19 @@ def test_two_hosts_train_by_the_setup_script(lab: Lab, tmp_path: Path) -> None:
     assert wrong.returncode == 2 and "is not an address of" in wrong.stderr
     alone = start(1, "WAIT_SECONDS=1")
     assert alone.returncode == 3 and "node 0 does not respond" in alone.stderr
+
+
+def test_two_hosts_train_the_shipped_example(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "setup_multi_node.sh").write_text(setup_script())
+    (tmp_path / "multi_node_example.py").write_text(multi_node_example())
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def start(rank: int) -> "subprocess.CompletedProcess[str]":
+        own = (f"PATH={path}", f"MASTER_ADDR={lab.plan.node_names[0]}", f"NODE_RANK={rank}", "NPROC_PER_NODE=1")
+        files = (str(tmp_path / "setup_multi_node.sh"), str(tmp_path / "multi_node_example.py"))
+        return lab.on_node(lab.plan.node_names[rank], "env", *own, "bash", *files)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = list(pool.map(start, (0, 1)))
+    assert first.returncode == 0 and second.returncode == 0, first.stderr + second.stderr
+    assert "trained on 2 processes: " in first.stdout and "process 1 of 2" in second.stdout

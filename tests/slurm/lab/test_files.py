@@ -99,4 +99,4 @@ def test_without_root_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_lab_that_is_not_there_is_not_found() -> None:
     assert members.folder_of("nosuch") is None
     with pytest.raises(ValueError, match=r"lab nosuch: not up. Start it with `rankwise lab up`"):
-        cluster.find("nosuch")
+        cluster.find_lab("nosuch")

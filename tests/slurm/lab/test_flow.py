@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from configs.plans.record import Record, read_record
-from flows.server.local import Lease, begin
+from flows.server.local import Lease, lease_server
 from tests.support.studies import (
     job_count,
     processes_of,
@@ -39,7 +39,7 @@ SLURM = {"kind": "slurm", "name": "lab", "partition": "lab", "nodes": 2, "poll_s
 @pytest.fixture(scope="module", autouse=True)
 def api() -> Iterator[Lease]:
     """One local server for all runs of this file."""
-    with begin() as lease:
+    with lease_server() as lease:
         lease.wait_until_healthy()
         yield lease
 

@@ -74,3 +74,15 @@ def test_weak_scaling_from_one_node_to_two(lab: Lab, tmp_path: Path) -> None:
     # Nothing is missing: the same folder goes on from whatever machine submits.
     again = rankwise("run", study, cwd=tmp_path)
     assert again.returncode == 0 and "2 of 2 measurements were already completed" in again.stdout
+
+
+@pytest.mark.slow
+def test_the_shipped_study_of_two_nodes(lab: Lab, tmp_path: Path) -> None:
+    """As the how-to says: copied, and run on the lab; here once instead of three times."""
+    copied = rankwise("examples", "two-nodes", cwd=tmp_path)
+    assert copied.returncode == 0, copied.stderr
+    settings = ("--set", "measuring.repeats=1", "--set", "measuring.min_seconds=0.1", "--set", "measuring.memory=false")
+    finished = rankwise("run", "two_nodes.yaml", "--no-calibrate", *settings, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    results = load_run(RunPaths(tmp_path / "runs" / "two-nodes")).cells.values()
+    assert {len(result.measurements[0].record.hosts) for result in results if result.measurements} == {1, 2}

@@ -1,55 +1,29 @@
 """Jobs through submitit to a real Slurm: submitted, watched, cancelled, refused, and found again by others."""
 
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs.common.execution import Layout
-from configs.plans.job import Job, JobEnd, Measurement, Submission
-from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
-from configs.spec.cell import Cell
-from configs.spec.measuring import Measuring
+from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
-from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, Refused
 from slurm.schedulers.states import NEVER_BEGAN, STANDINGS
+from slurm.schedulers.trial import trial
 from tests.support.lab import Lab
 from tests.support.launches import in_measurement, part, read_end, wait_until
+from tests.support.slurm_jobs import accounting, finished, job_id, made, measurement_of
 
 pytestmark = pytest.mark.slurm
-
-
-def made(run: Path, number: int = 1, nodes: int = 1, seconds: float = 0.01, **target: Any) -> JobPaths:
-    """A job folder of a noop cell with a rank on each node."""
-    workload = NoopWorkload(seconds=seconds, label=str(number))
-    measurement = Measurement(cell=Cell(workload=workload, layout=Layout(dp=nodes), nodes=nodes), repeat=0, attempt=1)
-    paths = JobPaths(run / "jobs" / f"{number:04d}-timed")
-    paths.parts.mkdir(parents=True)
-    fields = {"nodes": 2, "partition": "lab", "poll_seconds": 1.0} | target
-    job = Job(
-        name=paths.folder.name,
-        study="test",
-        measuring_pass="timed",
-        measuring=Measuring(),
-        target=SlurmTarget.model_validate(fields),
-        measurements=(measurement,),
-        ranks_per_node=1,
-        timeout_seconds=90,
-        inputs=str(run / "inputs"),
-        cache=str(run / "cache"),
-    )
-    paths.job.write_text(job.model_dump_json())
-    return paths
 
 
 @pytest.fixture(autouse=True)
@@ -57,24 +31,6 @@ def nothing_left(lab: Lab, tmp_path: Path) -> Iterator[None]:
     """A test that fails leaves nothing in the queue for the next."""
     yield
     cluster.cancel_many([path.parent for path in tmp_path.rglob("job.json")])
-
-
-def measurement_of(paths: JobPaths) -> Measurement:
-    return Job.model_validate_json(paths.job.read_bytes()).measurements[0]
-
-
-def job_id(paths: JobPaths) -> str:
-    return Submission.model_validate_json(paths.submission.read_bytes()).job_id
-
-
-def accounting(paths: JobPaths) -> Accounting:
-    return Accounting.model_validate_json(paths.accounting.read_bytes())
-
-
-def finished(jobs: Sequence[JobPaths], limit_seconds: float = 120) -> list[JobEnd]:
-    """How the jobs ended, when all have."""
-    wait_until(lambda: all(cluster.poll(paths.folder) == "ended" for paths in jobs), "the jobs to end", limit_seconds)
-    return [read_end(paths) for paths in jobs]
 
 
 def test_the_adapter_is_chosen_by_the_targets_kind() -> None:
@@ -137,23 +93,31 @@ def test_somebody_elses_scancel_and_one_of_many(lab: Lab, tmp_path: Path) -> Non
     assert end.message is not None and "through Slurm" in end.message
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"partition": "nowhere"}, r"target\.partition 'nowhere'"),
-        ({"constraint": "nothing"}, r"target\.constraint 'nothing'"),
-        ({"reservation": "nobody"}, r"target\.reservation 'nobody'"),
-        ({"memory_per_node": "900G"}, r"target\.memory_per_node '900G'"),
-        ({"gpus_per_node": 1}, r"target\.gpus_per_node 1"),
-        ({"extra": {"no-such-thing": 1}}, r"target\.extra"),
-        ({"extra": {"requeue": True}}, r"target\.extra: requeue"),
-    ],
-)
+REFUSALS = [
+    ({"partition": "nowhere"}, r"target\.partition 'nowhere'"),
+    ({"constraint": "nothing"}, r"target\.constraint 'nothing'"),
+    ({"reservation": "nobody"}, r"target\.reservation 'nobody'"),
+    ({"memory_per_node": "900G"}, r"target\.memory_per_node '900G'"),
+    ({"gpus_per_node": 1}, r"target\.gpus_per_node 1"),
+    ({"extra": {"no-such-thing": 1}}, r"target\.extra"),
+    ({"extra": {"requeue": True}}, r"target\.extra: requeue"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSALS)
 def test_what_slurm_refuses_names_the_field(lab: Lab, tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     paths = made(tmp_path, **fields)
     with pytest.raises(Refused, match=named):
         cluster.submit(paths.folder)
     assert not paths.submission.exists() and not paths.submitting.exists()
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSALS)
+def test_sbatch_refuses_the_same_when_it_is_only_asked(lab: Lab, fields: dict[str, Any], named: str) -> None:
+    sound = {"nodes": 2, "partition": "lab"}
+    assert trial(SlurmTarget.model_validate(sound), nodes=1, cores=1) is None
+    told = trial(SlurmTarget.model_validate(sound | fields), nodes=1, cores=1)
+    assert told is not None and re.search(named, told)
 
 
 def test_a_job_that_would_wait_for_ever_is_given_up(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

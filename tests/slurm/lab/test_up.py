@@ -123,8 +123,8 @@ def test_jobs_outlive_restarts_of_slurmctld_and_slurmd(lab: Lab) -> None:
     node = lab.plan.node_names[0]
     job = submit(lab, f"--nodelist={node}", command="srun sleep 4")
     wait_until(lambda: "sleep" in _programs(lab), 20)
-    daemons.restart(lab.plan, daemons.find(lab.plan, "slurmctld"))
-    daemons.stop(lab.plan, daemons.find(lab.plan, "slurmd", node))
+    daemons.restart(lab.plan, daemons.find_daemon(lab.plan, "slurmctld"))
+    daemons.stop(lab.plan, daemons.find_daemon(lab.plan, "slurmd", node))
     assert cluster.up(lab.plan.request) == [f"slurmd of {node}"]
     assert lab.wait_until_ended(job) == "COMPLETED"
 
@@ -153,7 +153,7 @@ def test_up_again_changes_nothing_and_refuses_other_arguments(lab: Lab) -> None:
 
 def test_a_cut_link_is_seen_and_can_be_restored(lab: Lab) -> None:
     first, second = lab.plan.node_names
-    port = daemons.find(lab.plan, "slurmd", second)
+    port = daemons.find_daemon(lab.plan, "slurmd", second)
     assert rankwise_lab(lab, "status").returncode == 0
     assert rankwise_lab(lab, "link", second, "cut").returncode == 0
     try:
@@ -190,7 +190,7 @@ def test_private_disks_show_only_what_is_shipped(tmp_path: Path, tmp_path_factor
     request = LabRequest(name=name, folder=folder, nodes=1, hidden=(*cluster.default_hidden(), tmp_path))
     try:
         cluster.up(request)
-        lab = Lab(cluster.find(name, folder))
+        lab = Lab(cluster.find_lab(name, folder))
         (lab.plan.shared / "shipped").write_text("to all")
         tried = f"ls {secret}; cat {lab.plan.shared}/shipped; cd /; {sys.executable} -P -c 'import pydantic, configs'"
         argv = ["srun", "--chdir=/", "--export=PATH", "sh", "-c", tried]

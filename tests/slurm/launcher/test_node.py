@@ -1,12 +1,15 @@
 """Slurm's lists of hosts, and this node's place by the variables of srun."""
 
+import socket
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST
 from slurm.launcher.end_cause import JobVerdict, NotStartedError, Status, first_cause
-from slurm.launcher.node import JobNode, host_names, interface_of, link_is_up, node_of, under_slurm
+from slurm.launcher.node import JobNode, host_names, interface_of, link_is_up, listening_addresses, node_of, under_slurm
 
 VARIABLES = {
     "SLURM_JOB_ID": "77",
@@ -36,6 +39,21 @@ def test_host_names(expression: str, names: list[str]) -> None:
 def test_what_is_no_list_of_hosts(expression: str) -> None:
     with pytest.raises(ValueError, match="host list: got"):
         host_names(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["n[0-99999999]", "n[0-999][0-999]", "[41-0,7]<[41-02,1-33333333302,7]", "n[²]", "n[1_0-2_0]", "n[1-" + "9" * 5000],
+    ids=range(6),
+)
+def test_a_host_list_beyond_any_cluster_is_refused_before_it_is_expanded(expression: str) -> None:
+    with pytest.raises(ValueError, match="host list: got") as caught:
+        host_names(expression)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_host_list_of_a_large_cluster_is_read() -> None:
+    assert len(host_names(",".join(f"r{rack}n[001-100]" for rack in range(100)))) == 10_000
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,5}[0-9]{0,4}", fullmatch=True), min_size=1, max_size=8))
@@ -103,3 +121,19 @@ def test_first_cause_takes_the_measurement_from_whoever_knows_it_and_names_the_s
     silent = OTHER.model_copy(update={"silent_ranks": (1,)})
     assert first_cause([PEER, silent]).rank == 1
     assert first_cause([PEER, silent.model_copy(update={"silent_ranks": (1, 2)})]).rank == 0
+
+
+def test_the_head_listens_where_other_nodes_reach_it_and_not_on_public_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def own(*addresses: str) -> dict[str, list[SimpleNamespace]]:
+        return {f"eth{n}": [SimpleNamespace(family=socket.AF_INET, address=each)] for n, each in enumerate(addresses)}
+
+    interfaces = own("127.0.0.1", "10.0.0.5", "192.168.7.5", "8.8.8.8")
+    monkeypatch.setattr("slurm.launcher.node.psutil.net_if_addrs", lambda: interfaces)
+    names = {"head": "10.0.0.5", "public": "8.8.8.8", "debian": "127.0.1.1", "other": "10.0.0.9"}
+    monkeypatch.setattr("slurm.launcher.node.address_of", lambda host: names[host])
+    private = ("10.0.0.5", "127.0.0.1", "192.168.7.5")
+    assert listening_addresses("head") == private
+    assert listening_addresses("public") == tuple(sorted((*private, "8.8.8.8")))
+    assert listening_addresses("debian") == listening_addresses("other") == ("",), "the name says nothing"

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.spec.target import Container, SlurmTarget
+from slurm.launcher.node_registration import free_port
 from slurm.sbatch_bundle.scripts import (
     BundleLaunch,
     LargeModel,
     SbatchBundle,
     definition,
+    multi_node_example,
     readme,
     run_script,
     sbatch_line,
@@ -204,6 +207,22 @@ def test_the_setup_script_names_what_is_wrong(
         ["bash", script, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode in (2, 3) and said in done.stderr, done.stderr
+
+
+def test_the_multi_node_example_trains_by_the_setup_script(tmp_path: Path) -> None:
+    (tmp_path / "setup_multi_node.sh").write_text(setup_script())
+    (tmp_path / "multi_node_example.py").write_text(multi_node_example())
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NNODES": "1"}
+    environment |= {"MASTER_PORT": str(free_port()), "NPROC_PER_NODE": "2"}
+    done = subprocess.run(
+        ["bash", "setup_multi_node.sh", "multi_node_example.py"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # Both write to one stream, perhaps on one line.
+    assert "process 0 of 2" in done.stdout and "process 1 of 2" in done.stdout
+    accuracy = re.search(r"trained on 2 processes: loss .*, accuracy ([0-9.]+)%", done.stdout)
+    assert accuracy and float(accuracy[1]) > 95
 
 
 def test_the_image_has_what_the_ranks_import() -> None:

@@ -56,6 +56,14 @@ def test_a_text_that_holds_no_accounts_is_refused() -> None:
         read_accounts("slurm_load_jobs error\n")
 
 
+def test_a_line_that_is_cut_off_and_figures_that_are_none_are_left_out() -> None:
+    text = "Submit|ElapsedRaw|TotalCPU|MaxRSS|Start|JobID|State\n1|2\n²|nan|1|" + "9" * 400 + "G|0001-01-01|7|FAILED\n"
+    accounts = read_accounts(text + "inf|inf|1-2:3|x|0000|8|FAILED\n")
+    assert set(accounts) == {"7", "8"}
+    accounting = accounts["7"].accounting
+    assert (accounting.elapsed_seconds, accounting.max_rss_bytes, accounting.queued_seconds) == (None, None, None)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("00:08.131", 8.131), ("01:02:03", 3723), ("2-00:00:01", 172801), ("00:00:00", 0), ("", None), ("INVALID", None)],

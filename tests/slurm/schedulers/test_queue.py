@@ -1,9 +1,6 @@
-"""The shared look at the queue. squeue and sacct are stand-ins that print what a file says and count their calls."""
+"""The shared look at the queue. Slurm's programs are stand-ins that print what a file says and count their calls."""
 
-import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,56 +13,14 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
-from slurm.schedulers.accounting import SACCT_FORMAT
 from slurm.schedulers.cluster import poll
 from slurm.schedulers.queue import LONGEST_PAUSE_SECONDS, Queue, Sight, _Pace, read_squeue, squeue_command
-from tests.support.launches import wait_until
-
-PROGRAM = """#!/bin/sh
-echo "$@" >> {folder}/{name}.calls
-test -e {folder}/{name}.away && {{ cat {folder}/{name}.away >&2; exit 1; }}
-cat {folder}/{name}.says
-"""
-
-
-@dataclass
-class Cluster:
-    """Two programs whose answers a test gives."""
-
-    folder: Path
-    queue: Queue
-
-    def says(self, program: str, text: str) -> None:
-        (self.folder / f"{program}.away").unlink(missing_ok=True)
-        (self.folder / f"{program}.says").write_text(text)
-
-    def away(self, program: str, words: str = "Unable to contact slurm controller (connect failure)") -> None:
-        (self.folder / f"{program}.away").write_text(words)
-
-    def calls(self, program: str) -> list[str]:
-        path = self.folder / f"{program}.calls"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def look(self, condition: Callable[[], bool]) -> None:
-        wait_until(condition, "the queue's thread", limit_seconds=20)
+from tests.support.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    for name in ("squeue", "sacct"):
-        program = tmp_path / name
-        program.write_text(PROGRAM.format(folder=tmp_path, name=name))
-        program.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SQUEUE_STATES": "PENDING"}
-    made = Cluster(tmp_path, Queue(environment=environment))
-    made.says("squeue", "")
-    made.says("sacct", "")
-    return made
-
-
-def account(job_id: str, state: str = "COMPLETED", nodes: str = "") -> str:
-    fields = dict.fromkeys(SACCT_FORMAT.split(","), "") | {"JobID": job_id, "State": state, "NodeList": nodes}
-    return f"{SACCT_FORMAT.replace(',', '|')}\n{'|'.join(fields.values())}\n"
+    return stand_in_cluster(tmp_path)
 
 
 def test_lines_of_squeue() -> None:
@@ -143,9 +98,9 @@ def test_accounts_that_name_too_few_nodes_are_completed_by_the_nodes_themselves(
             measurements=(Measurement(cell=cell, repeat=0, attempt=1),), inputs=".", cache=".", target=target,
         )  # fmt: skip
         paths.job.write_text(job.model_dump_json())
-        paths.submission.write_text(Submission(job_id="7", submitted_at="").model_dump_json())
+        paths.submission.write_text(Submission(job_id="7", submitted_at="2026-01-01T00:00:00+00:00").model_dump_json())
         for rank, host in enumerate(launched):
-            launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="")
+            launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-01-01T00:00:00+00:00")
             paths.node_launcher(rank).write_text(launcher.model_dump_json())
         queue = Queue(environment=cluster.queue.environment)
         monkeypatch.setattr("slurm.schedulers.cluster.shared_queue", lambda queue=queue: queue)
@@ -155,11 +110,103 @@ def test_accounts_that_name_too_few_nodes_are_completed_by_the_nodes_themselves(
         assert Accounting.model_validate_json(paths.accounting.read_bytes()).nodes == expected
 
 
-def test_a_job_that_slurm_has_forgotten_is_gone(cluster: Cluster) -> None:
-    cluster.away("squeue", "slurm_load_jobs error: Invalid job id specified")
-    cluster.queue.watch("7", every_seconds=0.05)
-    cluster.look(lambda: cluster.queue.sight("7") is not None)
-    assert cluster.queue.seen("7") == Sight(gone=True)
+def looks(cluster: Cluster, job_id: str, count: int = 1) -> None:
+    """Take looks and wait for them."""
+    cluster.queue.watch(job_id, every_seconds=0.01)
+    for _ in range(count):
+        cluster.queue.look()
+
+
+def test_an_empty_answer_is_no_answer_and_the_next_calls_come_later(cluster: Cluster) -> None:
+    cluster.says("squeue", "7|RUNNING|n1|None\n")
+    looks(cluster, "7")
+    for nothing in ("", "\n", "Welcome to the cluster!\n"):
+        cluster.says("squeue", nothing)
+        looks(cluster, "7")
+        assert cluster.queue.seen("7") == Sight("RUNNING", ("n1",), "None")
+        assert cluster.queue._paces["squeue"].pause > 0.01
+        cluster.says("squeue", "7|RUNNING|n1|None\n")
+        looks(cluster, "7")
+    assert cluster.calls("scontrol") == [], "one look that shows nothing asks nobody else"
+    assert cluster.queue._paces["squeue"].pause == 0.01
+
+
+@pytest.mark.parametrize("shown", ["", "8|RUNNING|n2|None\n"])
+def test_a_job_that_two_looks_do_not_show_is_asked_for_by_itself(cluster: Cluster, shown: str) -> None:
+    cluster.says("squeue", "7|PENDING||Resources\n8|RUNNING|n2|None\n")
+    looks(cluster, "7")
+    cluster.says("squeue", shown)
+    cluster.says("scontrol", details("7", "RUNNING", "n1"))
+    looks(cluster, "7")
+    assert cluster.queue.seen("7") == Sight("PENDING", (), "Resources"), "one look decides nothing"
+    looks(cluster, "7")
+    assert cluster.queue.seen("7") == Sight("RUNNING", ("n1",), "")
+    assert cluster.calls("scontrol") == ["--oneliner show job 7"]
+    cluster.away("scontrol", "Unable to contact slurm controller (connect failure)")
+    looks(cluster, "7", 3)
+    assert cluster.queue.seen("7") == Sight("RUNNING", ("n1",), ""), "who does not answer denies nothing"
+
+
+def test_tasks_of_an_array_are_asked_for_together(cluster: Cluster) -> None:
+    cluster.says("scontrol", details("9", "PENDING", array="ArrayJobId=9 ArrayTaskId=0-1 "))
+    for task in ("9_0", "9_1", "9_2"):
+        cluster.queue.watch(task, every_seconds=0.01)
+    cluster.queue.look()
+    cluster.queue.look()
+    assert [cluster.queue.seen(f"9_{task}") for task in range(3)] == [
+        Sight("PENDING", (), ""), Sight("PENDING", (), ""), Sight(gone=True)
+    ]  # fmt: skip
+    assert len(cluster.calls("scontrol")) == 1
+
+
+@pytest.mark.parametrize("answer", ["unknown", "others"])
+def test_a_job_that_slurm_has_forgotten_is_gone(cluster: Cluster, answer: str) -> None:
+    cluster.says("squeue", "7|RUNNING|n1|None\n")
+    looks(cluster, "7")
+    if answer == "unknown":
+        cluster.away("squeue", UNKNOWN)
+    else:
+        cluster.says("squeue", "8|RUNNING|n1|None\n")
+    looks(cluster, "7")
+    assert not (cluster.queue.seen("7") or Sight()).ended
+    looks(cluster, "7")
+    assert cluster.queue.seen("7") == Sight("RUNNING", ("n1",), "None", gone=True)
+    assert cluster.queue.seconds_since_end("7") > 0
+
+
+def test_a_job_that_is_gone_and_shows_up_again_is_there(cluster: Cluster) -> None:
+    cluster.away("squeue", UNKNOWN)
+    looks(cluster, "7", 2)
+    assert (cluster.queue.seen("7") or Sight()).gone
+    cluster.says("squeue", "7|RUNNING|n1|None\n")
+    looks(cluster, "7")
+    assert cluster.queue.seen("7") == Sight("RUNNING", ("n1",), "None")
+    assert cluster.queue.seconds_since_end("7") == 0
+
+
+@pytest.mark.parametrize(("state", "active"), [("PENDING", True), ("RUNNING", True), ("FAILED", False)])
+def test_what_sacct_says_of_a_job_that_is_gone_is_kept(cluster: Cluster, state: str, active: bool) -> None:
+    cluster.away("squeue", UNKNOWN)
+    cluster.says("sacct", account("7", state))
+    looks(cluster, "7", 2)
+    assert cluster.queue.active_by_accounts("7") is active
+    assert (cluster.queue.account("7") is None) is active
+
+
+def test_without_accounts_scontrol_says_how_a_job_ended(cluster: Cluster) -> None:
+    cluster.away("sacct", "Slurm accounting storage is disabled")
+    cluster.says("squeue", "7|FAILED|n1|NonZeroExitCode\n")
+    cluster.says("scontrol", details("7", "FAILED", "n[1-2]"))
+    looks(cluster, "7", 1)
+    assert not cluster.queue.keeps_accounts and len(cluster.calls("sacct")) == 1, "it says so itself, once"
+    told = cluster.queue.account("7")
+    assert told is not None
+    assert (told.accounting.state, told.accounting.nodes) == ("FAILED", ("n1", "n2"))
+    assert (told.accounting.queued_seconds, told.accounting.elapsed_seconds) == (2, 7)
+
+
+def test_a_line_whose_nodes_cannot_be_read_is_passed_over() -> None:
+    assert read_squeue("7|RUNNING|n[1-|None\n8|RUNNING|n1|None\n").keys() == {"8"}
 
 
 def test_while_the_controller_is_away_all_stays_as_last_seen(cluster: Cluster) -> None:

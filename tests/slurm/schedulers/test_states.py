@@ -9,7 +9,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
-from slurm.schedulers.states import HOPELESS_REASONS, NEVER_BEGAN, STANDINGS, FinalState, bare, composed, standing
+from slurm.schedulers.states import NEVER_BEGAN, STANDINGS, FinalState, bare, composed, standing
 
 # "JOB STATE CODES" of squeue(1) and sacct(1), Slurm 22.05 to 24.11.
 DOCUMENTED = [
@@ -49,7 +49,9 @@ def test_every_state_that_slurm_documents_has_a_meaning() -> None:
 
 
 def test_every_end_has_a_status_and_nothing_else_has() -> None:
-    assert all((meaning.status is not None) == (meaning.place == "ended") for meaning in STANDINGS.values())
+    assert all(
+        (meaning.status is not None) == (meaning.place in ("ended", "requeued")) for meaning in STANDINGS.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,16 +69,13 @@ def test_every_end_has_a_status_and_nothing_else_has() -> None:
         ("PREEMPTED", "ended", Status.PREEMPTED),
         ("OUT_OF_MEMORY", "ended", Status.OUT_OF_MEMORY),
         ("DEADLINE", "ended", Status.TIMEOUT),
-        ("REQUEUED", "ended", Status.PREEMPTED),
+        ("REQUEUED", "requeued", Status.PREEMPTED),
+        ("SPECIAL_EXIT", "requeued", Status.PREEMPTED),
         ("A_WORD_OF_TOMORROW", "running", None),
     ],
 )
 def test_words_as_the_programs_write_them(word: str, place: str, status: Status | None) -> None:
     assert (standing(word).place, standing(word).status) == (place, status)
-
-
-def test_the_reasons_to_wait_for_ever_name_fields_of_a_target() -> None:
-    assert set(HOPELESS_REASONS.values()) <= set(SlurmTarget.model_fields)
 
 
 def job(nodes: int = 2) -> Job:
@@ -130,6 +129,10 @@ NODES = ("n1", "n2")
         # cut off from outside
         ([CUT_OFF, CUT_OFF], "CANCELLED by 0", Status.CANCELLED, "CANCELLED", ()),
         ([CUT_OFF, CUT_OFF], "PREEMPTED", Status.PREEMPTED, "PREEMPTED", ()),
+        ([CUT_OFF, CUT_OFF], "REQUEUED", Status.PREEMPTED, "REQUEUED", ()),
+        ([None, None], "REQUEUED", Status.PREEMPTED, "REQUEUED", ()),
+        ([LOST_NODE, None], "REQUEUED", Status.PREEMPTED, "REQUEUED", ("n2",)),  # requeued since a node failed
+        ([DONE, DONE], "REQUEUED", Status.COMPLETED, None, ()),
         ([CUT_OFF, CUT_OFF], "TIMEOUT", Status.TIMEOUT, "TIMEOUT", ()),
         ([CUT_OFF, None], "DEADLINE", Status.TIMEOUT, "DEADLINE", ()),
         ([CUT_OFF, CUT_OFF], "FAILED", Status.CANCELLED, None, ()),
@@ -156,6 +159,34 @@ def test_nodes_ends_and_the_schedulers_word(
 ) -> None:
     found = composed(job(), ends, FinalState(word) if word else None, NODES)
     assert (found.status, found.kind, found.nodes) == (status, kind, blamed)
+
+
+@pytest.mark.parametrize(
+    ("ends", "word", "nodes", "suspects"),
+    [
+        ([None, None], "COMPLETED", NODES, NODES),  # launchers were killed: nobody knows on which of them
+        ([None, DONE], "COMPLETED", NODES, ()),  # what was measured is known by its parts
+        ([CUT_OFF, None], None, NODES, ()),  # cancelled by somebody
+        ([end(Status.FAILED, kind="ImportError"), PEER], "FAILED", NODES, ("n1",)),
+        ([OWN, PEER], "FAILED", NODES, ()),  # what a measurement did
+        ([None, None], "FAILED", ("n1",), ()),  # nobody knows which node has which rank
+        ([CUT_OFF, None], "NODE_FAIL", NODES, ()),  # there is one to blame by name
+        ([CUT_OFF, CUT_OFF], "PREEMPTED", NODES, ()),
+        ([None, None], "CANCELLED by 0", NODES, ()),
+        ([None, None], "REQUEUED", NODES, ()),
+        ([DONE, DONE], "COMPLETED", NODES, ()),
+    ],
+)
+def test_where_none_is_to_blame_by_name_those_that_may_be_are_suspects(
+    ends: list[JobEnd | None], word: str | None, nodes: tuple[str, ...], suspects: tuple[str, ...]
+) -> None:
+    found = composed(job(), ends, FinalState(word) if word else None, nodes, began=[True, True])
+    assert found.suspects == suspects
+
+
+def test_a_requeue_says_so() -> None:
+    message = composed(job(), [CUT_OFF, CUT_OFF], FinalState("REQUEUED"), NODES).message
+    assert message is not None and message.startswith("Slurm requeued the job")
 
 
 def test_the_measurement_that_was_cut_off_is_kept() -> None:

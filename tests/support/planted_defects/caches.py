@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.support.correctness_runs import Rank
+from tests.support.answers.correctness_runs import Rank
 from tests.support.planted_defects.planting import batched, change_steps, on_rank
 
 

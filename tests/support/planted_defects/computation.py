@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.support.correctness_runs import Defect, Rank
+from tests.support.answers.correctness_runs import Defect, Rank
 from tests.support.planted_defects.planting import DEFECTS, batched, change_steps, on_rank, tensor_parallel
 
 

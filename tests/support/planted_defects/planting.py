@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.models.config import ModelConfig
+from configs.families.config import ModelConfig
 from engine.parallel.grid import Grid
-from tests.support.correctness_runs import Defect, Rank, Setting
+from tests.support.answers.correctness_runs import Defect, Rank, Setting
 
 Tensors = dict[str, Tensor]
 LAYER = "model.layers.1."

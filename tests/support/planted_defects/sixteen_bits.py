@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.models.config import ModelConfig
-from tests.support.correctness_runs import Rank, Setting
+from configs.families.config import ModelConfig
+from tests.support.answers.correctness_runs import Rank, Setting
 from tests.support.planted_defects.planting import change_steps, on_rank
 
 

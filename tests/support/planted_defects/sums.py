@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.support.correctness_runs import Rank
+from tests.support.answers.correctness_runs import Rank
 from tests.support.planted_defects.planting import on_rank, tensor_parallel
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.models.config import ModelConfig
+from configs.families.config import ModelConfig
 from engine.parallel.grid import Grid
 from tests.support.planted_defects.planting import LAYER, Tensors, on_config, on_tensors, tensor_parallel
 

@@ -19,7 +19,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.record import Status
 from configs.spec.study import StudyError, load_study
 from tasks.bundle.collect import collect_bundle
-from tasks.bundle.write import ds_config, write_bundle
+from tasks.bundle.write import write_bundle
 from tests.support.studies import rankwise, status, write_study
 
 SLURM = {"kind": "slurm", "name": "cluster", "partition": "batch"}
@@ -227,15 +227,15 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_deepspeed_would_be_told_the_studys_layout(tmp_path: Path) -> None:
+def test_every_file_is_explained_and_none_is_for_nobody(tmp_path: Path) -> None:
     training = {"kind": "train", "global_batch_size": 8}
+    models = [{"id": "synthetic:llama-1m@0"}]
+    target = SLURM | {"ranks_per_node": 2, "launcher": "deepspeed"}
     layout = {"dp": 2, "strategy": "zero2"}
-    study = load_study(
-        write_study(
-            tmp_path, workload=training, layout=layout, dtype="bfloat16", models=[{"id": "synthetic:llama-1m@0"}]
-        )
-    )
-    told = ds_config(study)
-    assert told["zero_optimization"] == {"stage": 2} and told["bf16"] == {"enabled": True}
-    assert told["train_batch_size"] == 8 and told["train_micro_batch_size_per_gpu"] == 4
-    assert ds_config(load_study(write_study(tmp_path)))["tensor_parallel"] == {"tp_size": 1}
+    experiments = {"sizes": {"kind": "sweep", "over": {"workload.global_batch_size": [8, 16]}}}
+    run = manifest(tmp_path, workload=training, models=models, layout=layout, targets=[target], experiments=experiments)
+    text = (run.folder / "README.md").read_text()
+    for path in run.folder.iterdir():
+        assert path.is_dir() or f"`{path.name}`" in text or path.name == "README.md", path.name
+    # No one configuration of DeepSpeed describes a study: its ranks make one for each cell.
+    assert "ds_config.json" not in text and list(run.folder.rglob("ds_config.json")) == []

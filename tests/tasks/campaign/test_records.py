@@ -17,7 +17,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.target import LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
-from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside_damaged
 from tasks.campaign.records import collect_job
 
 CELLS = [Cell(workload=NoopWorkload(items=2, label=label), layout=Layout(dp=2)) for label in "abc"]
@@ -63,7 +63,7 @@ def leave_part(
     measurement: Measurement,
     rank: int,
     failure: Failure | None = None,
-    finished: str = "2",
+    finished: str = "2026-01-01T00:00:02+00:00",
     heads_node: bool | None = None,
 ) -> None:
     heads_node = rank == 0 if heads_node is None else heads_node
@@ -73,7 +73,7 @@ def leave_part(
         rank=rank,
         host="h",
         status=Status.FAILED if failure else Status.COMPLETED,
-        started_at="1",
+        started_at="2026-01-01T00:00:01+00:00",
         finished_at=finished,
         failure=failure,
         environment={"torch": "x"} if rank == 0 else {},
@@ -94,7 +94,7 @@ def leave_end(paths: JobPaths, status: Status = Status.COMPLETED, measurement: M
         rank=1 if measurement else None,
         kind="SIGKILL" if measurement else None,
         message="rank 1 was killed" if measurement else None,
-        finished_at="9",
+        finished_at="2026-01-01T00:00:09+00:00",
     )
     paths.end.write_text(end.model_dump_json())
 
@@ -170,8 +170,20 @@ def test_progress_tells_which_measurement_had_begun(run: RunPaths) -> None:
 
 def test_the_first_cause_counts_not_the_peers_that_saw_it(run: RunPaths) -> None:
     paths = run.job(NAME)
-    leave_part(paths, MEASUREMENTS[0], 0, Failure(message="connection closed", rank=0, kind="PeerLost"), finished="2")
-    leave_part(paths, MEASUREMENTS[0], 1, Failure(message="bad input", rank=1, kind="ValueError"), finished="3")
+    leave_part(
+        paths,
+        MEASUREMENTS[0],
+        0,
+        Failure(message="connection closed", rank=0, kind="PeerLost"),
+        finished="2026-01-01T00:00:02+00:00",
+    )
+    leave_part(
+        paths,
+        MEASUREMENTS[0],
+        1,
+        Failure(message="bad input", rank=1, kind="ValueError"),
+        finished="2026-01-01T00:00:03+00:00",
+    )
     leave_end(paths, Status.FAILED, MEASUREMENTS[0])
     failure = collect_job(run, NAME).records[0].failure
     assert failure is not None and failure.message == "bad input"
@@ -222,8 +234,9 @@ def completed_run(run: RunPaths) -> Path:
 def test_a_damaged_record_is_set_aside_and_measured_again(run: RunPaths, suffix: str, damage: bytes | None) -> None:
     path = completed_run(run).with_suffix(suffix)
     path.write_bytes(path.read_bytes()[:-10] if damage is None else damage)
-    ledger = read_ledger(run)
-    assert len(ledger.set_aside) == 1
+    assert len(read_ledger(run).damaged) == 1 and path.exists(), "to look at a folder changes nothing in it"
+    ledger = set_aside_damaged(run)
+    assert len(ledger.set_aside) == 1 and not path.exists()
     missing = missing_measurements(plan(), ledger, "timed", only_failed=False)
     assert [(measurement.cell.key, measurement.attempt) for measurement in missing] == [(CELLS[0].key, 2)]
     again = missing_measurements(plan(), read_ledger(run), "timed", only_failed=False)
@@ -317,7 +330,7 @@ def test_a_failure_of_no_rank_points_to_the_node_that_knows_of_it(run: RunPaths)
     paths = on_two_nodes(run)
     leave_end(paths, Status.NODE_FAILED, measurements_of(paths)[0])
     for node, status in enumerate((Status.COMPLETED, Status.NODE_FAILED)):
-        end = JobEnd(status=status, return_code=None, finished_at="9")
+        end = JobEnd(status=status, return_code=None, finished_at="2026-01-01T00:00:09+00:00")
         paths.node_end(node).write_text(end.model_dump_json())
     whole = JobEnd.model_validate_json(paths.end.read_bytes())
     paths.end.write_text(whole.model_copy(update={"rank": None}).model_dump_json())

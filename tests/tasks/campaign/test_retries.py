@@ -12,6 +12,7 @@ from configs.spec.cell import Cell
 from configs.spec.target import LocalTarget, SlurmTarget, Target
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
+from slurm.schedulers.refusals import REFUSED
 from tasks.campaign.records import Collected
 from tasks.campaign.retries import LOCAL_RESUMES, LOCAL_RETRIES, Retries, nodes_to_leave_out
 
@@ -21,7 +22,7 @@ CLUSTER = SlurmTarget(retries=2)
 
 
 def ended(status: Status, *nodes: str) -> JobEnd:
-    return JobEnd(status=status, return_code=None, nodes=nodes, finished_at="9")
+    return JobEnd(status=status, return_code=None, nodes=nodes, finished_at="2026-01-01T00:00:09+00:00")
 
 
 def record(measurement: Measurement, status: Status) -> Record:
@@ -36,6 +37,10 @@ def record(measurement: Measurement, status: Status) -> Record:
         started_at=None,
         finished_at=None,
     )
+
+
+def attempt(measurement: Measurement, number: int) -> Measurement:
+    return measurement.model_copy(update={"attempt": number})
 
 
 def never_started(status: Status, *nodes: str, measurements: list[Measurement] = MEASUREMENTS) -> Collected:
@@ -145,13 +150,22 @@ def test_a_launch_that_does_not_start_is_given_up_in_the_end(
     retries, made = Retries(), 0
     while True:
         made += 1
-        outcome = retries.after(never_started(status), "timed", target)
+        tried = [attempt(measurement, made) for measurement in MEASUREMENTS]
+        outcome = retries.after(never_started(status, measurements=tried), "timed", target)
+        assert all(measurement.attempt == made + 1 for measurement in outcome.again), "each has a record of its own"
         assert not (outcome.again and outcome.given_up)
         if outcome.given_up:
             break
         assert outcome.failed_starts == made
-    assert (made, outcome.status, outcome.given_up) == (tries, given_up_as, tuple(MEASUREMENTS))
+    assert (made, outcome.status, outcome.given_up) == (tries, given_up_as, tuple(tried))
     assert "no word" in outcome.message
+
+
+def test_a_job_that_can_never_start_is_not_tried_again() -> None:
+    collected = never_started(Status.FAILED)
+    collected.end = ended(Status.FAILED).model_copy(update={"kind": REFUSED})
+    outcome = Retries().after(collected, "timed", CLUSTER)
+    assert (outcome.again, outcome.given_up, outcome.status) == ((), tuple(MEASUREMENTS), Status.FAILED)
 
 
 def test_a_lost_measurement_and_failed_starts_share_one_bound() -> None:
@@ -160,9 +174,10 @@ def test_a_lost_measurement_and_failed_starts_share_one_bound() -> None:
     lost = Collected(records=[record(MEASUREMENTS[0], Status.NODE_FAILED)], end=ended(Status.NODE_FAILED))
     (again,) = retries.after(lost, "timed", CLUSTER).again
     both = [again, MEASUREMENTS[1]]
-    assert retries.after(never_started(Status.LOST, measurements=both), "timed", CLUSTER).again == tuple(both)
-    last = retries.after(never_started(Status.LOST, measurements=both), "timed", CLUSTER)
-    assert (last.given_up, last.again) == ((again,), (MEASUREMENTS[1],))
+    once_more = [attempt(again, 3), attempt(MEASUREMENTS[1], 2)]
+    assert retries.after(never_started(Status.LOST, measurements=both), "timed", CLUSTER).again == tuple(once_more)
+    last = retries.after(never_started(Status.LOST, measurements=once_more), "timed", CLUSTER)
+    assert (last.given_up, last.again) == ((once_more[0],), (attempt(MEASUREMENTS[1], 3),))
 
 
 def test_nodes_to_blame_are_remembered_for_all_that_goes_on() -> None:
@@ -177,6 +192,12 @@ def test_nodes_to_blame_are_remembered_for_all_that_goes_on() -> None:
     retries.after(never_started(Status.LOST, "n2", measurements=list(launch.measurements)), "timed", CLUSTER)
     assert retries.blamed(launch) == {"n1", "n2"}
     assert retries.blamed(Launch("memory", launch.measurements)) == frozenset(), "another pass is another measurement"
+
+
+def test_nodes_where_a_launch_was_lost_are_left_out_where_none_is_to_blame_by_name() -> None:
+    retries, collected = Retries(), never_started(Status.LOST)
+    collected.end = ended(Status.LOST).model_copy(update={"suspects": ("n3",)})
+    assert retries.blamed(Launch("timed", retries.after(collected, "timed", CLUSTER).again)) == {"n3"}
 
 
 @pytest.mark.parametrize(

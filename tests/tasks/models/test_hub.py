@@ -1,4 +1,4 @@
-"""Models from the hub: a real HTTP server that speaks the hub's API (tests/support/hub_server.py)."""
+"""Models from the hub: a real HTTP server that speaks the hub's API (tests/support/servers/hub_server.py)."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tasks.models.sources import (
     resolve_model,
     verify_manifest,
 )
-from tests.support.hub_server import (
+from tests.support.servers.hub_server import (
     CONFIG,
     Fault,
     HubServer,
@@ -148,10 +148,13 @@ def test_branch_becomes_the_commit(
         resolve_model("acme/tiny", "v2", cache, base)
 
 
-def test_revision_is_required(cache: Path, base: Path, watched: list[Any]) -> None:
-    with pytest.raises(ValueError, match="acme/tiny: a Hugging Face repository needs `revision`: a 40-digit commit"):
-        resolve_model("acme/tiny", None, cache, base)
-    assert watched == []
+def test_without_a_revision_the_default_branch_is_pinned(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer]
+) -> None:
+    folder = make_model(tmp_path / "served")
+    hub = serve(folder)
+    assert resolve_model("acme/tiny", None, cache, base).identity == f"acme/tiny@{Repository(folder).commit}"
+    assert hub.requests[0].path == "/api/models/acme/tiny/revision/main"
 
 
 def test_connection_cut_in_the_middle_is_resumed(
@@ -335,10 +338,10 @@ def test_repository_is_refused_before_its_weights_come(
     with pytest.raises(ValueError, match=r"acme/tiny@\w+: no config\.json"):
         resolve_model("acme/tiny", "main", cache, base)
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"acme/tiny@.*pickled weights \(pytorch_model\.bin\).*rankwise convert"):
+    (folder / "model.safetensors").rename(folder / "weights.ckpt")
+    with pytest.raises(ValueError, match=r"acme/tiny@.*pickled weights \(weights\.ckpt\).*rankwise convert"):
         resolve_model("acme/tiny", "main", cache, base)
-    (folder / "pytorch_model.bin").unlink()
+    (folder / "weights.ckpt").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     write_safetensors(folder / "other.safetensors", {"a": 1})
     with pytest.raises(ValueError, match=r"lists missing files: gone\.safetensors"):

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from configs.common.base import SCHEMA_VERSION, sha256_of_file
+from configs.common.safetensors_header import stored_tensors
 from configs.hardware.architectures import ARCHITECTURES
 from tasks.models import folder as folder_module
 from tasks.models.sources import (
-    is_hub_repository,
+    hub_repository,
     load_manifest,
     manifest_path,
     resolve_model,
     save_manifest,
     verify_manifest,
 )
-from tests.support.hub_server import (
+from tests.support.servers.hub_server import (
     CONFIG,
     make_model,
     make_sharded_model,
@@ -129,8 +130,8 @@ def test_folder_that_is_not_there(cache: Path, base: Path) -> None:
     with pytest.raises(ValueError, match=r"models/llama: no such folder \(did you mean models/llama-7b\?\)") as caught:
         resolve_model("models/llama", None, cache, base)
     assert "revision" in str(caught.value)
-    with pytest.raises(ValueError, match=r"gpt2: no such folder; expected .*`owner/name` with a revision"):
-        resolve_model("gpt2", None, cache, base)
+    with pytest.raises(ValueError, match=r"gpt9: no such folder; expected .*`owner/name`, or a name of `rankwise plan"):
+        resolve_model("gpt9", None, cache, base)
     with pytest.raises(ValueError, match="got a file, expected the folder"):
         resolve_model("./models/llama-7b/config.json", None, cache, base)
     with pytest.raises(ValueError, match="`revision` applies to Hugging Face repositories only"):
@@ -139,9 +140,9 @@ def test_folder_that_is_not_there(cache: Path, base: Path) -> None:
 
 def test_what_is_a_repository(base: Path) -> None:
     make_model(base / "models" / "tiny")
-    assert is_hub_repository("acme/tiny", base)
+    assert hub_repository("acme/tiny", None, base) == "acme/tiny"
     for other in ("models/tiny", "./acme/tiny", "/acme/tiny", "~/tiny", "tiny", "a/b/c", "synthetic:llama-4m@0"):
-        assert not is_hub_repository(other, base)
+        assert hub_repository(other, None, base) is None
 
 
 def test_folder_without_config(cache: Path, base: Path) -> None:
@@ -231,7 +232,7 @@ def test_files_that_safetensors_writes_are_sound(tmp_path: Path) -> None:
         " 'scalar': np.array(1.0)}, sys.argv[1], metadata={'format': 'pt'})"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.safetensors")], check=True, timeout=60)
-    assert folder_module.check_safetensors(tmp_path / "x.safetensors") == {"a", "empty", "flag", "scalar"}
+    assert set(stored_tensors(tmp_path / "x.safetensors")) == {"a", "empty", "flag", "scalar"}
 
 
 def test_shards(cache: Path, base: Path) -> None:

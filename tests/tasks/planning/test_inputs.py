@@ -17,7 +17,7 @@ from configs.spec.examples import read_examples
 from configs.spec.study import StudyError, StudySpec, parse_study
 from engine.training.task_types import load_examples
 from tasks.planning.inputs import copy_inputs, make_plan
-from tests.support.training_tasks import made_context, workload_of, write_inputs
+from tests.support.training.training_tasks import made_context, workload_of, write_inputs
 
 TOKENIZER = Path(__file__).parents[3] / "configs" / "models" / "tiny-stdlib" / "tokenizer.json"
 

@@ -16,38 +16,14 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.plans.prediction import Prediction
 from configs.plans.preflight import PairFigures, Preflight, TargetPreflight
 from configs.spec.cell import Cell
-from configs.spec.measuring import Measuring
-from configs.spec.target import LocalTarget, SlurmTarget
-from configs.workloads.generate import GenerateWorkload
-from configs.workloads.noop import NoopWorkload
+from configs.spec.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
 from engine.planner.learning import experience_path, read_experiences
 from engine.planner.local import this_fingerprint
 from tasks.models.sources import resolve_model
 from tasks.planning.predictions import Predictor, remember_run, with_predictions
-from tests.support.priced_runs import write_measurements, write_run
-
-NAME = "synthetic:llama-1m@0"
-
-
-def plan_of(kind: str, model: PlannedModel | None = None, **work: Any) -> Plan:
-    """One cell of a kind of work."""
-    known = model or PlannedModel(name="llama-1m", identity=NAME, manifest="")
-    if kind == "noop":
-        cell = Cell(workload=NoopWorkload(**{"seconds": 0.5} | work))
-    else:
-        fields = {"batch_size": 2, "num_prompts": 2, "new_tokens": 5} | work
-        cell = Cell(model=known.identity, workload=GenerateWorkload(**fields))
-    return Plan(
-        study="s",
-        models=(known,),
-        targets=(LocalTarget(),),
-        measuring=Measuring(repeats=3),
-        pack=True,
-        experiments=(),
-        cells={cell.key: cell},
-        repeats={cell.key: 3},
-    )
+from tests.support.run_folders.predicted_plans import NAME, measured_run, plan_of
+from tests.support.run_folders.priced_runs import write_run
 
 
 @pytest.fixture
@@ -133,20 +109,6 @@ def test_noop_needs_neither_calibration_nor_model(tmp_path: Path) -> None:
     assert only(with_predictions(plan_of("noop"), tmp_path, tmp_path / "empty")).items_per_second == pytest.approx(2.0)
 
 
-def measured_run(folder: Path, plan: Plan, rate: float, share: float = 0.0, **environment: Any) -> RunPaths:
-    """A run of a plan whose measurements reached a rate on this hardware."""
-    run = write_run(folder, plan)
-    here = this_fingerprint()
-    facts = {"cpu_model": here.cpu_model, "cores": here.cores, "torch": here.torch, "device": "cpu"} | environment
-    run.environments.mkdir()
-    run.environment("e1").write_text(json.dumps(facts))
-    (cell,) = plan.cells.values()
-    write_measurements(run, cell, [rate] * 3, figures={"others_cpu_share": share})
-    for path in run.records.glob("*/*.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"environment": "e1"}))
-    return run
-
-
 def fetched_plan(cache: Path, base: Path) -> Plan:
     manifest = resolve_model(NAME, None, cache, base)
     path = next(cache.glob("models/*/manifest.json"))
@@ -194,7 +156,7 @@ def test_what_cannot_be_learnt_from_is_passed_over(cache: Path, tmp_path: Path) 
 
 LINK = {"latency_seconds": 1e-4, "bytes_per_second": 119e6}
 FOUND = TargetPreflight(
-    target="slurm", settings="", at="", ranks_per_node=1,
+    target="slurm", settings="", at="2026-01-01T00:00:00+00:00", ranks_per_node=1,
     pairs=(PairFigures(nodes=("a", "b"), latency_seconds=6e-4, bytes_per_second=50e6),),
 )  # fmt: skip
 

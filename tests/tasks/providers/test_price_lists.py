@@ -13,7 +13,7 @@ from configs.hardware.catalog import catalog
 from configs.hardware.prices import CATALOG_COLUMNS, read_catalog
 from tasks.providers import price_lists
 from tasks.providers.price_lists import TransientPriceError, aws_quote, refresh_prices
-from tests.support.price_server import INSTANCES, PAGES, PriceServer, serving
+from tests.support.servers.price_server import INSTANCES, PAGES, PriceServer, serving
 
 
 def refresh(server: PriceServer, path: Path, waits: list[float] | None = None) -> price_lists.Refreshed:

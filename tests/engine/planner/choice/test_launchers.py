@@ -17,7 +17,7 @@ from engine.planner.choice.descriptions import deepspeed_dict
 from engine.planner.choice.launchers import LauncherFiles, deepspeed_config, launcher_files, torch_settings
 from engine.planner.setup import TrainingSetup
 
-SCRIPT = Path(__file__).parents[3] / "support" / "launched_training.py"
+SCRIPT = Path(__file__).parents[3] / "support" / "training" / "launched_training.py"
 PARAMETERS = 64 * 32 + 2 * (32 * 128 + 128 + 128 * 32 + 32) + 32 * 64 + 64
 TINY = Architecture(
     "tiny", "decoder", "llama", 2, 2, 32, 128, 4, 4, 8, 64, 0, False, "gelu", "layernorm", False, ()

@@ -18,7 +18,7 @@ from engine.planner.choice.search import (
     STRATEGIES,
     SearchLimits,
     divisors,
-    evaluate,
+    evaluate_setup,
     layouts,
     memory_limit,
     precision_for,
@@ -112,7 +112,7 @@ def test_nothing_faster_is_missed(limit_gb: int) -> None:
             layout=Layout(dp=4, strategy=strategy), micro_batch=micro, accumulation=batch // 4 // micro,
             checkpointing=checkpointing, offload=offload, precision=precision_for(strategy, base.precision),
         )  # fmt: skip
-        every.append(evaluate(setup, limit))
+        every.append(evaluate_setup(setup, limit))
     fitting = [candidate.seconds or 0.0 for candidate in every if candidate.fits]
     best = ranked(base, 4, batch, SearchLimits(axes=("dp",), max_memory_bytes=limit))[0]
     assert best.fits == bool(fitting)
@@ -177,6 +177,6 @@ def test_a_setup_that_holds_only_without_accumulation_is_found() -> None:
 def test_offload_needs_a_place_to_go_to() -> None:
     base = TrainingSetup(find_model("llama-2-7b"), instance("aws/p3.16xlarge"), sequence_length=512)
     nvme = base.replace(layout=Layout(dp=8, strategy="zero3"), offload="nvme", precision="float16_mixed")
-    assert "no NVMe is known" in str(evaluate(nvme).why_not)
+    assert "no NVMe is known" in str(evaluate_setup(nvme).why_not)
     cpu = base.replace(machine=instance("aws/r7i.48xlarge"), layout=Layout(strategy="fsdp"), offload="cpu")
-    assert "a CPU has everything already" in str(evaluate(cpu.replace(precision="float32")).why_not)
+    assert "a CPU has everything already" in str(evaluate_setup(cpu.replace(precision="float32")).why_not)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from configs.common.execution import Layout, StageBalance
+from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.hardware.hardware import Accelerator, Machine
-from engine.models.config import ModelConfig
 from engine.models.llama import Llama
 from engine.models.stages import stage_layers as engine_stage_layers
 from engine.models.weights import DTYPES
@@ -19,7 +19,7 @@ from engine.planner.families import read_architecture
 from engine.planner.memory.inference import inference_memory, largest_batch
 from engine.planner.memory.stored import stored_stage_layers
 from engine.planner.setup import InferenceSetup, WeightFormat
-from tests.support.memory_cells import Allocations
+from tests.support.training.memory_cells import Allocations
 
 GPU = Accelerator(
     name="gpu",

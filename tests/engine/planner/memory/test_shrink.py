@@ -5,7 +5,7 @@ import pytest
 from configs.common.execution import Layout
 from configs.hardware.hardware import Accelerator, Machine
 from engine.planner.families import read_architecture
-from engine.planner.memory.shrink import fits, memory_of, smallest_change, what_does_not_fit
+from engine.planner.memory.shrink import fits, memory_of, smallest_change
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
 _GIB = 2**30
@@ -37,14 +37,6 @@ def test_what_fits_needs_no_change() -> None:
     assert fits(training(), enough)
     assert not fits(training(), enough - 1)
     assert smallest_change(training(), enough) is None
-    assert what_does_not_fit(training(), enough) is None
-
-
-def test_the_largest_parts_are_named_first() -> None:
-    told = what_does_not_fit(training(micro_batch=64), 8e9)
-    assert told is not None
-    assert told.split(": ")[1].startswith("activations")
-    assert "of 8.0" in told
 
 
 def test_one_change_is_taken_before_two_and_the_cheapest_first() -> None:

@@ -253,7 +253,7 @@ def test_the_counter_sees_every_byte_on_every_thread() -> None:
     """Known sizes, a kernel's own temporary tensors, and what is released on another thread."""
     code = f"""
 import threading, torch
-from tests.support.memory_cells import Allocations, count_on_every_thread
+from tests.support.training.memory_cells import Allocations, count_on_every_thread
 count_on_every_thread()
 with Allocations() as memory:
     kept = torch.empty({_MIB}, dtype=torch.uint8)

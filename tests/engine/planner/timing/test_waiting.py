@@ -13,7 +13,7 @@ from configs.hardware.hardware import Link, Machine
 from engine.planner.families import read_architecture
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.cpu import measured_step_time
-from engine.planner.timing.traffic import ddp_buckets, network_bytes, reversed_weights, traffic
+from engine.planner.timing.traffic import ddp_buckets, reversed_weights, step_network_bytes, traffic
 from engine.planner.timing.waiting import waits_of
 
 MODEL = read_architecture(ARCHITECTURES["llama-13m"], "llama-13m")
@@ -49,19 +49,19 @@ def setup(strategy: Strategy, dp: int = 2, machine: Machine | None = None, **fie
     ],
 )
 def test_what_a_node_of_two_sends(strategy: Strategy, times: float) -> None:
-    assert network_bytes(setup(strategy)) == pytest.approx(4 * MODEL.parameters * times, rel=0.01)
+    assert step_network_bytes(setup(strategy)) == pytest.approx(4 * MODEL.parameters * times, rel=0.01)
 
 
 def test_fsdp_gathers_blocks_twice_and_the_root_once() -> None:
-    sent = network_bytes(setup("fsdp"))
+    sent = step_network_bytes(setup("fsdp"))
     blocks = MODEL.parameters - TABLES
     assert sent == pytest.approx(4 * (1.5 * MODEL.parameters + 0.5 * blocks), rel=0.01)
-    kept = network_bytes(setup("fsdp", reshard=False))
+    kept = step_network_bytes(setup("fsdp", reshard=False))
     assert kept == pytest.approx(4 * 1.5 * MODEL.parameters, rel=0.01)
 
 
 def test_accumulated_micro_batches_are_reduced_once_but_by_stages_two_and_three() -> None:
-    one, four = ({name: network_bytes(setup(name, accumulation=count)) for name in NAMES} for count in (1, 4))
+    one, four = ({name: step_network_bytes(setup(name, accumulation=count)) for name in NAMES} for count in (1, 4))
     assert all(one[name] is not None for name in NAMES)
     whole = 4 * MODEL.parameters
     assert four["ddp"] == one["ddp"] and four["zero1"] == one["zero1"]
@@ -74,7 +74,7 @@ NAMES: tuple[Strategy, ...] = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 
 
 def test_one_node_sends_nothing_to_others() -> None:
-    assert network_bytes(setup("ddp", machine=nodes(None, ranks_a_node=2))) is None
+    assert step_network_bytes(setup("ddp", machine=nodes(None, ranks_a_node=2))) is None
 
 
 def test_hybrid_sharding_sends_shards_between_nodes() -> None:
@@ -86,7 +86,9 @@ def test_hybrid_sharding_sends_shards_between_nodes() -> None:
     assert {transfer.collective for transfer in between} == {"all_reduce"}
     assert sum(transfer.bytes for transfer in between) == pytest.approx(4 * MODEL.parameters / 2)
     # Each of a node's two shards is summed with the other node's: all of the gradients leave the node once.
-    assert network_bytes(setup("fsdp", dp=4, machine=machine, sharding="hybrid")) == pytest.approx(4 * MODEL.parameters)
+    assert step_network_bytes(setup("fsdp", dp=4, machine=machine, sharding="hybrid")) == pytest.approx(
+        4 * MODEL.parameters
+    )
 
 
 def test_buckets_hold_every_gradient_in_the_order_of_the_backward_pass() -> None:

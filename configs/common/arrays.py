@@ -1,0 +1,7 @@
+"""Types of numpy arrays, for all packages."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]

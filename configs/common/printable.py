@@ -1,0 +1,58 @@
+"""Foreign text made fit to print: names, messages, host names and log lines that others wrote.
+
+    printable("a\x1b[31m\nb")                 # "a\\x1b[31m b"
+    printable(name, 60)                       # at most so many characters
+    printable_lines(message, 4000)            # keeps line feeds, which our own messages use
+    file_slug("strong: tiny (random)")        # "strong-tiny-random", for the name of a file
+
+A terminal obeys control characters, and readers are misled by those that reverse the direction of writing. All text
+that a study, a run folder, a model or a host brings along passes here before it is printed or rendered.
+"""
+
+import hashlib
+import re
+
+# C0, DEL and C1; invisible marks, line separators and direction marks; isolates; byte order mark; surrogates; tags.
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+_MAX_SLUG = 80
+_SPACES = "\t\n\v\f\r"
+
+
+def printable(text: str, max_characters: int | None = None) -> str:
+    """Return the text on one line: white space as spaces, other control characters as visible escapes."""
+    # Cut first: what is foreign may be megabytes long, and an escape takes at most ten characters.
+    shown = _CONTROL.sub(_visible, text if max_characters is None else text[: max_characters + 1])
+    return shown if max_characters is None else shortened(shown, max_characters)
+
+
+def printable_lines(text: str, max_characters: int | None = None) -> str:
+    """Return the text with its line feeds; everything else as `printable` shows it."""
+    shown = text if max_characters is None else shortened(text, max_characters)
+    return "\n".join(printable(line) for line in shown.split("\n"))
+
+
+def shortened(text: str, max_characters: int) -> str:
+    """At most so many characters, with an ellipsis where something was cut."""
+    return text if len(text) <= max_characters else text[: max_characters - 1].rstrip() + "…"
+
+
+def file_slug(text: str) -> str:
+    """Foreign text as a part of a file's name: lower-case letters, digits and dashes, at most 80 characters.
+
+    Where something was cut, a hash of the whole text follows, so that two long texts have two names.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "figure"
+    if len(slug) <= _MAX_SLUG:
+        return slug
+    return f"{slug[: _MAX_SLUG - 9].rstrip('-')}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+
+
+def _visible(match: re.Match[str]) -> str:
+    character = match[0]
+    if character in _SPACES:
+        return " "
+    point = ord(character)
+    return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"

@@ -1,0 +1,130 @@
+"""One point of a grid: from a draft of its cell to the cell, with what is wrong or refused noted.
+
+builder = PointBuilder(study, inputs, count_prompts)
+builder.cells, builder.problems      # all so far
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.common.execution import Layout
+from configs.plans.plan import PlannedModel, Point, RefusedPoint
+from configs.plans.refusals import refusal
+from configs.spec.cell import Cell
+from configs.spec.drafts import Draft, override
+from configs.spec.experiments import Overrides
+from configs.spec.placement import placed
+from configs.spec.study import StudySpec
+from configs.spec.target import Target
+from configs.workloads import STUDIED
+from configs.workloads.prompted import PromptedWorkload
+
+_INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for field in known.input_fields))
+
+CountPrompts = Callable[[PromptedWorkload], int]
+"""How many prompts a workload selects, its inputs already replaced."""
+
+
+@dataclass
+class PointBuilder:
+    """Collects cells and problems while the experiments are walked."""
+
+    study: StudySpec
+    inputs: dict[str, str]
+    count_prompts: CountPrompts
+    cells: dict[str, Cell] = field(default_factory=dict)
+    problems: dict[str, None] = field(default_factory=dict)
+    """In the order in which they were found, each once."""
+    refused: list[RefusedPoint] = field(default_factory=list)
+
+    def refused_points(self, where: str, points: list[Point]) -> tuple[RefusedPoint, ...]:
+        """What the last experiment's grid could not have; a grid of nothing else is a problem of the study."""
+        refused, self.refused = tuple(self.refused), []
+        if refused and not points:
+            for reason in dict.fromkeys(item.reason for item in refused):
+                self._problem(f"{where}: no point can be measured: {reason}")
+        return refused
+
+    def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
+        return {
+            "model": model.identity if model else None,
+            "workload": self.study.workload.model_dump(),
+            "layout": self.study.layout.model_dump(),
+            "dtype": self.study.dtype,
+            "engine": self.study.engine,
+            "target": target.name,
+            "cores_per_rank": target.cores_per_rank,
+            "env": dict(target.env),
+        }
+
+    def _point(
+        self,
+        where: str,
+        draft: Draft,
+        values: dict[str, Any],
+        label: str,
+        baseline: bool = False,
+        refusable: bool = False,
+    ) -> list[Point]:
+        """One point, or none and a problem noted; of a grid that may be refused points, none and the reason kept."""
+        reason = refusal(draft) if refusable else None
+        if reason is not None:
+            self.refused.append(RefusedPoint(label=label, values=values, reason=reason))
+            return []
+        cell = self._cell(where, draft)
+        if cell is None:
+            return []
+        self.cells.setdefault(cell.key, cell)
+        return [Point(cell=cell.key, values=values, label=label, baseline=baseline)]
+
+    def _cell(self, where: str, draft: Draft) -> Cell | None:
+        """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""
+        work = draft["workload"] = {**draft["workload"]}
+        for name in _INPUT_FIELDS:
+            if isinstance(work.get(name), str):
+                work[name] = self.inputs.get(work[name], work[name])
+        try:
+            cell = Cell.model_validate(draft)
+            if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
+                count = self.count_prompts(cell.workload) if cell.workload.prompts else None
+                work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
+                cell = Cell.model_validate(draft)
+            return placed(cell, self._target(cell.target), draft.get("nodes"))
+        except ValidationError as error:
+            self._invalid(where, error)
+        except ValueError as error:
+            self._problem(f"{where}: {error}")
+        return None
+
+    def _invalid(self, where: str, error: ValidationError) -> None:
+        for detail in error.errors(include_url=False):
+            # The union's tag stands second in the location of a workload's field.
+            location = [str(item) for item in detail["loc"] if item not in STUDIED]
+            if error.title == Layout.__name__:
+                location.insert(0, "layout")
+            unknown = detail["type"] == "extra_forbidden"
+            text = "unknown key" if unknown else str(detail.get("ctx", {}).get("error", detail["msg"]))
+            self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
+
+    def _target(self, name: str) -> Target:
+        return next(target for target in self.study.targets if target.name == name)
+
+    def _prompts_in_file(self, draft: Draft) -> int | None:
+        work = draft["workload"]
+        if not isinstance(work.get("prompts"), str):
+            return None
+        fields = {name: work.get(name) for name in ("variant", "limit")}
+        return self.count_prompts(PromptedWorkload(prompts=self.inputs.get(work["prompts"], work["prompts"]), **fields))
+
+    def _override(self, draft: Draft, overrides: Overrides, where: str) -> bool:
+        """Set dotted fields of a draft; False, with the problems noted, where one does not exist."""
+        problems = override(draft, overrides)
+        for problem in problems:
+            self._problem(f"{where}.{problem}")
+        return not problems
+
+    def _problem(self, text: str) -> None:
+        self.problems[text] = None

@@ -1,0 +1,50 @@
+"""Calls of Slurm's programs and what they answer.
+
+    answer = run_slurm(["squeue", "--jobs=12"], environment, limit_seconds=30)
+    answer.failed                      # no answer: not to be taken for an empty one
+
+slurmctld denies a job that it has forgotten, or never had, with "Invalid job id specified". squeue says so only where
+it is asked for one job alone, scontrol always, scancel never (Slurm 22.05).
+"""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_UNKNOWN_JOB = "Invalid job id"
+_NO_ACCOUNTS = "accounting storage is disabled"
+_USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")  # filters and formats that somebody set for himself
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program of Slurm said. `failed`: it failed, is missing or did not end, so it said nothing of any job."""
+
+    text: str = ""
+    failed: bool = False
+    unknown_job: bool = False
+    """The controller denies the job that it was asked for."""
+    keeps_nothing: bool = False
+    """The cluster keeps no accounts, or sacct is not installed."""
+
+
+def run_slurm(command: Sequence[str], environment: Mapping[str, str], limit_seconds: float) -> Answer:
+    """Run a program of Slurm; times in what it says are seconds since the epoch. Raises nothing."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=limit_seconds,
+            env={name: value for name, value in environment.items() if not name.startswith(_USERS_DEFAULTS)}
+            | {"SLURM_TIME_FORMAT": "%s"},
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        return Answer(failed=True, keeps_nothing=command[0] == "sacct")
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return Answer(failed=True)
+    if done.returncode == 0:
+        return Answer(done.stdout)
+    unknown = _UNKNOWN_JOB in done.stderr
+    return Answer(failed=not unknown, unknown_job=unknown, keeps_nothing=_NO_ACCOUNTS in done.stderr)

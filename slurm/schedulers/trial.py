@@ -1,0 +1,59 @@
+"""Ask sbatch whether it would take a target's jobs, without submitting one (`sbatch --test-only`).
+
+refused = trial(target, nodes=2, cores=4)         # "target.extra of gpus: sbatch: unrecognized option '--foo'"
+"""
+
+import shutil
+import subprocess
+
+from configs.common.printable import printable
+from configs.spec.target import SlurmTarget
+from slurm.schedulers.refusals import Refused
+from slurm.schedulers.submission import check_extra, sbatch_refusal
+
+_LIMIT_SECONDS = 30.0
+_MAX_CHARACTERS = 400
+
+
+def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
+    """Return why sbatch refuses a job of this size, naming the field; None where it does not, or cannot be asked.
+
+    cores: on each node.
+    """
+    try:
+        check_extra(target)
+    except Refused as error:
+        return str(error)
+    if shutil.which("sbatch") is None:
+        return None
+    command = ["sbatch", "--test-only", "--wrap=true", f"--nodes={nodes}", "--ntasks-per-node=1"]
+    command += [f"--cpus-per-task={cores}", *_options(target)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode == 0:
+        return None
+    refused = sbatch_refusal(done.stderr, target)
+    # Words that are about no field of the target come from an sbatch without a cluster.
+    about_a_field = isinstance(refused, Refused) and str(refused).startswith("target.")
+    return printable(str(refused), _MAX_CHARACTERS) if about_a_field else None
+
+
+def _options(target: SlurmTarget) -> list[str]:
+    """The options of sbatch that a target sets, as `slurm.schedulers.submission` passes them."""
+    given: dict[str, str | int | bool | None] = {
+        "time": target.time_limit_minutes,
+        "mem": target.memory_per_node,
+        "gpus-per-node": target.gpus_per_node,
+        "exclusive": target.exclusive,
+        **{name: getattr(target, name) for name in ("partition", "account", "qos", "constraint", "reservation")},
+        **target.extra,
+    }
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in given.items()
+        if value is not None and value is not False
+    ]

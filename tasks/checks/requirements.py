@@ -1,0 +1,125 @@
+"""Check what a plan needs beside cores, memory and disk: known machines, installed engines, positions of the model.
+
+check_requirements(plan, cache)          # StudyError; before anything is started
+"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from configs.common.reading import brief
+from configs.hardware.catalog import HardwareCatalog, catalog
+from configs.hardware.prices import TargetPrices
+from configs.plans.model_manifest import read_model_manifest
+from configs.plans.plan import Plan, PlannedModel
+from configs.spec.cell import Cell
+from configs.spec.study import StudyError
+from configs.spec.target import LocalTarget, SlurmTarget
+from configs.workloads import descriptor_of
+from configs.workloads.prompted import PromptedWorkload
+from engine.planner.families import read_architecture
+from slurm.schedulers.trial import trial
+
+_DEEPSPEED = ("deepspeed",)
+_MORE_LIBRARIES = {"onnxruntime": ("onnx", "onnxscript")}
+"""Of an engine, beside the library of its own name."""
+
+
+def check_requirements(plan: Plan, cache: Path) -> None:
+    """Raise StudyError naming everything that a plan lacks, and what sbatch would refuse where there is one to ask."""
+    problems = [*requirement_problems(plan, catalog(cache)), *refused_by_sbatch(plan)]
+    if problems:
+        raise StudyError(problems)
+
+
+def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
+    """Return what a plan lacks, each as `field: what is wrong`."""
+    found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_live_without_training(plan)]
+    return list(dict.fromkeys([*found, *_beyond_context(plan)]))
+
+
+def refused_by_sbatch(plan: Plan) -> list[str]:
+    """Return what sbatch says it would refuse, by target; nothing where there is no sbatch to ask."""
+    problems = []
+    for place, target in enumerate(plan.targets):
+        cells = [cell for cell in plan.cells.values() if cell.target == target.name]
+        if not isinstance(target, SlurmTarget) or not cells:
+            continue
+        largest = max(cells, key=lambda cell: (cell.nodes, cell.layout.ranks))
+        cores = largest.layout.ranks // largest.nodes * largest.cores_per_rank
+        refused = trial(target, largest.nodes, cores)
+        if refused is not None:
+            problems.append(f"targets[{place}]: {refused}")
+    return problems
+
+
+def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
+    for place, target in enumerate(plan.targets):
+        priced = plan.prices.get(target.name, TargetPrices()).price is not None
+        if target.instance is None or priced:
+            continue
+        try:
+            known.instance(target.instance)
+        except ValueError as error:
+            yield f"targets[{place}].machine: {error}"
+
+
+def _missing_libraries(plan: Plan) -> Iterator[str]:
+    """Of local targets; a cluster's nodes have an environment of their own."""
+    local = {target.name for target in plan.targets if isinstance(target, LocalTarget)}
+    for cell in plan.cells.values():
+        if cell.target not in local:
+            continue
+        strategy = cell.layout.strategy
+        wanted: tuple[str, ...] = ()
+        where = f"engine: {cell.engine}"
+        if cell.engine != "rankwise":
+            wanted = (cell.engine, *_MORE_LIBRARIES.get(cell.engine, ()))
+        if strategy.startswith("zero"):
+            wanted, where = _DEEPSPEED, f"layout.strategy: {strategy}"
+        missing = [name for name in wanted if find_spec(name) is None]
+        if missing:
+            yield f"{where} requires {', '.join(missing)}, not installed here: pip install {' '.join(missing)}"
+
+
+def _live_without_training(plan: Plan) -> Iterator[str]:
+    if plan.measuring.live and not any(descriptor_of(cell.workload).trains for cell in plan.cells.values()):
+        yield "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
+
+
+def _beyond_context(plan: Plan) -> Iterator[str]:
+    """Prompts and new tokens that exceed the positions of a model, where its configuration is at hand."""
+    models = {model.identity: model for model in plan.models if model.manifest}
+    limits: dict[str, int | None] = {}
+    for cell in plan.cells.values():
+        model = models.get(cell.model or "")
+        if model is None or cell.engine != "rankwise" or not isinstance(cell.workload, PromptedWorkload):
+            continue
+        if model.identity not in limits:
+            limits[model.identity] = _max_positions(model)
+        limit = limits[model.identity]
+        if limit is not None:
+            yield from _too_long(cell, cell.workload, model.name, limit)
+
+
+def _too_long(cell: Cell, workload: PromptedWorkload, name: str, limit: int) -> Iterator[str]:
+    prompt = workload.prompt_tokens or 1
+    positions = workload.positions(prompt)
+    if positions <= limit:
+        return
+    field = "new_tokens" if workload.decoded_tokens >= prompt else "prompt_tokens"
+    yield (
+        f"workload.{field}: {prompt} prompt tokens with {workload.decoded_tokens} new ones take {positions} positions, "
+        f"but model {brief(name)[1:-1]} has {limit}"
+    )
+
+
+def _max_positions(model: PlannedModel) -> int | None:
+    """Positions of a decoder or encoder; None where nothing limits them, or the planner does not know the family."""
+    try:
+        architecture = read_architecture(read_model_manifest(Path(model.manifest)).config, model.name)
+    except (OSError, ValueError):
+        return None
+    if architecture.kind == "encoder_decoder":
+        return None
+    return architecture.max_positions or architecture.positions or None

@@ -1,0 +1,43 @@
+"""Judge the models of a plan by config.json and headers, before anything is started; see `configs.families.checkpoint`.
+
+unusable_in(plan)         # (UnusableModel(name="mine", reason="config.json: quantization_config ..."),)
+"""
+
+from pathlib import Path
+
+from configs.common.safetensors_header import stored_tensors
+from configs.families.checkpoint import WORKLOAD_OF, check_model
+from configs.plans.model_manifest import read_model_manifest
+from configs.plans.plan import Plan, UnusableModel
+
+
+def unusable_in(plan: Plan) -> tuple[UnusableModel, ...]:
+    """Return the models of a plan that our engine cannot measure, each with the reason.
+
+    Models that are not fetched yet are left out, and so are cells of other engines and of training, whose own rules
+    say what they can load.
+    """
+    kinds: dict[str, set[str]] = {}
+    for cell in plan.cells.values():
+        if cell.engine == "rankwise" and cell.workload.kind in WORKLOAD_OF.values() and cell.model is not None:
+            kinds.setdefault(cell.model, set()).add(cell.workload.kind)
+    found = []
+    for model in plan.models:
+        for kind in sorted(kinds.get(model.identity, ())):
+            if not model.manifest:
+                continue
+            try:
+                judge_manifest(Path(model.manifest), kind, model.name)
+            except (ValueError, OSError) as error:
+                found.append(UnusableModel(name=model.name, reason=str(error)))
+                break
+    return tuple(found)
+
+
+def judge_manifest(path: Path, workload: str, name: str) -> None:
+    """Raise ValueError for a model that our engine cannot run under a workload, OSError for files that are gone."""
+    manifest = read_model_manifest(path)
+    folder = Path(manifest.folder)
+    weights = [folder / file for file in manifest.files if file.endswith(".safetensors")]
+    stored = {tensor: header for file in weights for tensor, header in stored_tensors(file).items()}
+    check_model(manifest.config, stored, workload, name)

@@ -1,0 +1,36 @@
+"""Foreign text on a terminal and in file names."""
+
+import re
+
+import pytest
+
+from configs.common.printable import file_slug, printable, printable_lines
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("one\ntwo\tthree\r", "one two three "),
+        ("a\x9b2Jb\x00\x7f", r"a\x9b2Jb\x00\x7f"),
+        ("evil\u202egnp.exe", r"evil\u202egnp.exe"),
+        ("\ud800 and \u2028", r"\ud800 and \u2028"),
+        ("Größe 模型 👍", "Größe 模型 👍"),
+    ],
+)
+def test_control_characters_are_shown_and_not_obeyed(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_what_is_printed_is_bounded() -> None:
+    assert len(printable("\x1b" * 10_000_000, 60)) == 60
+    assert printable_lines("a\nb\x1b\n" + "c" * 5000, 100).startswith("a\nb\\x1b\nccc")
+    assert len(printable_lines("c" * 5000, 100)) == 100
+
+
+def test_long_names_have_short_files_of_their_own() -> None:
+    names = [f"{'x' * 300}{last}: tiny" for last in "ab"]
+    slugs = [file_slug(name) for name in names]
+    assert len(set(slugs)) == 2 and all(len(slug) <= 80 for slug in slugs)
+    for name in ("../../etc/passwd", "a/b", "..", "模型", "A b", "\x1b[0m", ""):
+        assert re.fullmatch(r"[a-z0-9-]+", file_slug(name))

@@ -1,0 +1,87 @@
+"""Families that this engine lacks: transformers measures and answers for them, and what is not known is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.plans.model_manifest import ModelManifest
+from configs.workloads.generate import GenerateWorkload
+from configs.workloads.seq2seq import Seq2SeqWorkload
+from engine.peers.families import PeerModel, text_model
+from reports.correctness.data import answers_of, noise_of
+from reports.correctness.judge import judge_answers
+from tests.support.answers.peer_runs import WORDS, context_of, made, outcome_of, ranked
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "falcon": {},  # rotary positions, all heads share keys and values, layers in parallel
+    "bloom": {},  # positions by a bias on the scores
+    "phi": {"intermediate_size": 96, "max_position_embeddings": 128},
+    "stablelm": {"intermediate_size": 96, "max_position_embeddings": 128, "num_key_value_heads": 4},
+}
+WORK: dict[str, Any] = {"num_prompts": 3, "batch_size": 2, "prompt_tokens": 11, "new_tokens": 5, "answers": True}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_family_that_the_engine_lacks_is_measured_and_judged(family: str, tmp_path: Path) -> None:
+    manifest = made(family, tmp_path / "model", **DECODERS[family])
+    dtypes = ("float32", "bfloat16")
+    reference = outcome_of(tmp_path, manifest, GenerateWorkload(**WORK | {"batch_size": 1}, noise_dtypes=dtypes))
+    known = answers_of(ranked(reference), WORDS)
+    for dtype in dtypes:
+        candidate = outcome_of(tmp_path, manifest, GenerateWorkload(**WORK), dtype=dtype)
+        verdict = judge_answers(known, answers_of(ranked(candidate), WORDS), noise_of(ranked(reference), known, dtype))  # type: ignore[arg-type]
+        assert verdict.word == "agrees", verdict.reason
+        assert candidate.figures["num_prompts"] == 3 and len(candidate.samples["gap_seconds"])
+
+
+def test_what_the_configuration_does_not_say_is_no_limit(tmp_path: Path) -> None:
+    manifest = made("bloom", tmp_path / "model")
+    model = text_model(context_of(tmp_path, manifest, GenerateWorkload(**WORK))[1], "generate")
+    assert isinstance(model, PeerModel)
+    assert (model.family, model.vocabulary, model.positions) == ("bloom", WORDS, "relative")
+    outcome = outcome_of(tmp_path, manifest, GenerateWorkload(**WORK | {"prompt_tokens": 300}))
+    assert outcome.figures["model_max_positions"] is None
+
+
+def test_a_state_space_model_has_answers_without_a_cache(tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2)).save_pretrained(
+        tmp_path / "model"
+    )
+    read = json.loads((tmp_path / "model" / "config.json").read_text())
+    manifest = ModelManifest(
+        identity="folder:mamba", source="folder", folder=str(tmp_path / "model"), files={}, config=read
+    )
+    outcome = outcome_of(tmp_path, manifest, GenerateWorkload(**WORK | {"batch_size": 1}))
+    found = answers_of(ranked(outcome), WORDS)
+    assert len(found.tokens) == 3 and found.prefill.nll and not found.cached.nll
+
+
+def test_an_encoder_decoder_and_the_wrong_workload(tmp_path: Path) -> None:
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
+    manifest = made("bart", tmp_path / "model", **options, decoder_start_token_id=2)
+    outcome = outcome_of(tmp_path, manifest, Seq2SeqWorkload(**WORK))
+    assert outcome.figures["model_max_positions"] == 64 and len(outcome.samples["answer_tokens"]) == 15
+    with pytest.raises(ValueError, match=r"folder:bart \(bart\) has no generate model .* use seq2seq"):
+        outcome_of(tmp_path, manifest, GenerateWorkload(**WORK))
+    with pytest.raises(ValueError, match=r"has 60 tokens, with 5 new ones 65; the model takes 64|has 65 tokens"):
+        outcome_of(tmp_path, manifest, Seq2SeqWorkload(**WORK | {"prompt_tokens": 65, "new_tokens": 1}))
+
+
+@pytest.mark.parametrize(("config", "words"), [({"model_type": "no-such"}, "no-such"), ({}, "model_type")])
+def test_a_family_that_transformers_lacks_is_refused_by_name(
+    config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    manifest = ModelManifest(
+        identity="folder:x", source="folder", folder=str(tmp_path / "model"), files={}, config=config
+    )
+    with pytest.raises(ValueError, match=r"folder:x: transformers .* cannot read config\.json") as raised:
+        text_model(context_of(tmp_path, manifest, GenerateWorkload(**WORK))[1], "generate")
+    assert words in str(raised.value) and len(str(raised.value)) < 400

@@ -1,0 +1,95 @@
+"""Secrets planted in every source of a run are in no file, output, command line or rank of it."""
+
+import base64
+import os
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.server.local import lease_server
+from tests.support.studies import RANKWISE, write_study
+
+STEM = f"c4n4ry{uuid.uuid4().hex[:12]}"
+
+
+def planted() -> dict[str, str]:
+    """Variables with a secret in each, by name or by value; some have a prefix of those that records keep."""
+    in_url = f"https://user:{STEM}url@127.0.0.1:9"
+    return {
+        "HF_TOKEN": f"hf_{STEM}{'0' * 16}",
+        "AWS_SECRET_ACCESS_KEY": f"{STEM}aws",
+        "WANDB_API_KEY": f"{STEM}wandb",
+        "MLFLOW_TRACKING_PASSWORD": f"{STEM}mlflow",
+        "MLFLOW_TRACKING_URI": in_url,
+        "DATABASE_URL": f"postgresql://user:{STEM}db@127.0.0.1:9/db",
+        "PREFECT_API_KEY": f"{STEM}key",
+        "NCCL_NET_URL": f"https://127.0.0.1:9/x?token={STEM}query",
+        "TORCH_HEADER": f"Authorization: Bearer {STEM}bearer",
+        "CUDA_CONNECTION": f"host=127.0.0.1 password={STEM}libpq",
+        "OMP_TOKEN": f"{STEM}omp",
+    }
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, set[str]]]:
+    """Sample command lines of all processes, and environments of ranks, for planted secrets."""
+    found: dict[str, set[str]] = {"command lines": set(), "ranks": set(), "ranks seen": set()}
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(0.05):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    line = process.cmdline()
+                    if any(STEM in argument for argument in line):
+                        found["command lines"].add(" ".join(line))
+                    if {"engine.worker", "slurm.forking.fork_parent", "flows.server.process"} & set(line):
+                        found["ranks seen"].add(str(process.pid))
+                        found["ranks"] |= {name for name, value in process.environ().items() if STEM in value}
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("api", ["answers", "away"])
+def test_planted_secrets_appear_nowhere(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    study = write_study(
+        tmp_path,
+        workload={"kind": "noop", "seconds": 0.3},
+        experiments={
+            "grid": {"kind": "sweep", "over": {"label": ["a"]}},
+            "failing": {"kind": "sweep", "over": {"fault": ["raise"]}},
+        },
+    )
+    with lease_server() as lease:
+        lease.wait_until_healthy()
+        port = lease.url.split(":")[2].split("/")[0] if api == "answers" else "9"
+        url = f"http://user:{STEM}api@127.0.0.1:{port}/api"
+        environment = os.environ | planted() | {"PREFECT_API_URL": url, "RANKWISE_CACHE": str(tmp_path / "cache")}
+        command = [RANKWISE, "--debug", "run", str(study), "--no-calibrate"]
+        with watched() as found:
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert ("measuring without Prefect" in done.stdout) == (api == "away")
+    assert STEM not in done.stdout + done.stderr
+    assert found["ranks seen"] and found["ranks"] == set() and found["command lines"] == set()
+    basic = base64.b64encode(f"user:{STEM}api".encode())[:-4]
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert STEM.encode() not in content and basic not in content, path
+    record = next((tmp_path / "runs" / "s" / "environments").iterdir()).read_text()
+    assert "OMP_" in record or "CUDA_" in record or "NCCL_" in record, "variables in force are kept"

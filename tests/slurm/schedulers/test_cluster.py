@@ -1,0 +1,240 @@
+"""What becomes of jobs by what Slurm's programs answer; they are stand-ins. On a real Slurm: tests/slurm/lab."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.common.execution import Layout
+from configs.plans.job import Job, JobEnd, Launcher, Measurement, Submission, Submitting
+from configs.plans.paths import JobPaths
+from configs.plans.record import Accounting, Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.target import SlurmTarget
+from configs.workloads.noop import NoopWorkload
+from slurm.schedulers import cluster, ending
+from slurm.schedulers.refusals import REFUSED
+from slurm.schedulers.waiting import read_waiting
+from tests.support.launches import read_end, wait_until
+from tests.support.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = stand_in_cluster(tmp_path)
+    monkeypatch.setattr(cluster, "shared_queue", lambda: made.queue)
+    monkeypatch.setattr(ending, "LOST_SECONDS", 0.1)
+    monkeypatch.setattr(ending, "ACCOUNTS_SECONDS", 0.1)
+    return made
+
+
+def made_job(tmp_path: Path, job_id: str | None = "7", **target: Any) -> JobPaths:
+    """A job of two nodes that Slurm has, or may have."""
+    paths = JobPaths(tmp_path / "run" / "jobs" / "0001-timed")
+    paths.folder.mkdir(parents=True)
+    cell = Cell(workload=NoopWorkload(seconds=0), layout=Layout(dp=2), nodes=2)
+    job = Job(
+        name="0001-timed", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=1,
+        timeout_seconds=60, measurements=(Measurement(cell=cell, repeat=0, attempt=1),), inputs=".", cache=".",
+        target=SlurmTarget.model_validate({"name": "lab", "poll_seconds": 0.01} | target),
+    )  # fmt: skip
+    paths.job.write_text(job.model_dump_json())
+    paths.submitting.write_text(Submitting(name="rw-1-0001-timed").model_dump_json())
+    if job_id is not None:
+        paths.submission.write_text(Submission(job_id=job_id, submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    return paths
+
+
+def begin(paths: JobPaths) -> None:
+    """Both launchers come up."""
+    for rank, host in enumerate(("n1", "n2")):
+        launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-11-01T12:00:00Z")
+        paths.node_launcher(rank).write_text(launcher.model_dump_json())
+
+
+def node_ends(paths: JobPaths, status: Status) -> None:
+    for rank in (0, 1):
+        end = JobEnd(status=status, return_code=0, finished_at="2026-11-01T12:00:00Z")
+        paths.node_end(rank).write_text(end.model_dump_json())
+
+
+def polled(paths: JobPaths, seconds: float = 0.5) -> set[str]:
+    """What polling says for a while."""
+    until, said = time.monotonic() + seconds, set()
+    while time.monotonic() < until:
+        said.add(cluster.poll(paths.folder))
+        time.sleep(0.02)
+    return said
+
+
+def ended(paths: JobPaths) -> JobEnd:
+    wait_until(lambda: cluster.poll(paths.folder) == "ended", "the end", limit_seconds=20)
+    return read_end(paths)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_squeue_that_shows_nothing_loses_no_job(slurm: Cluster, tmp_path: Path, state: str) -> None:
+    paths = made_job(tmp_path)
+    slurm.says("squeue", f"7|{state}|n[1-2]|None\n")
+    slurm.says("scontrol", details("7", state, "n[1-2]"))
+    slurm.look(lambda: cluster.poll(paths.folder) == ("running" if state == "RUNNING" else "waiting"))
+    slurm.says("squeue", "")
+    assert polled(paths) <= {"running", "waiting"}
+    assert not paths.end.exists() and slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_what_sacct_calls_pending_or_running_is_not_lost(slurm: Cluster, tmp_path: Path, state: str) -> None:
+    paths = made_job(tmp_path)
+    slurm.away("squeue", UNKNOWN)
+    slurm.says("sacct", account("7", state))
+    assert polled(paths, 1.0) <= {"running", "waiting"}
+    assert not paths.end.exists() and slurm.calls("scancel") == []
+
+
+def test_nothing_is_called_lost_before_it_is_cancelled(slurm: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path)
+    slurm.away("squeue", UNKNOWN)
+    slurm.away("scancel", "Unable to contact slurm controller (connect failure)")
+    assert polled(paths, 1.0) <= {"running", "waiting"}
+    assert slurm.calls("scancel") and not paths.end.exists()
+    slurm.says("scancel", "")
+    assert ended(paths).status is Status.LOST
+    assert slurm.calls("scancel")[-1] == "7"
+
+
+def test_the_nodes_own_ends_decide_where_slurm_has_forgotten_the_job(slurm: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path)
+    slurm.away("squeue", UNKNOWN)
+    slurm.away("sacct", "Slurm accounting storage is disabled")
+    begin(paths)
+    node_ends(paths, Status.COMPLETED)
+    assert ended(paths).status is Status.COMPLETED
+    assert slurm.calls("scancel") == []
+
+
+def test_without_accounts_scontrol_tells_of_the_job(slurm: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path)
+    slurm.says("squeue", "7|NODE_FAIL|n[1-2]|None\n")
+    slurm.away("sacct", "Slurm accounting storage is disabled")
+    slurm.says("scontrol", details("7", "NODE_FAIL", "n[1-2]"))
+    assert ended(paths).status is Status.NODE_FAILED
+    told = Accounting.model_validate_json(paths.accounting.read_bytes())
+    assert (told.state, told.nodes, told.elapsed_seconds) == ("NODE_FAIL", ("n1", "n2"), 7)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
+def test_a_requeue_is_a_preemption_and_is_cancelled_before_it_has_an_end(
+    slurm: Cluster, tmp_path: Path, state: str
+) -> None:
+    paths = made_job(tmp_path)
+    slurm.says("squeue", "7|RUNNING|n[1-2]|None\n")
+    begin(paths)
+    slurm.look(lambda: cluster.poll(paths.folder) == "running")
+    node_ends(paths, Status.CANCELLED)
+    slurm.says("squeue", f"7|{state}||BeginTime\n")
+    slurm.look(lambda: [cluster.poll(paths.folder), slurm.calls("scancel")][1] == ["7"])
+    assert polled(paths, 0.3) == {"running"} and not paths.end.exists()
+    slurm.says("squeue", "7|CANCELLED||BeginTime\n")
+    slurm.says("sacct", account("7", "CANCELLED by 0"))
+    end = ended(paths)
+    assert (end.status, end.kind, end.nodes) == (Status.PREEMPTED, "REQUEUED", ())
+    told = Accounting.model_validate_json(paths.accounting.read_bytes())
+    assert (told.state, told.nodes) == ("REQUEUED", ("n1", "n2"))
+
+
+def test_a_job_that_waited_when_it_was_last_looked_at_is_not_requeued(slurm: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path, poll_seconds=60.0)
+    slurm.says("squeue", "7|PENDING||Resources\n")
+    slurm.look(lambda: [cluster.poll(paths.folder), read_waiting(paths)][1] is not None)
+    begin(paths)  # after the look, long before the next one
+    assert polled(paths, 0.3) == {"waiting"}
+    assert not paths.requeued.exists()
+
+
+def test_a_second_time_that_a_launcher_refused_is_a_requeue_though_nobody_saw_it(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    paths = made_job(tmp_path)
+    begin(paths)
+    node_ends(paths, Status.CANCELLED)
+    paths.requeued.touch()
+    slurm.says("squeue", "7|COMPLETED|n[1-2]|None\n")
+    slurm.says("sacct", account("7"))
+    assert ended(paths).status is Status.PREEMPTED
+
+
+def test_each_reason_to_wait_is_kept_for_who_asks(slurm: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path)
+    for reason in ("Priority", "JobHeldUser"):
+        slurm.says("squeue", f"7|PENDING||{reason}\n")
+        slurm.look(
+            lambda reason=reason: (
+                [cluster.poll(paths.folder), (kept := read_waiting(paths)) and kept.reason][1] == reason
+            )
+        )
+    assert cluster.note(paths.folder) == "job 7 held: JobHeldUser. `scontrol release 7` lets it start"
+
+
+@pytest.mark.parametrize(
+    ("reason", "target", "status", "kind", "words"),
+    [
+        ("QOSMaxNodePerJobLimit", {}, Status.FAILED, REFUSED, "target.nodes of lab: Slurm cannot start the job"),
+        ("JobHeldAdmin", {"max_queue_minutes": 0.001}, Status.CANCELLED, None, "JobHeldAdmin"),
+    ],
+)
+def test_what_never_starts_is_cancelled_and_then_ended(
+    slurm: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    target: dict[str, Any],
+    status: Status,
+    kind: str | None,
+    words: str,
+) -> None:
+    monkeypatch.setattr(cluster, "_HOPELESS_SECONDS", 0.1)
+    paths = made_job(tmp_path, **target)
+    slurm.says("squeue", f"7|PENDING||{reason}\n")
+    slurm.away("scancel", "Unable to contact slurm controller (connect failure)")
+    assert polled(paths) == {"waiting"}
+    assert slurm.calls("scancel") and not paths.end.exists()
+    slurm.says("scancel", "")
+    end = ended(paths)
+    assert (end.status, end.kind) == (status, kind) and words in (end.message or "")
+    assert Accounting.model_validate_json(paths.accounting.read_bytes()).job_id == "7"
+
+
+@pytest.mark.parametrize("meanwhile", ["8|RUNNING|n1|None\n", ""])
+def test_the_limit_of_waiting_does_not_count_while_others_of_the_run_run(
+    slurm: Cluster, tmp_path: Path, meanwhile: str
+) -> None:
+    paths = made_job(tmp_path, max_queue_minutes=0.005)
+    reason = "Resources" if meanwhile else "JobArrayTaskLimit"
+    slurm.says("squeue", f"7|PENDING||{reason}\n{meanwhile}")
+    if meanwhile:
+        slurm.queue.watch("8", every_seconds=0.01)
+    assert polled(paths, 1.0) == {"waiting"}
+    assert not paths.end.exists()
+
+
+def test_a_submission_that_is_not_found_is_looked_for_twice_and_cancelled_by_name(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    paths = made_job(tmp_path, job_id=None)
+    old = time.time() - 1000
+    os.utime(paths.submitting, (old, old))
+    assert cluster.poll(paths.folder) == "waiting", "one look that finds nothing"
+    assert ended(paths).status is Status.LOST
+    assert slurm.calls("scancel") == ["--name=rw-1-0001-timed"]
+
+
+def test_a_task_whose_siblings_are_there_is_known_by_them(slurm: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path, job_id=None)
+    paths.submitting.write_text(Submitting(name="rw-1-0001-timed", index=3).model_dump_json())
+    slurm.says("squeue", "12_0|RUNNING|n1|None\n12_1|PENDING||Resources\n")
+    cluster.poll(paths.folder)
+    assert Submission.model_validate_json(paths.submission.read_bytes()).job_id == "12_3"

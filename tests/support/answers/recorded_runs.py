@@ -1,0 +1,104 @@
+"""What the ranks of `test_engine_inference_recorded.py` do: decode in ordinary steps and in recorded ones."""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from configs.plans.model_manifest import ModelManifest
+from engine.inference.model import Shard
+from engine.inference.pipeline import Replica
+from engine.inference.recorded import decode_step, path_of
+from engine.inference.weights import read_shard
+from engine.parallel.communicator import PeerLostError
+from engine.parallel.grid import Grid
+from engine.prompts.tokens import Batch
+from tests.support.answers.sharded_runs import communicators
+
+WORDS = 97
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A model's configuration with random weights, the layout, rows in micro-batches of at most `size`."""
+
+    config: dict[str, Any]
+    rows: int = 1
+    tp: int = 1
+    pp: int = 1
+    size: int = 8
+    padding: tuple[int, ...] | None = None
+    new_tokens: int = 12
+    dtype: str = "float32"
+
+
+def shards_of(rank: int, run: Decoding) -> dict[str, Shard]:
+    """The rank's shards of the random model by stack."""
+    manifest = ModelManifest(identity="synthetic:tiny@7", source="synthetic", folder="", files={}, config=run.config)
+    grid = Grid(1, run.tp, run.pp, rank)
+    group = communicators(1, run.tp, run.pp, rank).tensor
+    shards = read_shard(manifest, grid, group, getattr(torch, run.dtype), torch.device("cpu")).shards
+    for shard in shards.values():
+        shard.finalize()
+    return dict(shards)
+
+
+@torch.inference_mode()
+def decode(rank: int, run: Decoding) -> dict[str, Any]:
+    """Tokens of ordinary and recorded steps, and whether their caches hold the same bits; thrice in the same memory."""
+    shards, pipeline = shards_of(rank, run), communicators(1, run.tp, run.pp, rank).pipeline
+    found: dict[str, Any] = {"tokens": [], "same_bits": [], "paths": []}
+    decoder, encoder = shards["decoder"], shards.get("encoder")
+    replicas = [
+        Replica(decoder, pipeline, run.size, run.rows, 8 + run.new_tokens, encoder, recorded)
+        for recorded in (False, True)
+    ]
+    for replica in replicas:
+        for cache in replica._caches:
+            cache.store.zero_()  # rows that no micro-batch has are compared as well
+    for seed, length in ((1, 7), (2, 6), (3, 8)):
+        words = torch.randint(0, WORDS, (run.rows, length), generator=torch.Generator().manual_seed(seed))
+        padding = None if run.padding is None else torch.tensor(run.padding)
+        outcomes = [replica.decode(Batch(words, padding), run.new_tokens) for replica in replicas]
+        tokens = [torch.cat([decoded.tokens for decoded in outcome]) for outcome in outcomes]
+        kept = [[cache.store[..., : cache.length, :] for cache in replica._caches] for replica in replicas]
+        found["tokens"].append([each.tolist() for each in tokens])
+        found["same_bits"].append(all(torch.equal(*stores) for stores in zip(*kept, strict=True)))
+        found["paths"].append([replica.decode_path for replica in replicas])
+    return found
+
+
+@torch.inference_mode()
+def lose(rank: int, run: Decoding, steps: int) -> tuple[str, int, str] | None:
+    """Rank 1 ends after so many steps; how the other decodes by then, whom it misses, and in what."""
+    shard = shards_of(rank, run)["decoder"]
+    cache = shard.new_cache(1, 200)
+    for _ in range(steps):
+        decode_step(shard, cache, torch.tensor([[3]]), None)
+    if rank == 1:
+        os._exit(0)
+    path, until = path_of(cache), time.perf_counter() + 20
+    try:
+        while time.perf_counter() < until:
+            cache.length = steps
+            decode_step(shard, cache, torch.tensor([[3]]), None)
+    except PeerLostError as error:
+        return path, error.rank, str(error)
+    return None
+
+
+@torch.inference_mode()
+def heard(rank: int, run: Decoding) -> tuple[int, int]:
+    """How many operations a listener hears of in a step before which it came, and in one after it has gone."""
+    shard, group = shards_of(rank, run)["decoder"], communicators(1, run.tp, run.pp, rank).tensor
+    cache = shard.new_cache(1, 20)
+    counts = []
+    for step in range(9):
+        events: list[str] = []
+        group.listener = (lambda event, events=events: events.append(event.operation)) if step == 7 else None
+        decode_step(shard, cache, torch.tensor([[3]]), None)
+        counts.append(len(events))
+    assert path_of(cache) == "recorded"
+    return counts[7], counts[8]

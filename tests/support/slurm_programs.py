@@ -1,0 +1,66 @@
+"""Stand-ins for Slurm's programs: they print what a test had them say, fail as it had them fail, and keep calls."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.schedulers.accounting import SACCT_FORMAT
+from slurm.schedulers.queue import Queue
+from tests.support.launches import wait_until
+
+PROGRAM = """#!/bin/sh
+echo "$@" >> {folder}/{name}.calls
+test -e {folder}/{name}.away && {{ cat {folder}/{name}.away >&2; exit 1; }}
+cat {folder}/{name}.says
+"""
+
+
+@dataclass
+class Cluster:
+    """Two programs whose answers a test gives."""
+
+    folder: Path
+    queue: Queue
+
+    def says(self, program: str, text: str) -> None:
+        (self.folder / f"{program}.away").unlink(missing_ok=True)
+        (self.folder / f"{program}.says").write_text(text)
+
+    def away(self, program: str, words: str = "Unable to contact slurm controller (connect failure)") -> None:
+        (self.folder / f"{program}.away").write_text(words)
+
+    def calls(self, program: str) -> list[str]:
+        path = self.folder / f"{program}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def look(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, "the queue's thread", limit_seconds=20)
+
+
+def stand_in_cluster(folder: Path) -> Cluster:
+    """Programs that know of no job, and a view of the queue by them."""
+    for name in ("squeue", "sacct", "scontrol", "scancel"):
+        program = folder / name
+        program.write_text(PROGRAM.format(folder=folder, name=name))
+        program.chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SQUEUE_STATES": "PENDING"}
+    made = Cluster(folder, Queue(environment=environment))
+    for name in ("squeue", "sacct", "scancel"):
+        made.says(name, "")
+    made.away("scontrol", UNKNOWN)
+    return made
+
+
+UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
+
+
+def details(job_id: str, state: str, nodes: str = "(null)", array: str = "") -> str:
+    """A line of scontrol."""
+    times = "RunTime=00:00:07 SubmitTime=1000 StartTime=1002"
+    return f"JobId={job_id} {array}JobName=a JobState={state} Reason=None Dependency=(null) {times} NodeList={nodes}\n"
+
+
+def account(job_id: str, state: str = "COMPLETED", nodes: str = "") -> str:
+    fields = dict.fromkeys(SACCT_FORMAT.split(","), "") | {"JobID": job_id, "State": state, "NodeList": nodes}
+    return f"{SACCT_FORMAT.replace(',', '|')}\n{'|'.join(fields.values())}\n"

@@ -1,0 +1,281 @@
+"""What the ranks of test_training_zero do: train a small Llama by DeepSpeed, or in plain PyTorch to compare with.
+
+Its matrices are larger than what stage 3 leaves whole on every rank, so that weights are gathered for real.
+"""
+
+import gc
+import weakref
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from configs.common.execution import Layout
+from configs.families.config import ModelConfig
+from configs.plans.job import Job, Measurement
+from configs.plans.paths import JobPaths
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.workloads.train import TrainWorkload
+from engine.context import Context
+from engine.models.llama import Llama
+from engine.training.strategies.optimizers import make_optimizer, set_rate
+from engine.training.trainer import Task, TrainerOptions, TrainingBatch
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 640,  # 122,880 elements a matrix: above the 100,000 below which stage 3 keeps them whole
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 48,
+    "num_hidden_layers": 2,
+    "vocab_size": 211,  # no multiple of the ranks: partitions are padded
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+GLOBAL_BATCH, LENGTH, EVALUATED_AFTER = 8, 16, 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """How one model is trained; `folder` for swapping and checkpoints."""
+
+    strategy: Any = "zero2"
+    dtype: Any = "float32"
+    accumulation: int = 1
+    clipping: float | None = 0.5
+    offload: Any = "none"
+    checkpointing: Any = "none"
+    compiled: bool = False
+    optimizer: str = "adamw"
+    steps: int = 4
+    dp: int = 2
+    tp: int = 1
+    biased: bool = False  # attention's products have biases
+    folder: str = "/nonexistent"
+
+
+def make_model(case: Case) -> Llama:
+    """The same small weights everywhere."""
+    torch.manual_seed(0)
+    model = Llama(ModelConfig.parse(CONFIG | {"attention_bias": case.biased}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.06)
+    return model
+
+
+def loss_of(module: nn.Module, batch: TrainingBatch) -> Tensor:
+    logits = module(batch.inputs["tokens"][:, :-1])
+    return functional.cross_entropy(logits.float().flatten(0, 1), batch.inputs["tokens"][:, 1:].flatten())
+
+
+def metrics_of(module: nn.Module, batch: TrainingBatch) -> dict[str, Tensor]:
+    targets = batch.inputs["tokens"][:, 1:]
+    return {"loss": loss_of(module, batch) * targets.numel(), "targets": torch.tensor(targets.numel())}
+
+
+def make_task(case: Case) -> Task:
+    model = make_model(case)
+    return Task(model, list(model.model.layers), loss_of, metrics_of, CONFIG, lambda state, folder: None)
+
+
+def rows_of(step: int) -> Tensor:
+    """The global batch of a step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randint(CONFIG["vocab_size"], (GLOBAL_BATCH, LENGTH + 1), generator=generator)
+
+
+def batches_of(step: int, rank: int, ranks: int, accumulation: int) -> list[TrainingBatch]:
+    """A rank's micro-batches. Shares differ, as where texts differ in length: 3/2 and 1/2 of the mean in turns."""
+    mine = rows_of(step).chunk(ranks)[rank].chunk(accumulation)
+    even = 1 / (ranks * accumulation)
+    shares = [even * (1.5 if (rank + number) % 2 == 0 else 0.5) for number in range(accumulation)]
+    if ranks * accumulation == 1:
+        shares = [1.0]
+    return [
+        TrainingBatch({"tokens": rows}, share, len(rows), rows.numel())
+        for rows, share in zip(mine, shares, strict=True)
+    ]
+
+
+def rate_of(step: int) -> float:
+    return 0.003 * (1 + step % 3)
+
+
+def options_of(case: Case) -> TrainerOptions:
+    return TrainerOptions(
+        strategy=case.strategy,
+        dtype=case.dtype,
+        dp=case.dp,
+        tp=case.tp,
+        micro_batch_size=GLOBAL_BATCH // case.dp // case.accumulation,
+        accumulation=case.accumulation,
+        gradient_clipping=case.clipping,
+        optimizer=case.optimizer,
+        learning_rate=0.01,
+        weight_decay=0.1,
+        activation_checkpointing=case.checkpointing,
+        offload=case.offload,
+        compiled=case.compiled,
+    )
+
+
+def context_of(case: Case, rank: int) -> Context:
+    work = TrainWorkload(global_batch_size=GLOBAL_BATCH)
+    cell = Cell(model="m", workload=work, layout=Layout(dp=case.dp, tp=case.tp))
+    job = Job(
+        name="job", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=case.dp * case.tp,
+        measurements=(Measurement(cell=cell, repeat=0, attempt=1),), timeout_seconds=60, inputs=case.folder,
+        cache=case.folder,
+    )  # fmt: skip
+    return Context(job, JobPaths(Path(case.folder)), rank, case.dp * case.tp, torch.device("cpu"), None, lambda: None)
+
+
+def alone(case: Case) -> dict[str, Any]:
+    """The same steps in one process and plain PyTorch: float32 weights, the micro-batches of all ranks in a row."""
+    model = make_model(case)
+    options = options_of(case)
+    optimizer = make_optimizer(model, options)
+    losses, norms, evaluated = [], [], 0.0
+    for step in range(case.steps):
+        if step == EVALUATED_AFTER:
+            with torch.no_grad():
+                evaluated = mean_loss(model)
+        summed = 0.0
+        for rank in range(case.dp):
+            for batch in batches_of(step, rank, case.dp, case.accumulation):
+                loss = loss_of(model, batch) * batch.share
+                loss.backward()  # type: ignore[no-untyped-call]
+                summed += loss.item()
+        limit = float("inf") if case.clipping is None else case.clipping
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        set_rate(optimizer, rate_of(step))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(summed)
+    return {"losses": losses, "norms": norms, "evaluated": evaluated, "model": model.state_dict()}
+
+
+def open_trainer(case: Case, rank: int) -> Any:
+    return make_trainer(make_task(case), case, rank)
+
+
+def make_trainer(task: Task, case: Case, rank: int) -> Any:
+    from engine.training.trainers import STRATEGIES
+
+    return STRATEGIES[case.strategy](task, options_of(case), context_of(case, rank))
+
+
+def train_steps(trainer: Any, case: Case, rank: int, steps: range) -> dict[str, Any]:
+    """Rank-local sums of losses; norms; and what was communicated in each step."""
+    losses, norms, calls = [], [], []
+    for step in steps:
+        summed = 0.0
+        counted = []
+        batches = batches_of(step, rank // case.tp, case.dp, case.accumulation)
+        for number, batch in enumerate(batches):
+            before = trainer.exposed.calls
+            loss = trainer.forward(batch)
+            trainer.backward(loss, batch, last=number == len(batches) - 1)
+            summed += loss.item() * batch.share
+            counted.append(trainer.exposed.calls - before)
+        end = trainer.step(rate_of(step))
+        assert end.applied
+        losses.append(summed)
+        norms.append(end.norm)
+        calls.append(counted)
+    return {"losses": losses, "norms": norms, "calls": calls}
+
+
+def trained(rank: int, case: Case) -> dict[str, Any]:
+    """A whole run of one case, with an evaluation in the middle that must not change anything."""
+    trainer = open_trainer(case, rank)
+    found = train_steps(trainer, case, rank, range(EVALUATED_AFTER))
+    with trainer.evaluating():
+        evaluated = mean_loss(trainer.module)
+    more = train_steps(trainer, case, rank, range(EVALUATED_AFTER, case.steps))
+    result = {name: found[name] + more[name] for name in found}
+    result |= {
+        "model": trainer.whole_model(),
+        "evaluated": evaluated,
+        "exposed": trainer.exposed,
+    }
+    trainer.close()
+    return result
+
+
+def mean_loss(module: nn.Module) -> float:
+    """Of a batch that is never trained on."""
+    sums = metrics_of(module, batches_of(99, 0, 1, 1)[0])
+    return float(sums["loss"] / sums["targets"])
+
+
+def resumed(rank: int, case: Case) -> dict[str, Any]:
+    """A run that saves after two steps and goes on; and another that begins there."""
+    folder = Path(case.folder) / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    first = open_trainer(case, rank)
+    train_steps(first, case, rank, range(2))
+    first.save(folder)
+    whole = train_steps(first, case, rank, range(2, case.steps)) | {"model": first.whole_model()}
+    first.close()
+    second = open_trainer(case, rank)
+    second.restore(folder)
+    rest = train_steps(second, case, rank, range(2, case.steps)) | {"model": second.whole_model()}
+    second.close()
+    return {"whole": whole, "rest": rest}
+
+
+def refused(rank: int, case: Case) -> str:
+    """What a restore, or already the making of a trainer, says."""
+    try:
+        trainer = open_trainer(case, rank)
+    except (NotImplementedError, ValueError) as error:
+        return str(error)
+    try:
+        trainer.restore(Path(case.folder) / "checkpoint")
+    except ValueError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    return ""
+
+
+def without_numbers(rank: int, case: Case) -> tuple[float, bool, bool]:
+    """A step whose gradients are no numbers: its norm, whether it was applied, and whether weights stayed."""
+    trainer = open_trainer(case, rank)
+    before = trainer.whole_model()
+    batch = replace(batches_of(0, rank, case.dp, 1)[0], share=float("nan"))
+    trainer.backward(trainer.forward(batch), batch, last=True)
+    end = trainer.step(0.1)
+    stayed = all(torch.equal(weight, before[name]) for name, weight in trainer.whole_model().items())
+    trainer.close()
+    return end.norm, end.applied, stayed
+
+
+def leftovers(rank: int, case: Case) -> list[str]:
+    """What is still alive of a trainer that was closed and forgotten, and what it left changed in torch."""
+    linear = functional.linear
+    task = make_task(case)
+    trainer = make_trainer(task, case, rank)
+    train_steps(trainer, case, rank, range(2))
+    held = [one for group in trainer.module.optimizer.optimizer.param_groups for one in group["params"]]
+    held += [moment for state in trainer.module.optimizer.optimizer.state.values() for moment in state.values()]
+    held += getattr(trainer.module.optimizer, "fp32_partitioned_groups_flat", [])
+    held += task.model.parameters()
+    held += [one.ds_tensor for one in task.model.parameters() if hasattr(one, "ds_tensor")]
+    watched = [weakref.ref(one) for one in held]
+    trainer.close()
+    del held, task, trainer
+    gc.collect()
+    changed = [] if functional.linear is linear else ["functional.linear"]
+    return [f"{one().numel()} elements" for one in watched if one() is not None and one().numel()] + changed

@@ -1,0 +1,121 @@
+"""What a study needs beside cores and memory is checked before anything is started."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.plan import Plan
+from configs.spec.study import StudyError, parse_study
+from flows.precheck import check_study
+from tasks.checks import requirements
+
+STUDY: dict[str, Any] = {
+    "study": "s",
+    "models": [{"id": "synthetic:llama-1m@0", "name": "m"}],
+    "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "num_prompts": 4},
+    "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
+}
+
+
+def checked(tmp_path: Path, **changes: Any) -> Plan:
+    return check_study(parse_study(STUDY | changes), tmp_path, tmp_path / "cache", tmp_path / "run")
+
+
+def problems(tmp_path: Path, **changes: Any) -> list[str]:
+    with pytest.raises(StudyError) as caught:
+        checked(tmp_path, **changes)
+    return caught.value.problems
+
+
+def test_an_unknown_machine_is_refused_unless_the_user_prices_it(tmp_path: Path) -> None:
+    machine = {"kind": "local", "machine": "aws/nonexistent"}
+    [problem] = problems(tmp_path, targets=[machine])
+    assert problem.startswith("targets[0].machine: unknown instance 'aws/nonexistent'; known: aws/")
+    assert checked(tmp_path, targets=[machine | {"price_usd_per_hour": 2.0}]).cells
+    assert checked(tmp_path, targets=[machine | {"machine": "aws/p4d.24xlarge/us-east-1"}]).cells
+
+
+def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
+    work = STUDY["workload"]
+    assert checked(tmp_path, workload=work | {"new_tokens": limit - 8}).cells
+    assert problems(tmp_path, workload=work | {"new_tokens": limit - 7}) == [
+        f"workload.new_tokens: 8 prompt tokens with {limit - 7} new ones take {limit + 1} positions, "
+        f"but model m has {limit}"
+    ]
+    [problem] = problems(tmp_path, workload=work | {"prompt_tokens": 2 * limit})
+    assert problem.startswith("workload.prompt_tokens: ")
+
+
+def test_live_streams_need_a_cell_that_trains(tmp_path: Path) -> None:
+    assert problems(tmp_path, measuring={"live": ["tensorboard"]}) == [
+        "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
+    ]
+    training = {"kind": "train", "global_batch_size": 4, "sequence_length": 8, "steps": 2}
+    experiments = {"batch": {"kind": "sweep", "over": {"global_batch_size": [4, 8]}}}
+    changes = {"workload": training, "experiments": experiments, "measuring": {"live": ["tensorboard"]}}
+    assert checked(tmp_path, **changes).cells
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"base": {"engine": "deepspeed", "tp": 2}}, "engine: deepspeed requires deepspeed, not installed here"),
+        ({"base": {"engine": "transformers"}}, "engine: transformers requires transformers, not installed here"),
+        ({"base": {"engine": "onnxruntime"}}, "engine: onnxruntime requires onnxruntime, not installed here"),
+    ],
+)
+def test_a_library_of_an_engine_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
+) -> None:
+    library = told.split("requires ")[1].split(",")[0]
+
+    def find_spec(name: str) -> object:
+        return None if name == library else importlib.util.find_spec(name)
+
+    experiments = {"batch": STUDY["experiments"]["batch"] | changes}
+    assert checked(tmp_path, experiments=experiments).cells
+    monkeypatch.setattr(requirements, "find_spec", find_spec)
+    assert any(problem.startswith(told) for problem in problems(tmp_path, experiments=experiments))
+
+
+def test_zero_needs_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    training = {"kind": "train", "global_batch_size": 4, "sequence_length": 8, "steps": 2}
+    experiments = {"s": {"kind": "sweep", "over": {"layout.strategy": ["zero2"], "layout.dp": [2]}}}
+    told = problems(tmp_path, workload=training, experiments=experiments)
+    assert "layout.strategy: zero2 requires deepspeed, not installed here: pip install deepspeed" in told
+
+
+def _with_layers(folder: Path, layers: object) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(ARCHITECTURES["llama-1m"] | {"num_hidden_layers": layers}))
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    return folder.name
+
+
+def test_a_model_whose_files_are_at_fault_does_not_stop_the_others(tmp_path: Path) -> None:
+    huge = {"id": _with_layers(tmp_path / "huge", 10**12)}
+    plan = checked(tmp_path, models=[huge, *STUDY["models"]])
+    assert len(plan.cells) == 2 and [model.name for model in plan.models] == ["m"]
+    [unusable] = plan.unusable
+    assert unusable.name == "huge"
+    assert unusable.reason == (
+        f"models[0].id: {tmp_path}/huge/config.json: num_hidden_layers: got 1000000000000, expected at most 10,000"
+    )
+    only = STUDY["experiments"]["batch"] | {"models": ["huge"]}
+    plan = checked(tmp_path, models=[huge, *STUDY["models"]], experiments=STUDY["experiments"] | {"huge": only})
+    assert [experiment.name for experiment in plan.experiments] == ["batch"]
+
+
+def test_without_a_sound_model_or_with_a_wrong_name_nothing_is_planned(tmp_path: Path) -> None:
+    huge = {"id": _with_layers(tmp_path / "huge", 1e12)}
+    [problem] = problems(tmp_path, models=[huge])
+    assert problem.startswith("models[0].id: ") and "num_hidden_layers" in problem
+    told = problems(tmp_path, models=[huge, {"id": "nowhere"}, *STUDY["models"]])
+    assert [problem[:12] for problem in told] == ["models[1].id", "models[0].id"]

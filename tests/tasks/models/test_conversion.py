@@ -1,0 +1,124 @@
+"""A repository of pickled weights and a sentencepiece tokenizer is fetched, converted and checked."""
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import sentencepiece
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from engine.tools import convert
+from tasks.models.sources import manifest_path, resolve_model
+from tests.support.servers.hub_server import HubServer, Repository
+from tests.support.servers.openllama_model import make_openllama
+
+NAME = "openlm-research/open_llama_3b"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    return tmp_path / "served"
+
+
+@pytest.fixture
+def hub(served: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with HubServer({NAME: Repository(served)}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        yield server
+        huggingface_hub.close_session()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_openllama_is_fetched_converted_and_checked(tmp_path: Path, served: Path, hub: HubServer, shards: int) -> None:
+    model, cache = make_openllama(served, shards), tmp_path / "cache"
+    (served / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
+    manifest = resolve_model(NAME, None, cache, tmp_path)
+    assert manifest.identity == f"{NAME}@{Repository(served).commit}" and manifest.source == "hub"
+    folder = Path(manifest.folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensors[name], tensor) and tensors[name].dtype == torch.float16
+    fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(served / "tokenizer.model"))
+    text = "Each rank   reads its own shard\n\tof the checkpoint."
+    assert fast.encode(text).ids == [1, *reference.encode(text)]
+    described = {path.name for path in served.glob("*.json")} - {"pytorch_model.bin.index.json"}
+    assert set(manifest.files) == described | {"model.safetensors", "tokenizer.json", "tokenizer.model"}
+    assert list(cache.rglob("*.bin")) == []  # 7 GB that nobody needs any more
+    hub.requests.clear()
+    assert resolve_model(NAME, None, cache, tmp_path) == manifest
+    assert [request.path for request in hub.requests] == [f"/api/models/{NAME}/revision/main"]
+
+
+def test_an_interrupted_conversion_begins_again(tmp_path: Path, served: Path, hub: HubServer) -> None:
+    make_openllama(served)
+    cache = tmp_path / "cache"
+    left = manifest_path(f"{NAME}@{Repository(served).commit}", cache).parent / "files"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    (left / "config.json").write_text("{}")
+    assert "model.safetensors" in resolve_model(NAME, None, cache, tmp_path).files
+
+
+class Malicious:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, served: Path, hub: HubServer) -> None:
+    make_openllama(served)
+    marker = tmp_path / "marker"
+    (served / "pytorch_model.bin").write_bytes(pickle.dumps({"evil": Malicious(marker)}, protocol=2))
+    with pytest.raises(ValueError, match=r"open_llama_3b@.*not converted to safetensors: .*refused") as caught:
+        resolve_model(NAME, None, tmp_path / "cache", tmp_path)
+    assert "\n" not in str(caught.value) and not marker.exists()
+    assert list((tmp_path / "cache").rglob("manifest.json")) == []
+
+
+def test_a_tokenizer_that_cannot_be_converted_leaves_the_model(
+    tmp_path: Path, served: Path, hub: HubServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_openllama(served)
+    (served / "tokenizer_config.json").write_text('{"tokenizer_class": "OwnTokenizer"}')
+    manifest = resolve_model(NAME, None, tmp_path / "cache", tmp_path)
+    assert "tokenizer.json" not in manifest.files and "model.safetensors" in manifest.files
+    assert "no fast tokenizer" in caplog.text and "OwnTokenizer" in caplog.text
+
+
+def test_the_converter_gets_no_secrets(tmp_path: Path, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.models import conversion
+
+    given: dict[str, Any] = {}
+
+    class Done:
+        returncode, stdout, stderr = 0, "", ""
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(conversion.subprocess, "run", lambda *_, **options: given.update(options) or Done())
+    conversion.run_converter(served, tmp_path / "out")
+    assert "HF_TOKEN" not in given["env"] and "PATH" in given["env"]
+
+
+def test_large_weights_become_shards_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.models.folder import check_folder
+
+    monkeypatch.setattr(convert, "SHARD_BYTES", 40_000)
+    model = make_openllama(tmp_path / "source")
+    convert.convert(tmp_path / "source", tmp_path / "out")
+    _, names = check_folder(tmp_path / "out")
+    shards = [name for name in names if name.endswith(".safetensors")]
+    assert len(shards) > 2 and "model.safetensors" not in shards
+    found = {name: tensor for shard in shards for name, tensor in load_file(tmp_path / "out" / shard).items()}
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
