@@ -6,6 +6,7 @@
 Measuring never depends on a server. Results that the API did not get are published later (`flows.publishing`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from flows.publishing import publish_run
 from flows.scaling_study import Handover, RunSummary, handed_over, scaling_study
 from tasks.prefect_api.api import one_line
 
-_END_SECONDS = 20.0
+_END_SECONDS = 10.0
 """So long a run that has its report waits for an API that went away."""
 
 
@@ -38,12 +39,14 @@ def run_here(
     accept_environment: bool = False,
     plan: Plan | None = None,
     unavailable: str | None = None,
+    on_report: Callable[[RunSummary], None] = lambda _: None,
 ) -> Ended:
     """Run a study. Raises what ends the run.
 
     unavailable: why the API cannot be used (`tasks.prefect_api.api.why_unavailable`); None: with Prefect.
+    on_report: called with the result once the report is written; a busy API may take a minute more to publish it.
     """
-    handover = Handover(plan, _END_SECONDS)
+    handover = Handover(plan, _END_SECONDS, on_report)
     with handed_over(handover):
         why = unavailable
         if why is None:

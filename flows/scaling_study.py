@@ -11,7 +11,7 @@ resumes where it left off. Measuring needs no API: without one `flows.running` c
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,18 @@ class Handover:
     Args:
         plan: of `check_study`, used instead of making it again.
         api_seconds: so long a run that has its report waits for an API that is away, to tell it.
+        on_report: called with the result as soon as the report is written, before the API is told.
     """
 
-    def __init__(self, plan: Plan | None = None, api_seconds: float = 300.0) -> None:
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        api_seconds: float = 300.0,
+        on_report: Callable[[RunSummary], None] = lambda _: None,
+    ) -> None:
         self.plan = plan
         self.api_seconds = api_seconds
+        self.on_report = on_report
         self.began = False
         self.published = False
         self.result: RunSummary | State[Any] | None = None
@@ -191,10 +198,8 @@ def _run(
     run_progress.stage = "reporting"
     summary = render(run)
     remember_run(run, cache)
-    if in_flow_run():
-        run_progress.stage = "report written; waiting for the Prefect API"
-        handover.published = await_api(handover.api_seconds) is None and _publish(study.study, run)
-    return RunSummary(
+    run_progress.ended = True
+    result = RunSummary(
         folder=str(run.folder),
         report=str(run.report),
         sentences=list(summary.sentences),
@@ -202,6 +207,11 @@ def _run(
         already_measured=already,
         statuses=dict(summary.statuses),
     )
+    handover.on_report(result)
+    if in_flow_run():
+        run_progress.stage = "report written; waiting for the Prefect API"
+        handover.published = await_api(handover.api_seconds) is None and _publish(study.study, run)
+    return result
 
 
 def _publish(study: str, run: RunPaths) -> bool:

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,10 +14,44 @@ from configs.common.printable import printable
 from slurm.schedulers.pending import is_ordinary
 from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
 
+if TYPE_CHECKING:
+    from flows.scaling_study import RunSummary
+
 _COLOURS = {"completed": "green", "running": "cyan", "starting": "cyan", "queued": "blue", "waiting": "dim"}
 _UNDER_WAY = ("running", "starting", "queued")
 _ROWS_SHOWN = 30
 _FAILED_SHOWN = 5
+_QUIET_SECONDS = 3.0
+
+
+class RunDisplay:
+    """What a run shows: its progress, and the result as soon as the report is written, before the API is told.
+
+    Args:
+        print_result: prints the result and returns the exit code, which is then `code`; None before.
+    """
+
+    def __init__(self, console: Console, print_result: "Callable[[RunSummary], int]") -> None:
+        self.code: int | None = None
+        self._console, self._print_result = console, print_result
+        self._progress, self._publishing = ExitStack(), ExitStack()
+
+    def __enter__(self) -> None:
+        self._progress.enter_context(show_progress(self._console))
+
+    def __exit__(self, *_: object) -> None:
+        self._publishing.close()
+        self._progress.close()
+
+    def print_result(self, result: "RunSummary") -> None:
+        """Print the result in place of the progress, and later a line if the API keeps the run from ending."""
+        self._progress.close()
+        self.code = self._print_result(result)
+        note = "  note: the report is complete; telling the Prefect API about it"
+        timer = threading.Timer(_QUIET_SECONDS, self._console.print, (note,))
+        timer.daemon = True
+        self._publishing.callback(timer.cancel)
+        timer.start()
 
 
 @contextmanager

@@ -47,10 +47,28 @@ Assignments = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import version
+
+    from slurm.staging.version import code_version
+
+    code = code_version()
+    commit = f", commit {code['RANKWISE_COMMIT'][:12]}" if "RANKWISE_COMMIT" in code else ""
+    changed = " with uncommitted changes" if code.get("RANKWISE_DIRTY") == "1" else ""
+    print(f"rankwise {version('rankwise')}{commit}{changed}")
+    raise typer.Exit
+
+
 @app.callback()
 def main(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="print a traceback with every error")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and the commit"),
+    ] = False,
 ) -> None:
     """Store the global options."""
     context.obj = {"debug": debug}

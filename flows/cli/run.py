@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flows.scaling_study import RunSummary
 
 _SERVER_SECONDS = 15.0
-"""Seconds that a run waits for the local Prefect server before it measures without one."""
+"""Seconds that a run waits for the local Prefect server before it measures without one, and `publish` for any API."""
 
 _MAX_MESSAGE_CHARACTERS = 4000
 
@@ -97,7 +97,7 @@ def run_study(
 ) -> int:
     """Run a study and return the exit code. calibrate: calibrate this machine first if it never was."""
     from flows.cli.doctor.calibrate import ensure_calibration
-    from flows.cli.live import show_progress
+    from flows.cli.live import RunDisplay
     from flows.folders import cache_folder
     from tasks.campaign.preparing import prepare_first
 
@@ -117,11 +117,21 @@ def run_study(
 
         unavailable = unavailable or _not_healthy(api) or why_unavailable()
         _print_api(console, api, unavailable)
-        with show_progress(console):
+        display = RunDisplay(console, lambda result: _print_result(console, result, runs / study.study))
+        with display:
             ended = run_here(
-                study, runs, path.parent.absolute(), only_failed, accept, None if outdated else plan, unavailable
+                study,
+                runs,
+                path.parent.absolute(),
+                only_failed,
+                accept,
+                None if outdated else plan,
+                unavailable,
+                display.print_result,
             )
-        code = _print_result(console, ended.result, runs / study.study)
+        code = display.code
+        if code is None:  # cancelled before there was a report
+            code = _print_result(console, ended.result, runs / study.study)
         if unavailable and api and not ended.unpublished:
             console.print(f"  note: published in Prefect's UI, {api.ui}", markup=False)
         if ended.unpublished:
@@ -175,7 +185,7 @@ def publish_folder(folder: Path) -> int:
 
         if api is not None:
             api.wait_until_healthy(HEALTHY_SECONDS)
-            unavailable = publish_run(folder.absolute(), HEALTHY_SECONDS)
+            unavailable = publish_run(folder.absolute(), _SERVER_SECONDS)
         if api is None or unavailable:
             where = f" {shown_url(api.url)}" if api else ""
             raise LocalServerError(f"Prefect API{where}: {unavailable}; not published")

@@ -1,10 +1,12 @@
 """The command line: what it says to a mistake, and that nothing is started by it."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from configs.common.project_files import ROOT
 from tests.support.studies import rankwise, write_study
 
 MODEL = [{"id": "synthetic:llama-1m@0"}]
@@ -86,6 +88,13 @@ def test_a_pinned_model_on_a_hub_is_not_asked_for(tmp_path: Path) -> None:
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     study = write_study(tmp_path, surprise=1)
     assert "Traceback" in rankwise("--debug", "validate", study, cwd=tmp_path).stderr
+
+
+def test_the_version_is_the_one_in_pyproject(tmp_path: Path) -> None:
+    told = rankwise("--version", cwd=tmp_path)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert told.returncode == 0
+    assert told.stdout.startswith(f"rankwise {project['version']}")
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
