@@ -25,6 +25,9 @@ class Resources(Frozen):
     """Common fields of all kinds of targets."""
 
     name: str
+    device: Literal["cpu"] | None = Field(
+        None, description="cpu: ranks on CPUs; none: a GPU for each rank wherever there are GPUs"
+    )
     cores_per_rank: PositiveInt = 1
     max_ranks: PositiveInt | None = Field(None, description="none: as many as cores or GPUs allow")
     env: dict[str, str] = Field({}, description="passed to the ranks and kept in the record")
@@ -69,7 +72,7 @@ class Resources(Frozen):
 
 
 class LocalTarget(Resources):
-    """This machine. Each rank has `cores_per_rank` exclusive cores (or one GPU on a machine with GPUs)."""
+    """This machine. Each rank has `cores_per_rank` exclusive cores, and one GPU on a machine with GPUs."""
 
     kind: Literal["local"] = "local"
     name: str = "local"
@@ -176,6 +179,8 @@ class SlurmTarget(Resources):
                 f"gres: got {self.gres}, and gpus_per_node {self.gpus_per_node}. Both name the GPUs of a node: make "
                 "them equal"
             )
+        if self.gpus_per_node is not None and self.device == "cpu":
+            raise ValueError(f"device: got cpu, but gpus_per_node is {self.gpus_per_node}. Leave one of them out")
         if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
             raise ValueError(
                 f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
@@ -184,6 +189,12 @@ class SlurmTarget(Resources):
         if self.shared is not None and not self.shared.startswith("/"):
             raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
         return self
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The type of GPU that `gres` names: `a100` of gpu:a100:4."""
+        parts = self.gres.partition(",")[0].split(":") if self.gres is not None else []
+        return parts[1] if len(parts) == 3 else None
 
     @property
     def rank_limit(self) -> int:

@@ -13,8 +13,8 @@ from configs.hardware.catalog import HardwareCatalog
 from configs.hardware.hardware import Link, Machine
 from configs.plans.preflight import TargetPreflight
 from configs.spec.cell import Cell
-from configs.spec.target import Resources, SlurmTarget
-from engine.planner.local import LocalMachine
+from configs.spec.target import LocalTarget, Resources, SlurmTarget
+from engine.planner.local import LocalMachine, local_devices, machine_of_devices, transport_of
 
 
 def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
@@ -47,6 +47,16 @@ def for_cell(machine: Machine, cell: Cell, target: Resources, known: HardwareCat
         share = between.bytes_per_second * machine.accelerators / ranks
         between = between.model_copy(update={"bytes_per_second": share})
     return node.model_copy(update={"accelerators": ranks, "between": between})
+
+
+def local_node(target: Resources | None, cell: Cell, here: LocalMachine) -> Machine:
+    """This machine as a cell has it: a GPU for each rank where there are GPUs, as `engine.rank.joining` chooses, else
+    cores. Raises ValueError for more ranks than GPUs.
+    """
+    devices = local_devices(target or LocalTarget())
+    if not devices:
+        return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
+    return machine_of_devices(devices, cell.layout.ranks, here.estimate.host_memory_bytes)
 
 
 def lab_node(target: SlurmTarget, cell: Cell, here: LocalMachine, found: TargetPreflight | None) -> Machine:

@@ -4,7 +4,6 @@ import gzip
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -39,6 +38,7 @@ from engine.profiling.events import ProfilerEvent
 from engine.profiling.gpu import GpuSampler
 from engine.profiling.record import profiled_measurement
 from engine.profiling.split import split_region
+from tests.support.nvml import build_driver
 
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "hidden_size": 32,
@@ -444,13 +444,7 @@ needs_pynvml = pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, re
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a driver's library that has one GPU, of which the environment says how it is."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    library = tmp_path_factory.mktemp("driver") / "libnvidia-ml.so.1"
-    source = Path(__file__).parents[1] / "support" / "nvml_stub.c"
-    subprocess.run([compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return library.parent
+    return build_driver(tmp_path_factory.mktemp("driver"))
 
 
 def sampled(folder: Path, stub: dict[str, str], index: int = 0, uuid: str = "", seconds: float = 0.3) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from configs.spec.study import StudySpec, load_study
 from configs.workloads import descriptor_of
 from engine.planner.cells import interval
 from engine.planner.learning import Known
-from engine.planner.local import LocalMachine, local_machine, transport_of
+from engine.planner.local import LocalMachine, local_machine
 from flows.cli.plan.cost import StudyCost, study_cost
 from flows.cli.plan.request import PLANNED
 from flows.cli.tables import print_table
@@ -41,7 +41,7 @@ from reports.reading.load import StudyResult, load_run
 from tasks.models.sources import hub_repository, manifest_path
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
-from tasks.planning.target_machine import for_cell, named_machine
+from tasks.planning.target_machine import for_cell, local_node, named_machine
 
 _HEADER = ("", "ranks", "predicted", "low to high", "TTFT", "peak memory", "fits", "USD / M tokens")
 _MODELS_IN_ANSWER = 3
@@ -194,7 +194,7 @@ def _machines(
         target = targets[cell.target]
         machine = machines.get(target.name) or named_machine(target, known)
         if machine is None:
-            return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
+            return local_node(target, cell, here)
         return for_cell(machine, cell, target, known)
 
     return machines, machine_of
