@@ -40,7 +40,8 @@ from engine.planner.learning import (
     remember,
 )
 from engine.planner.local import LocalMachine, hardware_fingerprint, local_machine
-from reports.reading.load import CellResult, StudyResult, load_run
+from reports.reading.devices import load_comparable
+from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import OTHERS_SHARE
 from tasks.planning.target_machine import for_cell, lab_node, local_node, named_machine
 
@@ -191,7 +192,7 @@ def remember_run(run: RunPaths, cache: Path) -> int:
         if all(cell.model is None for cell in plan.cells.values()):
             return 0  # noop workloads teach nothing of a model
         here = local_machine(cache).fingerprint
-        return remember(experiences_of(load_run(run), on_hardware(here)), experience_path(cache, here))
+        return remember(experiences_of(load_comparable(run), on_hardware(here)), experience_path(cache, here))
     except Exception as error:  # the run has its report; what it would have taught is lost
         _log.warning("%s: not used for corrections: %s", run.folder, error)
         return 0
