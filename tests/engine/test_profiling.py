@@ -497,6 +497,33 @@ def test_what_a_gpu_does_not_say_is_unknown(driver: Path) -> None:
         assert figures.pop("gpu_samples") == 0 and set(figures.values()) == {None}
 
 
+POWER_PROGRAM = """
+import sys
+from engine.profiling.gpu import PowerMeter
+meter = PowerMeter([None if uuid == "-" else uuid for uuid in sys.argv[1:]])
+print(meter.watts())
+"""
+
+
+@needs_pynvml
+@pytest.mark.parametrize(
+    ("uuids", "watts"),
+    [
+        (("GPU-stub", "GPU-stub1"), "750.0"),
+        (("GPU-stub", "GPU-stub"), "300.0"),
+        (("GPU-stub", "GPU-other"), "None"),
+        (("GPU-stub", "-"), "None"),
+        ((), "None"),
+    ],
+)
+def test_the_power_of_a_node_is_that_of_all_its_gpus(driver: Path, uuids: tuple[str, ...], watts: str) -> None:
+    """The second one draws 450 W; a GPU is counted once, and one that says nothing leaves the sum unknown."""
+    command = [sys.executable, "-c", POWER_PROGRAM, *uuids]
+    stub = {"LD_LIBRARY_PATH": str(driver), "STUB_GPUS": "2", "STUB_WATTS": "300,450"}
+    done = subprocess.run(command, env=os.environ | stub, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == watts
+
+
 def test_without_a_driver_there_are_no_figures() -> None:
     with GpuSampler(0) as sampler:
         pass
