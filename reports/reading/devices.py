@@ -83,14 +83,16 @@ def _of_device(study: StudyResult, result: CellResult, device: str | None) -> Ce
         repeat: reading for repeat, reading in result.measurements.items() if not reading.completed or kept(reading)
     }
     whole = len(measurements) == len(result.measurements)
-    passes = {name: getattr(result, name) for name in ("memory", "profile", "perf", "nsys")}
     return replace(
         result,
         model=f"{result.model} on {device}",
         device=device,
         measurements=measurements,
         pooled=result.pooled if whole else {},
-        **{name: reading if kept(reading) else None for name, reading in passes.items()},
+        memory=result.memory if kept(result.memory) else None,
+        profile=result.profile if kept(result.profile) else None,
+        perf=result.perf if kept(result.perf) else None,
+        nsys=result.nsys if kept(result.nsys) else None,
     )
 
 

@@ -31,7 +31,7 @@ from configs.spec.study import StudySpec, load_study
 from configs.workloads import descriptor_of
 from engine.planner.cells import interval
 from engine.planner.learning import Known
-from engine.planner.local import LocalMachine, local_machine
+from engine.planner.local import LocalMachine, local_devices, local_machine
 from flows.cli.plan.cost import StudyCost, study_cost
 from flows.cli.plan.request import PLANNED
 from flows.cli.tables import print_table
@@ -113,7 +113,8 @@ def planned(
         predictions = predictor.predict_all()
     plan = plan.model_copy(update={"predictions": predictions})
     basis = tuple(dict.fromkeys(said.basis for said in predictions.values() if said.basis))
-    local_targets = {target.name for target in study.targets if target.kind == "local"} - set(machines)
+    on_cores = [target for target in study.targets if target.kind == "local" and not local_devices(target)]
+    local_targets = {target.name for target in on_cores} - set(machines)
     local = any(cell.model and cell.target in local_targets for cell in plan.cells.values())
     learnt = None if learn_from is None else _learnt(known, predictions, elsewhere is not None)
     return PlannedStudy(plan, basis, here.advice if local else None, study_cost(plan), learnt)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from configs.plans.paths import RunPaths
 from configs.plans.record import Status
 from configs.spec.target import LocalTarget
 from engine.planner.accelerators import LocalAccelerator
 from engine.rank.binding import bind, devices_of_ranks
 from engine.rank.processes import RankPlace
+from tasks.campaign.records import collect_job
 from tests.support.launches import launch, noop_measurement, part, write_job
 from tests.support.nvml import build_driver, python_with_gpus
 
@@ -123,3 +125,6 @@ def test_a_launch_that_cannot_use_the_gpus_leaves_records_that_say_so(
             assert found.status is Status.UNSUPPORTED and found.failure is not None
             assert found.failure.message.startswith("device: this node has 2 x NVIDIA H100 80GB HBM3, but torch ")
             assert "set `device: cpu` of the target" in found.failure.message
+        records = collect_job(RunPaths(tmp_path / "run"), name).records
+        assert [record.status for record in records] == [Status.UNSUPPORTED] * 2
+        assert records[0].failure is not None and "finds no GPU" in records[0].failure.message
