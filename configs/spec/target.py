@@ -100,7 +100,9 @@ class SlurmTarget(Resources):
     kind: Literal["slurm"] = "slurm"
     name: str = "slurm"
     nodes: Degree = Field(1, description="maximum number of nodes of a job")
-    ranks_per_node: Degree = Field(1, description="ranks per node: its GPUs, or the number that its cores allow")
+    ranks_per_node: Degree = Field(
+        1, description="ranks per node; not set: one for each of its gpus_per_node, or one on CPUs"
+    )
     gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
     gres: str | None = Field(
         None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
@@ -171,6 +173,14 @@ class SlurmTarget(Resources):
             if not option.startswith("--") or name in _SRUN_OURS or "\n" in option:
                 raise ValueError(f"got {option!r}, expected an option such as --mpi=pmix, and none of {_SRUN_OURS}")
         return options
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_rank_for_each_gpu(cls, data: Any) -> Any:
+        gpus = data.get("gpus_per_node") if isinstance(data, dict) else None
+        if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
+            return data | {"ranks_per_node": gpus}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> "SlurmTarget":

@@ -41,7 +41,7 @@ from reports.reading.load import StudyResult, load_run
 from tasks.models.sources import hub_repository, manifest_path
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
-from tasks.planning.target_machine import for_cell, local_node, named_machine
+from tasks.planning.target_machine import for_cell, local_node, named_machine, on_unknown_cpus
 
 _HEADER = ("", "ranks", "predicted", "low to high", "TTFT", "peak memory", "fits", "USD / M tokens")
 _MODELS_IN_ANSWER = 3
@@ -184,10 +184,12 @@ def _machines(
         name = named or target.machine
         if name is not None:
             try:
-                machines[target.name] = _machine_called(name, known)
+                machine = _machine_called(name, known)
             except ValueError as error:
                 where = "--accelerator" if named else f"targets: {target.name}: machine"
                 raise ValueError(f"{where}: {error}") from error
+            if named or not on_unknown_cpus(target, machine):
+                machines[target.name] = machine
     if not machines:
         return {}, None
 

@@ -254,3 +254,20 @@ def test_weights_are_held_against_the_devices_of_a_cluster(
     (problem,) = caught.value.problems
     assert "model m on 1 rank: the weights require 37.3 GiB, available are " in problem
     assert problem.endswith(" of target c") and held.removeprefix("1 x NVIDIA ") in problem
+
+
+def test_a_node_of_a_cluster_has_a_rank_for_each_gpu(tmp_path: Path) -> None:
+    """Unless it says how many; on two cores the layouts go up to the GPUs of all nodes."""
+    given = {"kind": "slurm", "name": "c", "nodes": 2, "gpus_per_node": 8, "machine": "aws/p4d.24xlarge"}
+    (experiment,) = local_layouts(tmp_path, given).experiments
+    assert max(candidate.layout.ranks for candidate in experiment.candidates) == 16
+    assert SlurmTarget.model_validate(given | {"ranks_per_node": 2}).rank_limit == 4
+    assert SlurmTarget(nodes=2).rank_limit == 2
+    with pytest.raises(ValueError, match="device: got cpu, but gpus_per_node is 8"):
+        SlurmTarget.model_validate(given | {"device": "cpu"})
+
+
+def test_the_catalog_does_not_predict_the_cpus_of_a_machine_with_gpus(tmp_path: Path) -> None:
+    given = {"kind": "slurm", "name": "c", "device": "cpu", "ranks_per_node": 2, "machine": "aws/p4d.24xlarge"}
+    with pytest.raises(StudyError, match="no predictions for `device: cpu`, because the catalog has the GPUs"):
+        local_layouts(tmp_path, given)
