@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.profiling.nsys import UNDER_NSYS, run_under_nsys
+from engine.rank.binding import bind, devices_of_ranks
 from engine.rank.failures import classify, log_line, one_line, report
-from engine.rank.joining import make_context
+from engine.rank.joining import DeviceError, make_context
 from engine.rank.processes import (
     ProgressFile,
     RankPlace,
     die_with_parent,
     leave,
-    pin,
     place_from_environment,
     redirect_output,
 )
@@ -80,6 +80,7 @@ class Meter:
             "cpu_seconds": cpu_seconds,
             "cpu_utilization": cpu_seconds / measurement_seconds / len(self._place.cores),
             "threads": self._place.threads,
+            **self._place.binding,
             "io_read_bytes": storage.read - self._storage.read if storage and self._storage else None,
             "io_write_bytes": storage.written - self._storage.written if storage and self._storage else None,
         }
@@ -166,6 +167,25 @@ def make_measurement(
     return failure
 
 
+def refuse_all(job: "Job", paths: "JobPaths", place: RankPlace, progress: ProgressFile, error: Exception) -> int:
+    """Write the reason why this node cannot make the launch's measurements into a part of each. Returns 1."""
+    import socket
+
+    from configs.common.base import utc_now
+    from configs.plans.record import Failure, RankPart
+
+    report("no measurement can be made here")
+    status, kind = classify(error, place.world_size)
+    log = str(paths.rank_log(place.rank).relative_to(paths.folder.parent.parent))
+    now, failure = utc_now(), Failure(message=one_line(error), rank=place.rank, kind=kind, log=log)
+    common = {"rank": place.rank, "host": socket.gethostname(), "status": status, "failure": failure}
+    for measurement in job.measurements:
+        part = RankPart(**common, measurement=measurement.name, started_at=now, finished_at=now)
+        write_part(part, {}, paths)
+    progress.say("failed", job.measurements[0].name, kind=kind, message=failure.message)
+    return 1
+
+
 def keep_flight_recorder(measurement: "Measurement", context: "Context") -> None:
     """Write this rank's flight recorder beside its part; failures here must not hide the original error."""
     from engine.parallel import flight_recorder as flight
@@ -222,14 +242,17 @@ def run_workload(
 def timed_measurement(
     measurement: "Measurement", context: "Context", workload: "WorkloadFunction"
 ) -> "tuple[Outcome, dict[str, Figure]]":
-    """Return the workload's outcome; on a GPU also clocks, power and temperature."""
+    """Return the workload's outcome; on a GPU also its name, clocks, power and temperature."""
     if context.device.type != "cuda":
         return workload(measurement, context), {}
+    import torch
+
     from engine.profiling.gpu import GpuSampler
 
+    name = torch.cuda.get_device_name(context.device)
     with GpuSampler(context.device.index or 0) as sampler:
         outcome = workload(measurement, context)
-    return outcome, sampler.figures()
+    return outcome, {"device": name} | sampler.figures()
 
 
 def measure_and_report(
@@ -262,7 +285,10 @@ def measure_and_report(
 
 def run_timed(job: "Job", paths: "JobPaths", place: RankPlace, progress: ProgressFile) -> int:
     """Run all measurements in this process, in the job's order, with one process group."""
-    context, environment = make_context(job, paths, place)
+    try:
+        context, environment = make_context(job, paths, place)
+    except DeviceError as error:
+        return refuse_all(job, paths, place, progress, error)
     workload = load_workload(job.cell)
     progress.say("ready")
     for measurement in job.measurements:
@@ -323,6 +349,8 @@ def _memory_child(
     try:
         context, environment = make_context(job, paths, place, prefix=measurement.name)
         return measure_and_report(measurement, context, place, environment, workload, progress)
+    except DeviceError as error:
+        return refuse_all(job, paths, place, progress, error)
     except Exception as error:
         report(f"measurement {measurement.name}: could not begin")
         progress.say("failed", measurement.name, kind=classify(error, place.world_size)[1], message=one_line(error))
@@ -350,7 +378,7 @@ def main(arguments: list[str]) -> int:
         paths.parts.mkdir(exist_ok=True)
         if job.measuring_pass == "nsys":
             run_under_nsys(job, path, paths, place)
-        pin(place, job.cell.cores_per_rank)
+        bind(place, job.cell.cores_per_rank, devices_of_ranks(place, job.target))
         run = run_memory if job.measuring_pass == "memory" else run_timed
         code = run(job, paths, place, progress)
     except Exception as error:

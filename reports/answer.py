@@ -36,7 +36,7 @@ class Sentence:
 
 def answer(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
-    sentences = _damaged(study)
+    sentences = [*_damaged(study), *_devices(study)]
     sentences += [best for group in _groups(study) if (best := _best(study, group)) is not None]
     sentences += _experiments(study, judged)
     if judged:
@@ -68,6 +68,21 @@ def _damaged(study: StudyResult) -> list[Sentence]:
             Sentence(lead, f"{joined(shown)}. `rankwise run` measures {'it' if count == 1 else 'them'} again.")
         )
     return found
+
+
+def _devices(study: StudyResult) -> list[Sentence]:
+    """That figures of several devices are apart, and why."""
+    if len(study.devices) < 2:
+        return []
+    told = (
+        f"{joined(study.devices)}. No curve, ratio, fit or recommendation spans them: the difference between devices "
+        "would pass for one between layouts, batches or numbers of ranks."
+    )
+    if study.other_devices:
+        told += (
+            f" Left out, because the other repeats of the cell ran on another device: {joined(study.other_devices)}."
+        )
+    return [Sentence(f"Figures of {len(study.devices)} devices are kept apart:", told)]
 
 
 def _experiments(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:

@@ -22,7 +22,8 @@ from reports.export import cells_csv, records_parquet
 from reports.plots.album import Album
 from reports.preflight import preflight_sections
 from reports.quality import quality_lines, stopped_table
-from reports.reading.load import StudyResult, load_run
+from reports.reading.devices import load_comparable
+from reports.reading.load import StudyResult
 from reports.scheduler import scheduler_table
 from reports.sections.decisions import decision_context
 from reports.sections.experiments import (
@@ -59,7 +60,7 @@ def preload_reports() -> None:
 
 def render_report(run: RunPaths) -> ReportSummary:
     """Write the report of a run folder. Raises the errors of `configs.plans.record` for files that cannot be read."""
-    study, album = load_run(run), Album()
+    study, album = load_comparable(run), Album()
     sentences, text = compose(study, album)
     album.write(run)
     write_atomically(run.cells_csv, cells_csv(study))

@@ -175,7 +175,6 @@ READERS_OF_THEIR_OWN = {
     "engine/loading/page_cache.py": "weights in pieces",
     "engine/loading/read_ahead.py": "weights in pieces",
     "engine/parallel/shared_memory.py": "a segment of another rank",
-    "engine/planner/local.py": "/proc",
     "engine/profiling/trace.py": "what torch wrote a moment before, in a folder of its own",
     "engine/rank/processes.py": "a block that this process allocated",
     "engine/tools/calibrate.py": "/sys",

@@ -25,6 +25,9 @@ class Resources(Frozen):
     """Common fields of all kinds of targets."""
 
     name: str
+    device: Literal["cpu"] | None = Field(
+        None, description="cpu: ranks on CPUs; none: a GPU for each rank wherever there are GPUs"
+    )
     cores_per_rank: PositiveInt = 1
     max_ranks: PositiveInt | None = Field(None, description="none: as many as cores or GPUs allow")
     env: dict[str, str] = Field({}, description="passed to the ranks and kept in the record")
@@ -69,7 +72,7 @@ class Resources(Frozen):
 
 
 class LocalTarget(Resources):
-    """This machine. Each rank has `cores_per_rank` exclusive cores (or one GPU on a machine with GPUs)."""
+    """This machine. Each rank has `cores_per_rank` exclusive cores, and one GPU on a machine with GPUs."""
 
     kind: Literal["local"] = "local"
     name: str = "local"
@@ -97,7 +100,9 @@ class SlurmTarget(Resources):
     kind: Literal["slurm"] = "slurm"
     name: str = "slurm"
     nodes: Degree = Field(1, description="maximum number of nodes of a job")
-    ranks_per_node: Degree = Field(1, description="ranks per node: its GPUs, or the number that its cores allow")
+    ranks_per_node: Degree = Field(
+        1, description="ranks per node; not set: one for each of its gpus_per_node, or one on CPUs"
+    )
     gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
     gres: str | None = Field(
         None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
@@ -169,6 +174,14 @@ class SlurmTarget(Resources):
                 raise ValueError(f"got {option!r}, expected an option such as --mpi=pmix, and none of {_SRUN_OURS}")
         return options
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_rank_for_each_gpu(cls, data: Any) -> Any:
+        gpus = data.get("gpus_per_node") if isinstance(data, dict) else None
+        if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
+            return data | {"ranks_per_node": gpus}
+        return data
+
     @model_validator(mode="after")
     def _consistent(self) -> "SlurmTarget":
         if self.gres is not None and int(self.gres.partition(",")[0].rpartition(":")[2]) != self.gpus_per_node:
@@ -176,6 +189,8 @@ class SlurmTarget(Resources):
                 f"gres: got {self.gres}, and gpus_per_node {self.gpus_per_node}. Both name the GPUs of a node: make "
                 "them equal"
             )
+        if self.gpus_per_node is not None and self.device == "cpu":
+            raise ValueError(f"device: got cpu, but gpus_per_node is {self.gpus_per_node}. Leave one of them out")
         if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
             raise ValueError(
                 f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
@@ -184,6 +199,12 @@ class SlurmTarget(Resources):
         if self.shared is not None and not self.shared.startswith("/"):
             raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
         return self
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The type of GPU that `gres` names: `a100` of gpu:a100:4."""
+        parts = self.gres.partition(",")[0].split(":") if self.gres is not None else []
+        return parts[1] if len(parts) == 3 else None
 
     @property
     def rank_limit(self) -> int:

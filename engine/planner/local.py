@@ -4,21 +4,24 @@
     machine = here.while_busy(ranks=2)         # Machine with this many ranks computing
     here.calibration, here.advice              # None and a sentence where nothing was measured
 
-Imports no torch, so it reads files only: a GPU's driver lists its devices under /proc/driver/nvidia.
+Where there are accelerators, each rank has one: `local_devices(target)`. Imports no torch.
 """
 
 import importlib.metadata
 import os
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from configs.common.proc import read_fields
 from configs.hardware.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
+from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 from configs.spec.cell import Cell
+from configs.spec.target import Resources
 from configs.workloads import descriptor_of
+from engine.planner.accelerators import LocalAccelerator, described, local_accelerators
 
 REMEDY = "`rankwise doctor --calibrate` measures it in a quarter of a minute"
 _OPERATOR_SECONDS = 5e-6
@@ -170,14 +173,33 @@ def _scaled(rates: OperatorRates, cores: int) -> OperatorRates:
     )
 
 
-def local_gpus() -> list[str]:
-    """Return the names of NVIDIA GPUs from their driver; empty without one."""
-    found = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        match = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)
-        if match:
-            found.append(match[1].strip())
-    return found
+def local_devices(target: Resources) -> tuple[LocalAccelerator, ...]:
+    """Return the accelerators that ranks of a target on this machine compute on; none: they compute on cores."""
+    return () if target.device == "cpu" else local_accelerators({**os.environ, **target.env})
+
+
+def local_ranks(target: Resources, cores_per_rank: int) -> int:
+    """Return how many ranks this machine holds for a target: one for each device, or as many as its cores allow."""
+    held = len(local_devices(target)) or len(os.sched_getaffinity(0)) // cores_per_rank
+    return min(held, target.max_ranks or held)
+
+
+def machine_of_devices(devices: Sequence[LocalAccelerator], ranks: int, host_memory_bytes: int | None) -> Machine:
+    """Return this machine with an accelerator for each rank, from the catalog, with the memory that the driver names.
+
+    Raises ValueError for more ranks than devices, and for a device that the catalog does not have.
+    """
+    if ranks > len(devices):
+        raise ValueError(f"{ranks} ranks, but this machine has {described(devices)}, one for each rank")
+    device = accelerator(devices[0].name)
+    if devices[0].memory_bytes is not None:
+        device = device.model_copy(update={"memory_bytes": devices[0].memory_bytes})
+    return Machine(
+        name="this machine",
+        accelerator=device,
+        accelerators=len(devices),
+        host_memory_bytes=host_memory_bytes,
+    )
 
 
 def _clock_hertz() -> float:

@@ -12,7 +12,7 @@ without NVML. Meanings and units: https://docs.nvidia.com/deploy/nvml-api (nvmlD
 import importlib
 import statistics
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -126,6 +126,26 @@ def _cuda_uuid(index: int) -> str | None:
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
+class PowerMeter:
+    """Power of several GPUs together, at the time of the call: watts; None unless every one of them says."""
+
+    def __init__(self, uuids: Sequence[str | None]) -> None:
+        self._devices = [None if uuid is None else _Device.open(0, uuid) for uuid in dict.fromkeys(uuids)]
+
+    def watts(self) -> float | None:
+        """Return the sum."""
+        values = [None if device is None else device.watts() for device in self._devices]
+        known = [value for value in values if value is not None]
+        return sum(known) if known and len(known) == len(values) else None
+
+    def close(self) -> None:
+        """Release the GPUs."""
+        for device in self._devices:
+            if device is not None:
+                device.close()
+        self._devices = []
+
+
 class _Device:
     """NVML's handle of one GPU. Unsupported values are None."""
 
@@ -156,16 +176,20 @@ class _Device:
 
     def sample(self) -> _Sample:
         """Sample all values."""
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         utilization = self._ask("nvmlDeviceGetUtilizationRates")
         return _Sample(
             sm_mhz=self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             memory_mhz=self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
-            watts=None if milliwatts is None else milliwatts / 1000,
+            watts=self.watts(),
             celsius=self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
             reasons=self._reasons(),
             busy_share=None if utilization is None else utilization.gpu / 100,
         )
+
+    def watts(self) -> float | None:
+        """Return the power now; NVML counts in milliwatts."""
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1000
 
     def _reasons(self) -> int | None:
         reasons: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")

@@ -33,7 +33,8 @@ def run_under_nsys(job: "Job", job_json: Path, paths: "JobPaths", place: "RankPl
     report = paths.nsys_report(job.measurements[0].name, place.rank)
     command = ["nsys", "profile", "--output", str(report.with_suffix("")), "--force-overwrite", "true"]
     command += ["--trace", "cuda,nvtx,osrt"]
-    if gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) >= place.local_world_size:
+    on_gpus = job.target.device != "cpu"
+    if on_gpus and gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) >= place.local_world_size:
         command += ["--capture-range", "cudaProfilerApi", "--capture-range-end", "stop"]
     rank = [sys.executable, "-u", "-m", "engine.worker", str(job_json)]
     os.execvpe(command[0], [*command, *rank], os.environ | {UNDER_NSYS: "1"})

@@ -1,7 +1,7 @@
 """Select the least-loaded accelerator that no other run has locked.
 
     claim = claim_device(None)          # or "cuda:1", "cpu"
-    claim.device                        # torch.device("cuda", 2); torch.device("cpu") without a GPU
+    claim.device                        # torch.device("cuda", 2); torch.device("cpu") on a machine without GPUs
     claim.release()
 
 A claim is a kernel lock on a file per device, so that concurrent runs get different devices, and a killed run leaves no
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from configs.common.lock_files import open_lock_file
+from engine.planner.accelerators import described, local_accelerators
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +57,12 @@ def claim_device(wanted: str | None, accelerators: Sequence[VisibleDevice] | Non
     if wanted is not None:
         return _claim_named(wanted, found)
     if not found:
+        listed = local_accelerators() if accelerators is None else ()
+        if listed:
+            raise ValueError(
+                f"device: this machine has {described(listed)}, but torch {torch.__version__} finds no GPU. Install "
+                "the build of torch for them, or use device='cpu'"
+            )
         return Claim(torch.device("cpu"))
     for accelerator in sorted(found, key=lambda one: (-one.free_bytes, one.index)):
         lock = _lock(accelerator, fcntl.LOCK_EX)

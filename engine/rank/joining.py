@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.rank.processes import RankPlace
 from engine.rank.stores import join_store
@@ -17,17 +17,85 @@ if TYPE_CHECKING:
     from engine.context import Context
 
 
-def choose_device(place: RankPlace) -> "tuple[torch.device, str | None]":
-    """Return a GPU if each rank of this node has its own, else the CPU; and the backend: one rank needs none."""
+class DeviceError(NotImplementedError):
+    """The ranks of this node cannot compute on its GPUs as they are asked to."""
+
+
+def choose_device(
+    place: RankPlace, wanted: Literal["cpu"] | None = None, expected: bool | None = None, dtype: str = "float32"
+) -> "tuple[torch.device, str | None]":
+    """Return this rank's own GPU, or the CPU on a node without GPUs; and the backend: one rank needs none.
+
+    wanted: cpu, to compute on the CPU whatever there is. expected: whether the node must have GPUs; None: if the driver
+    lists some. Raises DeviceError, instead of taking the CPU, for fewer GPUs than ranks, for GPUs that torch does not
+    find, and for a dtype that they do not have.
+    """
     import torch
 
     from engine.parallel.communicator import choose_backend
 
     device = torch.device("cpu")
-    if torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world_size:
-        device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
+    if wanted != "cpu":
+        device = _own_gpu(place, expected, dtype) or device
     return device, choose_backend(device) if place.world_size > 1 else None
+
+
+def _own_gpu(place: RankPlace, expected: bool | None, dtype: str) -> "torch.device | None":
+    """Return None on a node without GPUs."""
+    import torch
+
+    from engine.planner.accelerators import described, local_accelerators
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not found:
+        listed = local_accelerators() if expected is None else ()
+        if not listed and not expected:
+            return None
+        there = f"this node has {described(listed)}" if listed else "the target asks for GPUs"
+        raise DeviceError(
+            f"device: {there}, but torch {torch.__version__} finds no GPU. Install the build of torch for them, "
+            f"{_ON_THE_CPU}"
+        )
+    needed = 1 if place.own_device_only else place.local_world_size
+    if found < needed:
+        raise DeviceError(f"device: {needed} ranks on this node, but {found} GPU{'s' * (found > 1)}. {_FEWER}")
+    device = torch.device("cuda", 0 if place.own_device_only else place.local_rank)
+    _check_dtype(device, dtype)
+    torch.cuda.set_device(device)
+    return device
+
+
+_ON_THE_CPU = "or set `device: cpu` of the target to compute on its cores (in a script: CUDA_VISIBLE_DEVICES=)"
+_FEWER = f"Start one rank for each GPU, {_ON_THE_CPU}"
+_BFLOAT16_CAPABILITY = 8
+"""CUDA C++ Programming Guide, "Arithmetic Instructions": bfloat16 from compute capability 8.0; torch emulates it below
+that."""
+
+
+def _check_dtype(device: "torch.device", dtype: str) -> None:
+    import torch
+
+    if dtype != "bfloat16" or torch.version.hip is not None:
+        return
+    known = torch.cuda.get_device_properties(device)
+    if known.major < _BFLOAT16_CAPABILITY:
+        raise DeviceError(
+            f"dtype: {known.name} has compute capability {known.major}.{known.minor}, and bfloat16 requires "
+            f"{_BFLOAT16_CAPABILITY}.0. Use float16 or float32"
+        )
+
+
+def alone_device() -> "torch.device":
+    """Return the device of a process that is no rank of others, as `choose_device`."""
+    cores = sorted(os.sched_getaffinity(0))
+    return choose_device(RankPlace(0, 0, 1, 1, allowed=cores, cores=cores))[0]
+
+
+def choose_job_device(job: "Job", place: RankPlace) -> "tuple[torch.device, str | None]":
+    """Return a rank's device and backend for a job. On a cluster GPUs are expected if the target asks for them."""
+    target = job.target
+    expected = target.gpus_per_node is not None if target.kind == "slurm" else None
+    return choose_device(place, target.device, expected, job.cell.dtype)
 
 
 def join_group(place: RankPlace, backend: str | None, timeout_seconds: float, prefix: str | None) -> Callable[[], None]:
@@ -72,7 +140,7 @@ def make_context(
     from engine.rank import host_usage
 
     torch.set_num_threads(place.threads)
-    device, backend = choose_device(place)
+    device, backend = choose_job_device(job, place)
     if place.world_size > 1:
         flight.turn_on()
     barrier = join_group(place, backend, job.measuring.group_timeout_seconds, prefix)

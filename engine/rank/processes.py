@@ -60,15 +60,6 @@ def redirect_output(log: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
-def pin(place: "RankPlace", cores_per_rank: int) -> None:
-    """Pin the rank to separate cores, or to all of them if there are too few."""
-    first = place.local_rank * cores_per_rank
-    if place.local_world_size * cores_per_rank <= len(place.allowed):
-        place.cores = place.allowed[first : first + cores_per_rank]
-        os.sched_setaffinity(0, place.cores)
-    place.threads = int((os.environ.get("OMP_NUM_THREADS") or str(cores_per_rank)).split(",")[0])
-
-
 def leave(code: int) -> None:
     """Exit immediately: all data is on disk, and library teardown is slow and can abort."""
     for stream in (sys.stdout, sys.stderr):
@@ -79,7 +70,12 @@ def leave(code: int) -> None:
 
 @dataclass
 class RankPlace:
-    """This rank's number and cores. `allowed` are the cores of the whole job."""
+    """This rank's number and cores. `allowed` are the cores of the whole job on this node.
+
+    cores_shared: whether there are too few cores for separate ones per rank. numa_node: that of the rank's GPU, whose
+    cores it has; numa_memory: whether the kernel prefers that node's memory. own_device_only: whether the rank sees its
+    own GPU alone, as index 0.
+    """
 
     rank: int
     local_rank: int
@@ -88,11 +84,17 @@ class RankPlace:
     allowed: list[int]
     cores: list[int]
     threads: int = 1
+    cores_shared: bool = False
+    numa_node: int | None = None
+    numa_memory: bool = False
+    own_device_only: bool = False
 
     @property
-    def cores_shared(self) -> bool:
-        """Whether there are too few cores for separate ones per rank."""
-        return self.local_world_size > 1 and self.cores == self.allowed
+    def binding(self) -> dict[str, int | bool]:
+        """Figures of a rank that is bound to the NUMA node of its GPU; none of another."""
+        if self.numa_node is None:
+            return {}
+        return {"numa_node": self.numa_node, "numa_memory": self.numa_memory, "bound_cores": len(self.cores)}
 
 
 class ProgressFile:

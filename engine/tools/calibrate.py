@@ -30,7 +30,8 @@ from configs.common.reading import MIB, read_json, read_tail
 from configs.hardware.calibration import CalibratedFigure, Calibration, Fingerprint, LinkTransport, MeasuredLink, Spread
 from engine.planner.local import cpu_model
 from engine.rank import host_usage
-from engine.rank.processes import die_with_parent, leave, pin, place_from_environment
+from engine.rank.binding import bind
+from engine.rank.processes import die_with_parent, leave, place_from_environment
 
 LIMIT_SECONDS = 120.0
 _RANK_BYTES = 1 << 30
@@ -179,7 +180,7 @@ def run_rank(parent: int, folder: Path, quick: bool) -> int:
     """Run one rank: pinned, in a gloo group with the others; rank 0 writes the figures."""
     die_with_parent(parent)
     place = place_from_environment()
-    pin(place, 1)
+    bind(place, 1)
     import torch
     import torch.distributed as dist
 

@@ -247,14 +247,16 @@ def _remark(model: PlannedModel) -> str:
 
 def _place_of(target: Target) -> str:
     """Return a description of a target for the header."""
+    from engine.planner.accelerators import described
+    from engine.planner.local import local_devices
     from tasks.checks.machine import this_machine
 
     if isinstance(target, SlurmTarget):
         most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
         ranks = f"{target.ranks_per_node} rank{'s' if target.ranks_per_node > 1 else ''} per node"
         return f"Slurm, {f'partition {target.partition}' if target.partition else 'default partition'}, {most}, {ranks}"
-    here = this_machine()
-    return f"{here['cores']} cores, {here['memory_gib']} GiB"
+    here, devices = this_machine(), described(local_devices(target))
+    return f"{f'{devices}, ' if devices else ''}{here['cores']} cores, {here['memory_gib']} GiB"
 
 
 def _print_result(console: Console, result: "RunSummary | State[Any]", folder: Path) -> int:

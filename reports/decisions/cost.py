@@ -100,8 +100,10 @@ def cell_cost(result: CellResult, price: Price | None) -> CellCost:
 
 
 def _joules_per_token(result: CellResult) -> Estimate | None:
-    """Mean power of a measurement (figures named `*_joules`, of all ranks) over its throughput; None where
-    unmeasured."""
+    """Mean power of a measurement (figures named `*_joules`, of all ranks on all nodes) over its throughput.
+
+    None where unmeasured, or where some rank has no figure: the sum of the others would be too little.
+    """
     values = []
     for measurement in result.completed.values():
         rates = measurement.rates
@@ -109,8 +111,11 @@ def _joules_per_token(result: CellResult) -> Estimate | None:
             name for name in (*measurement.record.figures, *measurement.record.rank_figures) if name.endswith("_joules")
         }
         seconds = measurement.figure("measurement_seconds")
-        if names and seconds and rates is not None and rates.tokens_per_second:
-            joules = sum(sum(measurement.numbers_by_rank(name)) for name in sorted(names))
+        by_rank = {name: measurement.numbers_by_rank(name) for name in sorted(names)}
+        ranks = result.cell.layout.ranks
+        whole = all(len(known) == ranks for known in by_rank.values())
+        if names and whole and seconds and rates is not None and rates.tokens_per_second:
+            joules = sum(map(sum, by_rank.values()))
             values.append(joules / seconds / rates.tokens_per_second)
     return estimate(values)
 
@@ -185,6 +190,8 @@ def cost_sentences(study: StudyResult, costs: Sequence[CellCost], targets: Seque
             lines.append(f"{plural(left_out, 'cell')} more are left out of the table; `cells.csv` has a line for each.")
     if not any(cost.joules_per_token for cost in costs):
         lines.append("Energy is unknown: no record has a figure in joules.")
+    else:
+        lines.append("Energy is that of the accelerators of all ranks, over all nodes, by their own counters.")
     pauses = sum(target.pause_seconds for target in targets)
     if pauses:
         lines.append(

@@ -175,10 +175,10 @@ def _auto_scaling(targets: Sequence[TargetCost]) -> Saving:
 
 def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
     """The batch of highest throughput against the smallest: on one machine less time a token is less money a token."""
-    series: dict[str, list[CellCost]] = {}
+    series: dict[tuple[str, str | None], list[CellCost]] = {}
     for cost in costs:
         if cost.result.completed and cost.result.kind.needs_model:
-            series.setdefault(without_batch(cost.result.cell), []).append(cost)
+            series.setdefault((without_batch(cost.result.cell), cost.result.device), []).append(cost)
     gains: dict[str, tuple[Ratio, CellCost, CellCost]] = {}
     for members in series.values():
         gain = _batch_gain(members)
@@ -239,11 +239,11 @@ def _less(ratio: Ratio, of: CellResult) -> str:
 def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, JudgedCell]]) -> Iterator[Saving]:
     """Each model against the next larger one on the same work and target, with what is known of its answers."""
     name = "a smaller or distilled model"
-    best: dict[tuple[str, str], dict[str, CellResult]] = {}
+    best: dict[tuple[str, str | None, str], dict[str, CellResult]] = {}
     for result in results:
         value = result.estimate("throughput")
         if value is not None and result.cell.model is not None:
-            group = best.setdefault((result.cell.target, work_key(result.cell)), {})
+            group = best.setdefault((result.cell.target, result.device, work_key(result.cell)), {})
             kept = group.get(result.model)
             kept_value = kept.estimate("throughput") if kept else None
             if kept_value is None or value.median > kept_value.median:

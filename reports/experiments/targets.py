@@ -98,14 +98,15 @@ class SideBySide:
 
 def side_by_side(study: StudyResult) -> list[SideBySide]:
     """Every experiment and model that was planned on more than one target."""
-    groups: dict[tuple[str, str | None], list[PlannedExperiment]] = {}
+    groups: dict[tuple[str, str | None, str | None], list[PlannedExperiment]] = {}
     for experiment in study.plan.experiments if len(study.plan.targets) > 1 else ():
         if experiment.kind in COMPARED_KINDS and experiment.points:
-            target = study.points(experiment)[0].cell.target
-            groups.setdefault((experiment.name.removesuffix(f" on {target}"), experiment.model), []).append(experiment)
+            first = study.points(experiment)[0]
+            name = experiment.name.removesuffix(f" on {first.cell.target}")
+            groups.setdefault((name, experiment.model, first.device), []).append(experiment)
     links = _links(study) if groups else {}
     found = []
-    for (name, model), members in groups.items():
+    for (name, model, _), members in groups.items():
         if len(members) > 1:
             sides = [_side(study, experiment, links) for experiment in members]
             if all(side.link is not None for side in sides):

@@ -51,6 +51,8 @@ class CellResult:
     nsys: Reading | None = None
     pooled: Mapping[str, Pooled] = field(default_factory=dict)
     confidence: float = CONFIDENCE
+    device: str | None = None
+    """Set in a study of several devices (`reports.reading.devices`)."""
 
     @cached_property
     def completed(self) -> dict[int, Reading]:
@@ -168,6 +170,10 @@ class StudyResult:
     environments: dict[str, dict[str, Any] | None]
     unreadable: tuple[Unreadable, ...] = ()
     set_aside: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    """More than one: what the figures are kept apart by."""
+    other_devices: tuple[str, ...] = ()
+    """Repeats that are left out, because the others of their cell ran on another device."""
 
     def points(self, experiment: PlannedExperiment) -> list[CellResult]:
         """The cells of an experiment, in the order of its points."""

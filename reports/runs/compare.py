@@ -206,7 +206,9 @@ def changed_environment(first: RunFigures, second: RunFigures, keys: list[str]) 
     )
 
 
-FIRST = ("hosts", "hostname", "cpu_model", "cores", "memory_bytes", "commit", "dirty", "torch", "python", "kernel")
+FIRST = (
+    "device", "hosts", "hostname", "cpu_model", "cores", "memory_bytes", "commit", "dirty", "torch", "python", "kernel"
+)  # fmt: skip
 """The facts that explain a difference most often."""
 
 

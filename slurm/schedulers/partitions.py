@@ -36,9 +36,13 @@ class ClusterNode:
     name: str
     cpus: int
     memory_mb: int
-    gpus: int
     state: str
     features: tuple[str, ...]
+    resources: str = ""
+
+    def gpus_of(self, kind: str | None) -> int:
+        """GPUs of a type; of all types for None."""
+        return _gpus(self.resources, kind)
 
     @property
     def usable(self) -> bool:
@@ -56,7 +60,8 @@ class ClusterNode:
         return self._with(f"{self.memory_mb / 1024:.0f} GiB")
 
     def _with(self, memory: str) -> str:
-        gpus = f", {_several(self.gpus, 'GPU')}" if self.gpus else ""
+        count = self.gpus_of(None)
+        gpus = f", {_several(count, 'GPU')}" if count else ""
         return f"{_several(self.cpus, 'CPU')}, {memory}{gpus}"
 
 
@@ -159,10 +164,13 @@ def _too_few(target: SlurmTarget, need: Need, nodes: Sequence[ClusterNode]) -> s
     large = [
         node
         for node in nodes
-        if node.cpus >= need.cores and node.memory_mb >= memory and node.gpus >= (target.gpus_per_node or 0)
+        if node.cpus >= need.cores
+        and node.memory_mb >= memory
+        and node.gpus_of(target.gpu_type) >= (target.gpus_per_node or 0)
     ]
     wanted = f"{Need(need.nodes, need.cores, memory)}"
-    wanted += f", {_several(target.gpus_per_node, 'GPU')} per node" if target.gpus_per_node else ""
+    kind = f"{target.gpu_type} GPU" if target.gpu_type else "GPU"
+    wanted += f", {_several(target.gpus_per_node, kind)} per node" if target.gpus_per_node else ""
     if len(large) < need.nodes:
         there = "; ".join(f"{_several(count, 'node')} of {shape}" for shape, count in _shapes(nodes).items())
         return f"cannot give {wanted}: it has {there or 'no nodes'}"
@@ -203,9 +211,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
             continue
         name, starred, node, cpus, memory, resources, limit, state, available, features = fields
         known = found.get(name)
-        there = ClusterNode(
-            node, _whole(cpus), _whole(memory), _gpus(resources), state.lower(), tuple(features.split(","))
-        )
+        there = ClusterNode(node, _whole(cpus), _whole(memory), state.lower(), tuple(features.split(",")), resources)
         found[name] = Partition(
             name=name,
             default=starred.endswith("*"),
@@ -221,9 +227,10 @@ def _whole(text: str) -> int:
     return int(digits.group()) if digits else 0
 
 
-def _gpus(resources: str) -> int:
-    """Of `gpu:h100:4(S:0-1),gpu:a100:2,lustre:1`: 6."""
-    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:([0-9]{1,9})", resources))
+def _gpus(resources: str, kind: str | None) -> int:
+    """Of `gpu:h100:4(S:0-1),gpu:a100:2,lustre:1`: 6, and of kind h100: 4."""
+    found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]{1,9})", resources)
+    return sum(int(count) for each, count in found if kind is None or each.lower() == kind.lower())
 
 
 def minutes_of(limit: str) -> int | None:

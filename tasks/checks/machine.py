@@ -9,7 +9,7 @@ A study of a cluster can be checked and planned where there is no Slurm.
 import os
 import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import psutil
 
 from configs.common.base import canonical_json, write_atomically
 from configs.common.reading import PLAN_BYTES, read_json_object, read_model
+from configs.hardware.catalog import accelerator, instance
+from configs.hardware.hardware import Accelerator
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
@@ -26,7 +28,8 @@ from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError
 from configs.spec.target import LocalTarget, SlurmTarget, Target
 from configs.workloads import descriptor_of
-from engine.planner.local import cpu_model
+from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
+from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
 from slurm.schedulers.partitions import Cluster, ClusterError, Need, identity, lacks, read_cluster
 
@@ -41,7 +44,8 @@ class EnvironmentChanged(ValueError):
 
 def check_resources(plan: Plan, folder: Path) -> None:
     """Raise StudyError naming each resource that the plan lacks here; of clusters nothing is asked."""
-    problems = _rank_problems(plan) + _memory_problems(plan) + _price_problems(plan)
+    problems = _device_problems(plan) + _rank_problems(plan) + _price_problems(plan)
+    problems += _memory_problems(plan) + _cluster_memory_problems(plan)
     problems += _profiler_problems(plan) + _live_problems(plan)
     free = shutil.disk_usage(_existing(folder)).free
     if free < _LEAST_FREE_DISK_BYTES:
@@ -91,10 +95,22 @@ def _shared_problems(target: SlurmTarget) -> list[str]:
     return [] if os.access(folder, os.W_OK | os.X_OK) else [f"shared: {folder} is not writable"]
 
 
+def _device_problems(plan: Plan) -> list[str]:
+    """That torch as installed here cannot compute on the devices of this machine: ranks never turn to its cores."""
+    problems = []
+    for place, target in enumerate(plan.targets):
+        reason = unusable_reason(local_devices(target), _version("torch")) if target.kind == "local" else None
+        if reason is not None:
+            problems.append(
+                f"targets[{place}].device: {reason}. Install the build for them "
+                "(https://pytorch.org/get-started/locally), or set `device: cpu` to measure on the cores"
+            )
+    return problems
+
+
 def _rank_problems(plan: Plan) -> list[str]:
     """Of local targets: those of a cluster were held against its nodes when the cells were made."""
     problems = []
-    cores = len(os.sched_getaffinity(0))
     targets = {target.name: target for target in plan.targets}
     for experiment in plan.experiments:
         for point in experiment.points:
@@ -102,14 +118,22 @@ def _rank_problems(plan: Plan) -> list[str]:
             target, ranks = targets[cell.target], cell.layout.ranks
             if not isinstance(target, LocalTarget):
                 continue
-            held = min(cores // cell.cores_per_rank, target.max_ranks or cores)
+            held = local_ranks(target, cell.cores_per_rank)
             if ranks > held:
-                limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
                 problems.append(
                     f"experiments.{experiment.name} at {point.label}: {ranks} ranks, but target {target.name} "
-                    f"holds {held} ({cores} cores, {cell.cores_per_rank} per rank{limit})"
+                    f"holds {held} ({_held_by(target, cell)})"
                 )
     return list(dict.fromkeys(problems))
+
+
+def _held_by(target: LocalTarget, cell: Cell) -> str:
+    """What limits the ranks of a local target: `2 x NVIDIA A10G, one per rank; on the cores with device: cpu`."""
+    devices = local_devices(target)
+    limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
+    if devices:
+        return f"{described(devices)}, one per rank{limit}; `device: cpu` measures on the cores instead"
+    return f"{len(os.sched_getaffinity(0))} cores, {cell.cores_per_rank} per rank{limit}"
 
 
 def _price_problems(plan: Plan) -> list[str]:
@@ -150,19 +174,59 @@ def _installed(distribution: str) -> bool:
 
 
 def _memory_problems(plan: Plan) -> list[str]:
-    """Weights alone, for all ranks of a cell on this machine, against what is free: less cannot work."""
-    available = psutil.virtual_memory().available
-    local = {target.name for target in plan.targets if isinstance(target, LocalTarget)}
+    """Weights alone, for all ranks of a cell on this machine, against its memory: less cannot work.
+
+    On GPUs that is the memory of as many of them as the cell has ranks, else what is free of the machine's.
+    """
+    local = {target.name: local_devices(target) for target in plan.targets if isinstance(target, LocalTarget)}
     sizes = _sizes(plan)
     problems = {}
     for cell in plan.cells.values():
         needed = _weight_bytes(cell, sizes) if cell.target in local else None
-        if needed is not None and needed > available:
+        available, where = _available(local.get(cell.target, ()), cell.layout.ranks)
+        if needed is not None and available is not None and needed > available:
             problems[cell.model, cell.layout.dp] = (
                 f"model {cell.model} on {cell.layout}: the weights require {needed / 2**30:.1f} GiB, "
-                f"available are {available / 2**30:.1f} GiB"
+                f"available are {available / 2**30:.1f} GiB{where}"
             )
     return list(problems.values())
+
+
+def _cluster_memory_problems(plan: Plan) -> list[str]:
+    """The same of clusters whose GPUs are known: by the instance that `machine` names, or the type in `gres`."""
+    devices = {target.name: _cluster_device(target) for target in plan.targets if isinstance(target, SlurmTarget)}
+    sizes = _sizes(plan)
+    problems = []
+    for cell in plan.cells.values():
+        needed, device, ranks = _weight_bytes(cell, sizes), devices.get(cell.target), cell.layout.ranks
+        if needed is not None and device is not None and needed > device.memory_bytes * ranks:
+            problems.append(
+                f"model {cell.model} on {cell.layout}: the weights require {needed / 2**30:.1f} GiB, available are "
+                f"{device.memory_bytes * ranks / 2**30:.1f} GiB on {ranks} x {device.title} of target {cell.target}"
+            )
+    return list(dict.fromkeys(problems))
+
+
+def _cluster_device(target: SlurmTarget) -> Accelerator | None:
+    """The GPU that a rank of a cluster has; None where it has none, or the catalog does not know it."""
+    if target.gpus_per_node is None:
+        return None
+    try:
+        if target.instance is not None:
+            device = instance(target.instance).accelerator
+            return device if device.kind != "cpu" else None
+        return accelerator(target.gpu_type) if target.gpu_type is not None else None
+    except (ValueError, KeyError):
+        return None
+
+
+def _available(devices: Sequence[LocalAccelerator], ranks: int) -> tuple[int | None, str]:
+    """Bytes for the ranks of a cell, None where a driver does not say, and whose: nothing, or ` on 2 x NVIDIA A10G`."""
+    if not devices:
+        return psutil.virtual_memory().available, ""
+    used = devices[:ranks]
+    sizes = [device.memory_bytes for device in used if device.memory_bytes is not None]
+    return (sum(sizes) if len(sizes) == len(used) else None), f" on {described(used)}"
 
 
 def _sizes(plan: Plan) -> dict[str, int | None]:
@@ -222,7 +286,7 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
             cluster = cluster or read_cluster()
             facts[f"target {target.name}"] = identity(target, cluster)
         else:
-            facts |= this_machine()
+            facts |= this_machine() | {f"gpus of target {target.name}": described(local_devices(target)) or None}
     return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
 

@@ -56,12 +56,18 @@ def refused_by_sbatch(plan: Plan) -> list[str]:
 def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
     for place, target in enumerate(plan.targets):
         priced = plan.prices.get(target.name, TargetPrices()).price is not None
-        if target.instance is None or priced:
+        if target.instance is None:
             continue
         try:
-            known.instance(target.instance)
+            machine = known.instance(target.instance)
         except ValueError as error:
-            yield f"targets[{place}].machine: {error}"
+            if not priced:
+                yield f"targets[{place}].machine: {error}"
+            continue
+        asked = target.gpus_per_node if isinstance(target, SlurmTarget) else None
+        if asked is not None and (machine.accelerator.kind == "cpu" or asked > machine.accelerators):
+            held = 0 if machine.accelerator.kind == "cpu" else machine.accelerators
+            yield f"targets[{place}].gpus_per_node: got {asked}, but {target.instance} has {held}. Correct one of them"
 
 
 def _missing_libraries(plan: Plan) -> Iterator[str]:

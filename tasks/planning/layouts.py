@@ -7,7 +7,6 @@ No Prefect here.
 """
 
 import logging
-import os
 from pathlib import Path
 
 from configs.common.execution import Layout
@@ -22,6 +21,7 @@ from configs.spec.study import StudyError, StudySpec
 from configs.spec.target import Target
 from configs.workloads.noop import NoopWorkload
 from engine.planner.choice.layouts import ranked_layouts, with_layout
+from engine.planner.local import local_ranks
 from tasks.planning.predictions import MachineOf, Predictor
 
 SCALING = ("strong", "weak")
@@ -71,11 +71,10 @@ def layout_choice(
 
 
 def ranks_at_hand(target: Target) -> int:
-    """How many ranks a target holds, as `tasks.checks.machine.check_resources` counts them; 1 or more."""
+    """How many ranks a target holds by its devices or cores, as `tasks.checks.machine` counts them; 1 or more."""
     if target.kind == "slurm":
         return target.rank_limit
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores // target.cores_per_rank, target.max_ranks or cores))
+    return max(1, local_ranks(target, target.cores_per_rank))
 
 
 def with_forecast(plan: Plan, study: StudySpec, inputs: Path, cache: Path) -> Plan:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.hardware.calibration import QUIET_SHARE, Fingerprint
-from configs.hardware.catalog import HardwareCatalog, accelerator, catalog
+from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
@@ -39,10 +39,11 @@ from engine.planner.learning import (
     read_experiences,
     remember,
 )
-from engine.planner.local import LocalMachine, hardware_fingerprint, local_gpus, local_machine, transport_of
-from reports.reading.load import CellResult, StudyResult, load_run
+from engine.planner.local import LocalMachine, hardware_fingerprint, local_machine
+from reports.reading.devices import load_comparable
+from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import OTHERS_SHARE
-from tasks.planning.target_machine import for_cell, lab_node, named_machine
+from tasks.planning.target_machine import for_cell, lab_node, local_node, named_machine
 
 _log = logging.getLogger(__name__)
 MachineOf = Callable[[Cell], Machine]
@@ -161,7 +162,7 @@ class Predictor:
         """Raises ValueError for a cluster whose nodes are not known."""
         target = self._targets.get(cell.target)
         if not isinstance(target, SlurmTarget):
-            return self._this_machine(cell)
+            return local_node(target, cell, self.local)
         if target.on_this_machine and target.machine is None:
             return lab_node(target, cell, self.local, self._tested.get(target.name))
         machine = named_machine(target, self._catalog)
@@ -171,16 +172,6 @@ class Predictor:
     @cached_property
     def _catalog(self) -> HardwareCatalog:
         return catalog(self._cache)
-
-    def _this_machine(self, cell: Cell) -> Machine:
-        """A GPU each where the ranks get one (as `engine.worker` chooses), else cores."""
-        gpus = [] if "+cpu" in (self.local.fingerprint.torch or "") else local_gpus()
-        if len(gpus) < cell.layout.ranks:
-            return self.local.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
-        memory = self.local.estimate.host_memory_bytes
-        return Machine(
-            name="this machine", accelerator=accelerator(gpus[0]), accelerators=len(gpus), host_memory_bytes=memory
-        )
 
 
 def _architecture(model: PlannedModel, cache: Path) -> Architecture | str:
@@ -201,7 +192,7 @@ def remember_run(run: RunPaths, cache: Path) -> int:
         if all(cell.model is None for cell in plan.cells.values()):
             return 0  # noop workloads teach nothing of a model
         here = local_machine(cache).fingerprint
-        return remember(experiences_of(load_run(run), on_hardware(here)), experience_path(cache, here))
+        return remember(experiences_of(load_comparable(run), on_hardware(here)), experience_path(cache, here))
     except Exception as error:  # the run has its report; what it would have taught is lost
         _log.warning("%s: not used for corrections: %s", run.folder, error)
         return 0

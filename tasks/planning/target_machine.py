@@ -13,26 +13,38 @@ from configs.hardware.catalog import HardwareCatalog
 from configs.hardware.hardware import Link, Machine
 from configs.plans.preflight import TargetPreflight
 from configs.spec.cell import Cell
-from configs.spec.target import Resources, SlurmTarget
-from engine.planner.local import LocalMachine
+from configs.spec.target import LocalTarget, Resources, SlurmTarget
+from engine.planner.local import LocalMachine, local_devices, machine_of_devices, transport_of
 
 
 def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
     """The instance of the catalog that a target names; None where it names none and is this machine.
 
-    Raises ValueError for an instance that is not known, and for a cluster that names none.
+    Raises ValueError for an instance that is not known, for ranks on the CPUs of one with GPUs, and for a cluster that
+    names none.
     """
     if target.machine is not None:
         try:
-            return known.instance(target.machine)
+            machine = known.instance(target.machine)
         except ValueError as error:
             raise ValueError(f"target {target.name}: machine: {error}") from error
+        if on_unknown_cpus(target, machine):
+            raise ValueError(
+                f"target {target.name}: no predictions for `device: cpu`, because the catalog has the GPUs of "
+                f"{machine.name} only"
+            )
+        return machine
     if isinstance(target, SlurmTarget):
         raise ValueError(
             f"target {target.name}: no predictions, because its nodes are unknown. Set `machine` to an instance of the "
             "catalog, such as `aws/p4d.24xlarge`, or set `on_this_machine: true` for a lab"
         )
     return None
+
+
+def on_unknown_cpus(target: Resources, machine: Machine) -> bool:
+    """Return whether ranks compute on the CPUs of an instance that the catalog knows by its GPUs."""
+    return target.device == "cpu" and machine.accelerator.kind != "cpu"
 
 
 def for_cell(machine: Machine, cell: Cell, target: Resources, known: HardwareCatalog) -> Machine:
@@ -47,6 +59,16 @@ def for_cell(machine: Machine, cell: Cell, target: Resources, known: HardwareCat
         share = between.bytes_per_second * machine.accelerators / ranks
         between = between.model_copy(update={"bytes_per_second": share})
     return node.model_copy(update={"accelerators": ranks, "between": between})
+
+
+def local_node(target: Resources | None, cell: Cell, here: LocalMachine) -> Machine:
+    """This machine as a cell has it: a GPU for each rank where there are GPUs, as `engine.rank.joining` chooses, else
+    cores. Raises ValueError for more ranks than GPUs.
+    """
+    devices = local_devices(target or LocalTarget())
+    if not devices:
+        return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
+    return machine_of_devices(devices, cell.layout.ranks, here.estimate.host_memory_bytes)
 
 
 def lab_node(target: SlurmTarget, cell: Cell, here: LocalMachine, found: TargetPreflight | None) -> Machine:

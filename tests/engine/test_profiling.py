@@ -4,7 +4,6 @@ import gzip
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -39,6 +38,7 @@ from engine.profiling.events import ProfilerEvent
 from engine.profiling.gpu import GpuSampler
 from engine.profiling.record import profiled_measurement
 from engine.profiling.split import split_region
+from tests.support.nvml import build_driver
 
 CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "hidden_size": 32,
@@ -444,13 +444,7 @@ needs_pynvml = pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, re
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a driver's library that has one GPU, of which the environment says how it is."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    library = tmp_path_factory.mktemp("driver") / "libnvidia-ml.so.1"
-    source = Path(__file__).parents[1] / "support" / "nvml_stub.c"
-    subprocess.run([compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return library.parent
+    return build_driver(tmp_path_factory.mktemp("driver"))
 
 
 def sampled(folder: Path, stub: dict[str, str], index: int = 0, uuid: str = "", seconds: float = 0.3) -> dict[str, Any]:
@@ -501,6 +495,33 @@ def test_what_a_gpu_does_not_say_is_unknown(driver: Path) -> None:
     for stub, index, uuid in (({"STUB_INIT": "9"}, 0, ""), ({}, 1, ""), ({}, 0, "GPU-other")):
         figures = sampled(driver, SLOWED | stub, index, uuid, seconds=0)
         assert figures.pop("gpu_samples") == 0 and set(figures.values()) == {None}
+
+
+POWER_PROGRAM = """
+import sys
+from engine.profiling.gpu import PowerMeter
+meter = PowerMeter([None if uuid == "-" else uuid for uuid in sys.argv[1:]])
+print(meter.watts())
+"""
+
+
+@needs_pynvml
+@pytest.mark.parametrize(
+    ("uuids", "watts"),
+    [
+        (("GPU-stub", "GPU-stub1"), "750.0"),
+        (("GPU-stub", "GPU-stub"), "300.0"),
+        (("GPU-stub", "GPU-other"), "None"),
+        (("GPU-stub", "-"), "None"),
+        ((), "None"),
+    ],
+)
+def test_the_power_of_a_node_is_that_of_all_its_gpus(driver: Path, uuids: tuple[str, ...], watts: str) -> None:
+    """The second one draws 450 W; a GPU is counted once, and one that says nothing leaves the sum unknown."""
+    command = [sys.executable, "-c", POWER_PROGRAM, *uuids]
+    stub = {"LD_LIBRARY_PATH": str(driver), "STUB_GPUS": "2", "STUB_WATTS": "300,450"}
+    done = subprocess.run(command, env=os.environ | stub, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == watts
 
 
 def test_without_a_driver_there_are_no_figures() -> None:

@@ -11,8 +11,11 @@ METRICS = {
     "gradient_norm": "norm of the step's gradients before clipping",
     "learning_rate": "learning rate of the step",
     "communication_share": "share of the steps' time in which the first rank waited for others",
-    "memory_bytes": "resident memory of the first rank",
-    "device_memory_bytes": "memory of the first rank's accelerator that tensors take",
+    "memory_bytes": "resident memory of the node's first rank",
+    "device_memory_bytes": "memory of the accelerator of the node's first rank that tensors take",
+    "device_power_watts": "power of the accelerators of all ranks of the node",
     "validation_loss": "mean loss of the last evaluation",
 }
+"""The first node tells all of them, others what is of the node (OF_NODE)."""
+OF_NODE = ("step", "memory_bytes", "device_memory_bytes", "device_power_watts")
 METRIC_PREFIX = "rankwise_training_"

@@ -1,6 +1,6 @@
 """The rank's end of the live streams: a pipe to a separate process, which does all slow work.
 
-    live = open_live(measurement, context)      # a no-op without measuring.live, and on all ranks but the first
+    live = open_live(measurement, context)      # a no-op without measuring.live, and on all ranks but a node's first
     if live.wants:
         live.tell(step=10, seconds=0.21, tokens=4096, loss=2.1, exposed_seconds=0.01)
     live.close()
@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from engine.rank.host_usage import resident_memory_bytes
+from engine.training.live.metrics import OF_NODE
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from configs.plans.job import Measurement
     from configs.plans.record import Figure
     from engine.context import Context
+    from engine.profiling.gpu import PowerMeter
 
 EVERY_SECONDS = 1.0
 OPEN_SECONDS = 30.0
@@ -42,12 +44,27 @@ LOOPBACK = "127.0.0.1"
 
 
 def open_live(measurement: "Measurement", context: "Context") -> "Live":
-    """Open the streams configured in `measuring.live`; none in passes without timing."""
-    if not context.job.measuring.live or context.rank != 0 or context.measuring_pass != "timed":
+    """Open the streams configured in `measuring.live`; none in passes without timing.
+
+    The first rank of each node has streams: that of the first node tells everything, others what is of their node.
+    """
+    if not context.job.measuring.live or context.local_rank != 0 or context.measuring_pass != "timed":
         return Live()
     # Other ranks may already wait for this one in a collective.
     limit = min(OPEN_SECONDS, context.job.measuring.group_timeout_seconds / 2)
-    return Live(_about(measurement, context) | {"open_seconds": limit}, context.device)
+    return Live(_about(measurement, context) | {"open_seconds": limit}, context.device, _meter(context))
+
+
+def _meter(context: "Context") -> "PowerMeter | None":
+    """Return a meter of the GPUs of this node's ranks; None without GPUs, or where not all of them are in sight."""
+    if context.device.type != "cuda":
+        return None
+    from engine.planner.accelerators import local_accelerators
+    from engine.profiling.gpu import PowerMeter
+
+    ranks = context.job.ranks_per_node
+    found = local_accelerators()[:ranks]
+    return PowerMeter([device.uuid for device in found]) if len(found) == ranks else None
 
 
 def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
@@ -55,8 +72,12 @@ def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
     cell, measuring = measurement.cell, context.job.measuring
     root = context.paths.live
     name = f"{re.sub(r'[^A-Za-z0-9.=]+', '-', cell.label).strip('-')}-{cell.key[:8]}-r{measurement.repeat}"
+    node = context.rank // context.job.ranks_per_node
+    name += f"-node{node}" if node else ""
     return {
-        "sinks": list(measuring.live),
+        # MLflow's runs of a study share a database file, which nodes must not write at once.
+        "sinks": [sink for sink in measuring.live if not node or sink != "mlflow"],
+        "node": node,
         "study": context.job.study,
         "cell": cell.label,
         "key": cell.key,
@@ -74,8 +95,14 @@ def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
 class Live:
     """The streams of one measurement. No method raises, because training has priority over live metrics."""
 
-    def __init__(self, about: dict[str, Any] | None = None, device: "torch.device | None" = None) -> None:
-        self._device = device
+    def __init__(
+        self,
+        about: dict[str, Any] | None = None,
+        device: "torch.device | None" = None,
+        meter: "PowerMeter | None" = None,
+    ) -> None:
+        self._device, self._meter = device, meter
+        self._of_node = about is not None and about["node"] > 0
         self._process: subprocess.Popen[bytes] | None = None
         self._dropped = 0
         self._figures: dict[str, Figure] = {}
@@ -170,7 +197,9 @@ class Live:
 
     def _send(self) -> None:
         line = {name: value for name, value in self._kept.items() if value is not None}
-        line |= self._rates() | self._memory() | {"time": time.time()}
+        line |= self._rates() | self._hardware() | {"time": time.time()}
+        if self._of_node:
+            line = {name: value for name, value in line.items() if name in (*OF_NODE, "time")}
         try:
             self._write(line)
         except BlockingIOError:
@@ -192,8 +221,10 @@ class Live:
         rates = {"steps_per_second": self._steps / self._seconds, "tokens_per_second": self._tokens / self._seconds}
         return rates if self._exposed is None else rates | {"communication_share": self._exposed / self._seconds}
 
-    def _memory(self) -> dict[str, int]:
-        memory = {"memory_bytes": resident_memory_bytes()}
+    def _hardware(self) -> dict[str, float]:
+        memory: dict[str, float | None] = {"memory_bytes": resident_memory_bytes()}
+        if self._meter is not None:
+            memory["device_power_watts"] = self._meter.watts()
         if self._device is not None and self._device.type == "cuda":
             import torch
 
@@ -214,6 +245,8 @@ class Live:
         return None
 
     def _end(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
         process, self._process = self._process, None
         if process is None:
             return

@@ -24,7 +24,7 @@ from engine.training.live.metrics import METRIC_PREFIX, METRICS
 
 Write = Callable[[dict[str, Any]], None]
 PORTS_TRIED = 16
-_LABELS = ("study", "cell", "repeat")
+_LABELS = ("study", "cell", "repeat", "node")
 
 
 def _say(name: str, what: str) -> None:

@@ -33,7 +33,7 @@ from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload, period_seconds
 from engine.api.node import barrier, gather_tensors
 from engine.context import Context
-from engine.rank.joining import choose_device
+from engine.rank.joining import alone_device, choose_device
 from engine.rank.processes import place_from_environment
 from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.recipes.loaders import SharedLoader, share_out
@@ -78,9 +78,10 @@ class ClassifyRecipe:
             raise ValueError(f"strategy: {strategy!r} is none of a recipe's; use ddp or fsdp")
         self.specs = [optimizer] if isinstance(optimizer, OptimizerSpec) else list(optimizer)
         self._taken = assign(model, self.specs)
-        self._device = _join(backend, timeout_seconds) if use_distributed else torch.device("cpu")
-        if not use_distributed and torch.cuda.is_available():
-            self._device = torch.device("cuda")
+        if use_distributed:
+            self._device = _join(backend, timeout_seconds)
+        else:
+            self._device = torch.device("cuda") if torch.cuda.is_available() else alone_device()
         self.world_size = dist.get_world_size() if use_distributed and dist.is_initialized() else 1
         self.rank = dist.get_rank() if self.world_size > 1 else 0
         self.model, self.loss = model.to(self._device), loss

@@ -5,7 +5,6 @@ Only the presence of credentials is reported, never a value. Every check has a t
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -33,21 +32,8 @@ CheckState = Literal["ok", "warning", "missing"]
 
 _SHOWN = ("torch", "prefect", "fastapi", "transformers", "submitit", "huggingface-hub")
 _COMMAND_SECONDS = 5.0
-_TORCH_SECONDS = 8.0
 _CONNECT_SECONDS = 3.0
 _GIB = 2**30
-_ASK_TORCH = """
-import json, torch
-import torch.distributed as d
-cuda = torch.cuda.is_available()
-built = d.is_available()
-print(json.dumps({
-    "version": torch.__version__, "built_for": torch.version.cuda or torch.version.hip,
-    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
-    "backends": {name: bool(built and getattr(d, f"is_{name}_available")()) for name in ("gloo", "nccl", "mpi")},
-    "nccl": list(torch.cuda.nccl.version()) if built and d.is_nccl_available() else None,
-}))
-"""
 
 
 @dataclass(frozen=True)
@@ -177,57 +163,12 @@ def _room(name: str, folder: Path, enough_gib: int) -> DoctorCheck:
     return DoctorCheck(name, "ok", detail)
 
 
-def check_gpus() -> list[DoctorCheck]:
-    """DoctorCheck the NVIDIA driver: devices and their topology."""
-    if shutil.which("nvidia-smi") is None:
-        remedy = "not needed to measure on the CPU; for NVIDIA GPUs install the driver"
-        return [DoctorCheck("gpu", "missing", "no nvidia-smi on PATH", remedy)]
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    text, problem = _command(query)
-    if problem or not text:
-        remedy = "check that the driver is loaded: nvidia-smi, dmesg | grep -i nvrm"
-        return [DoctorCheck("gpu", "missing", f"nvidia-smi: {problem or 'no device listed'}", remedy)]
-    devices = text.splitlines()
-    wiring, problem = _command(["nvidia-smi", "topo", "-m"])
-    topology = DoctorCheck("gpu topology", "warning" if problem else "ok", problem or wiring)
-    return [DoctorCheck("gpu", "ok", f"{len(devices)}: {'; '.join(devices)}"), topology]
-
-
-def check_torch() -> list[DoctorCheck]:
-    """DoctorCheck torch's devices and backends in a separate process."""
-    text, problem = _command([sys.executable, "-P", "-W", "ignore", "-c", _ASK_TORCH], _TORCH_SECONDS)
-    try:
-        answer: dict[str, Any] = json.loads(text.splitlines()[-1]) if not problem else {}
-    except (ValueError, IndexError):
-        answer, problem = {}, "printed no valid JSON"
-    if problem:
-        remedy = "print the complete error: python -c 'import torch, torch.distributed'"
-        state: CheckState = "warning" if problem.startswith("no answer") else "missing"
-        return [DoctorCheck("torch", state, problem, remedy)]
-    built_for = f"built for {answer['built_for']}" if answer["built_for"] else "built for the CPU only"
-    devices = ", ".join(answer["devices"]) or "no usable GPU"
-    found = [DoctorCheck("torch", "ok", f"{answer['version']}, {built_for}, {devices}")]
-    if shutil.which("nvidia-smi") and not answer["devices"]:
-        remedy = "install the torch build for your driver: https://pytorch.org/get-started/locally"
-        found = [DoctorCheck("torch", "warning", found[0].detail, remedy)]
-    remedies = {"gloo": "reinstall torch", "nccl": "not needed on the CPU; else a CUDA build of torch"}
-    for name, built in answer["backends"].items():
-        version = ".".join(map(str, answer["nccl"])) if name == "nccl" and answer["nccl"] else "built in"
-        remedy = remedies.get(name, "not needed: Rankwise uses nccl or gloo")
-        found.append(
-            DoctorCheck(f"backend {name}", "ok", version)
-            if built
-            else DoctorCheck(f"backend {name}", "missing", "not built into this torch", remedy)
-        )
-    return found
-
-
 def check_slurm_tool(name: str, arguments: tuple[str, ...]) -> list[DoctorCheck]:
     """DoctorCheck that one Slurm command is installed and that its daemon responds."""
     if shutil.which(name) is None:
         remedy = "not needed without a cluster; on one, use a login node or load its Slurm module"
         return [DoctorCheck(f"slurm {name}", "missing", "not on PATH", remedy)]
-    text, problem = _command([name, *arguments])
+    text, problem = run_command([name, *arguments])
     if problem:
         daemon = "slurmdbd" if name == "sacct" else "slurmctld"
         return [
@@ -245,7 +186,7 @@ def check_tools() -> list[DoctorCheck]:
             package = "git" if name == "git" else "build-essential"
             found.append(DoctorCheck(name, "missing", "not on PATH", f"apt-get install {package}"))
             continue
-        text, problem = _command([command, "--version"])
+        text, problem = run_command([command, "--version"])
         first = text.splitlines()[0] if text else ""
         found.append(DoctorCheck(name, "warning" if problem else "ok", problem or first))
     return found
@@ -372,7 +313,7 @@ def check_prefect_api() -> list[DoctorCheck]:
     return [DoctorCheck("prefect api", "ok", f"{shown} answers")]
 
 
-def _command(argv: list[str], seconds: float | None = None) -> tuple[str, str | None]:
+def run_command(argv: list[str], seconds: float | None = None) -> tuple[str, str | None]:
     """Return the output of a command and its problem (None if it succeeded)."""
     seconds = seconds or _COMMAND_SECONDS
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from configs.common.project_files import project_file
 from flows.cli.doctor import checks as machine
-from flows.cli.doctor import optional
+from flows.cli.doctor import gpus, optional
 from flows.cli.doctor.checks import DoctorCheck
 from flows.cli.doctor.imports import check_imports
 from flows.folders import cache_folder
@@ -42,8 +42,10 @@ def diagnose(master: str | None = None, runs: Path = Path("runs"), cache: Path |
         "imports": check_imports,
         "cores": machine.check_cores_and_memory,
         "folders": partial(machine.check_folders, runs, cache or cache_folder()),
-        "gpu": machine.check_gpus,
-        "torch": machine.check_torch,
+        "gpu nvidia": gpus.check_nvidia,
+        "gpu amd": gpus.check_amd,
+        "gpu intel": gpus.check_intel,
+        "torch": gpus.check_torch,
         "slurm sinfo": partial(machine.check_slurm_tool, "sinfo", ("--noheader", "--format=%P")),
         "slurm squeue": partial(machine.check_slurm_tool, "squeue", ("--noheader", "--me")),
         "slurm sacct": partial(

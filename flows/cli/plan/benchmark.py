@@ -13,7 +13,7 @@ it. Refusals of the engine that depend on the model are predicted here from its 
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -29,6 +29,7 @@ from configs.workloads.train import TrainingTask, TrainWorkload
 from flows.cli.plan.request import PLANNED, PlanRequest
 
 if TYPE_CHECKING:
+    from engine.planner.accelerators import LocalAccelerator
     from engine.planner.architecture import Architecture
 
 _DEFAULT_GPUS = 4
@@ -45,15 +46,15 @@ _STATE_BYTES = 16
 
 def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -> int:
     """Write the study, print what was left as a comment, and return the exit code."""
+    from engine.planner.accelerators import local_accelerators
     from engine.planner.catalog import find_model
-    from engine.planner.local import local_gpus
     from flows.folders import cache_folder
 
     assert request.model is not None
     if request.mode != "training":
         raise ValueError("--benchmark-out: supports training only. Leave --mode out")
     architecture = find_model(request.model, cache_folder())
-    here = LocalRanks(len(os.sched_getaffinity(0)), len(local_gpus()), psutil.virtual_memory().total)
+    here = LocalRanks(len(os.sched_getaffinity(0)), local_accelerators(), psutil.virtual_memory().total)
     text, comments = benchmark(request, architecture, hardware, file.absolute().parent, here)
     write_atomically(file, text)
     if request.as_json:
@@ -68,11 +69,21 @@ def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -
 
 @dataclass(frozen=True)
 class LocalRanks:
-    """What this machine has for ranks."""
+    """What this machine has for ranks: accelerators, one for each rank, else cores; and the memory of its host."""
 
     cores: int
-    cuda_devices: int
-    memory_bytes: int
+    accelerators: "tuple[LocalAccelerator, ...]"
+    host_memory_bytes: int
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that it holds."""
+        return len(self.accelerators) or self.cores
+
+    def rank_bytes(self, ranks: int) -> int | None:
+        """Memory for one of so many ranks: of its device, None where the driver does not say, or half its share of
+        the host's."""
+        return self.accelerators[0].memory_bytes if self.accelerators else self.host_memory_bytes // 2 // ranks
 
 
 def benchmark(
@@ -84,10 +95,12 @@ def benchmark(
     """
     several = request.distributed or request.max_gpus is not None or request.gpus is not None
     asked = (request.max_gpus or request.gpus or _DEFAULT_GPUS) if several else 1
+    on_cores = list(hardware) == ["cpu"] and bool(here.accelerators)
+    here = replace(here, accelerators=()) if on_cores else here
     targets, comments = _targets(request, architecture, hardware, asked, here)
-    most = asked if targets else min(asked, here.cores)
+    most = asked if targets else min(asked, here.ranks)
     length = min(request.sequence_length or _SEQUENCE_LENGTH, architecture.max_positions or _SEQUENCE_LENGTH)
-    room = None if targets else here.memory_bytes // 2 // most
+    room = None if targets else here.rank_bytes(most)
     model, measured, remark = _measurable(request.model or "", architecture, folder, room)
     if remark:
         comments.append((f"model {architecture.name}", remark))
@@ -110,7 +123,7 @@ def benchmark(
                 "kind": "train", "task": _TASKS[measured.kind], "global_batch_size": request.batch_size * most,
                 "sequence_length": length,
             },
-            **({"targets": targets} if targets else {}),
+            **({"targets": targets or [{"kind": "local", "device": "cpu"}]} if targets or on_cores else {}),
             "experiments": experiments,
         }
     )  # fmt: skip
@@ -145,12 +158,12 @@ def _experiments(request: PlanRequest, measured: "Architecture", most: int) -> d
 def _targets(
     request: PlanRequest, architecture: "Architecture", hardware: Sequence[str], asked: int, here: LocalRanks
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Return a target for each kind of GPU that was named, and comments; no target: ranks on this machine's cores."""
+    """Return a target for each kind of GPU that was named, and comments; no target: ranks on this machine."""
     kinds = [kind for kind in hardware if kind != "cpu"]
     targets: list[dict[str, Any]] = []
     comments: list[tuple[str, str]] = []
     for kind in kinds:
-        if kind == "cuda" and here.cuda_devices >= asked and here.cores >= asked:
+        if sum(device.kind == kind for device in here.accelerators) >= asked:
             targets.append({"kind": "local", "name": kind})
             continue
         instance, each = _instance(request, architecture, kind, asked)

@@ -23,10 +23,10 @@ def _print_forecast(folder: Path, to: int | None, machine: str | None) -> int:
     """Print every scaling experiment's forecast. Returns the exit code. Raises WrongArgument for unknown names."""
     from reports.experiments.scaling import scaling
     from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
-    from reports.reading.load import load_run
+    from reports.reading.devices import load_comparable
 
     run, _ = open_run(folder)
-    study = load_run(run)
+    study = load_comparable(run)
     plan = _with_forecast(study.plan, to, machine)
     study = replace(study, plan=plan)
     experiments = [item for item in plan.experiments if item.kind in ("strong", "weak") and item.points]

@@ -31,7 +31,7 @@ from configs.spec.study import StudySpec, load_study
 from configs.workloads import descriptor_of
 from engine.planner.cells import interval
 from engine.planner.learning import Known
-from engine.planner.local import LocalMachine, local_machine, transport_of
+from engine.planner.local import LocalMachine, local_devices, local_machine
 from flows.cli.plan.cost import StudyCost, study_cost
 from flows.cli.plan.request import PLANNED
 from flows.cli.tables import print_table
@@ -41,7 +41,7 @@ from reports.reading.load import StudyResult, load_run
 from tasks.models.sources import hub_repository, manifest_path
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
-from tasks.planning.target_machine import for_cell, named_machine
+from tasks.planning.target_machine import for_cell, local_node, named_machine, on_unknown_cpus
 
 _HEADER = ("", "ranks", "predicted", "low to high", "TTFT", "peak memory", "fits", "USD / M tokens")
 _MODELS_IN_ANSWER = 3
@@ -113,7 +113,8 @@ def planned(
         predictions = predictor.predict_all()
     plan = plan.model_copy(update={"predictions": predictions})
     basis = tuple(dict.fromkeys(said.basis for said in predictions.values() if said.basis))
-    local_targets = {target.name for target in study.targets if target.kind == "local"} - set(machines)
+    on_cores = [target for target in study.targets if target.kind == "local" and not local_devices(target)]
+    local_targets = {target.name for target in on_cores} - set(machines)
     local = any(cell.model and cell.target in local_targets for cell in plan.cells.values())
     learnt = None if learn_from is None else _learnt(known, predictions, elsewhere is not None)
     return PlannedStudy(plan, basis, here.advice if local else None, study_cost(plan), learnt)
@@ -183,10 +184,12 @@ def _machines(
         name = named or target.machine
         if name is not None:
             try:
-                machines[target.name] = _machine_called(name, known)
+                machine = _machine_called(name, known)
             except ValueError as error:
                 where = "--accelerator" if named else f"targets: {target.name}: machine"
                 raise ValueError(f"{where}: {error}") from error
+            if named or not on_unknown_cpus(target, machine):
+                machines[target.name] = machine
     if not machines:
         return {}, None
 
@@ -194,7 +197,7 @@ def _machines(
         target = targets[cell.target]
         machine = machines.get(target.name) or named_machine(target, known)
         if machine is None:
-            return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
+            return local_node(target, cell, here)
         return for_cell(machine, cell, target, known)
 
     return machines, machine_of

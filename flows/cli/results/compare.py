@@ -14,6 +14,7 @@ from configs.common.base import write_atomically
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from flows.cli.errors import WrongArgument
+from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult, load_run
 from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
 from reports.runs.between_runs import BetweenRuns, between_runs
@@ -72,13 +73,15 @@ def read_run(folder: Path) -> RunFigures:
     from flows.cli.results.inspect import open_run
 
     run, _ = open_run(folder)
-    study = load_run(run)
+    study = load_comparable(run)
     _tell_unreadable(folder, study)
     return run_figures(study, str(folder))
 
 
 def _tell_unreadable(folder: Path, study: StudyResult) -> None:
     """Say on standard error what the figures of a run are missing."""
+    for note in study.other_devices:
+        print(f"{printable(str(folder))}: left out: {printable(note)}", file=sys.stderr)
     for item in study.unreadable[:_SHOWN_FILES]:
         print(f"{printable(f'{folder}/{item.path}')}: left out: {item.reason}", file=sys.stderr)
     if len(study.unreadable) > _SHOWN_FILES:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from configs.plans.paths import RunPaths
 from configs.plans.record import Record, Status
+from configs.spec.target import LocalTarget
+from engine.planner.accelerators import described
+from engine.planner.local import local_devices
 from flows.cli.verify.text import (
     AGREES,
     DEFECT,
@@ -100,8 +103,14 @@ def verified(
         verification = prepare(asked, run, cache, Path.cwd(), saved)
     except ValueError as error:
         return VerificationOutcome(NOT_SUPPORTED, str(error)), None, None
-    cores = len(os.sched_getaffinity(0))
-    if asked.layout.ranks > cores:
+    devices, cores = local_devices(LocalTarget()), len(os.sched_getaffinity(0))
+    if devices and asked.layout.ranks > len(devices):
+        reason = (
+            f"--layout: {asked.layout.ranks} ranks, but this machine has {described(devices)}, one for each rank. "
+            "With CUDA_VISIBLE_DEVICES= (empty) the ranks compute on its cores"
+        )
+        return VerificationOutcome(NOT_SUPPORTED, reason), None, None
+    if not devices and asked.layout.ranks > cores:
         print(f"warning: {asked.layout.ranks} ranks on {cores} cores will be slow", file=sys.stderr)
     run_verification(
         verification, cache, lambda line: print(line, file=sys.stderr, flush=True), request.save is not None

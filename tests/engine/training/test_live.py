@@ -85,7 +85,7 @@ def test_tensorboard_reads_the_curve(told: Told) -> None:
     assert {each.value for each in read.Scalars("steps_per_second")} == {2.0}
     assert {each.value for each in read.Scalars("tokens_per_second")} == {2048.0}
     assert {round(each.value, 6) for each in read.Scalars("communication_share")} == {0.2}
-    assert set(read.Tags()["scalars"]) == METRICS.keys() - {"step", "device_memory_bytes"}
+    assert set(read.Tags()["scalars"]) == METRICS.keys() - {"step", "device_memory_bytes", "device_power_watts"}
 
 
 def test_mlflow_reads_the_curve_and_the_end(told: Told) -> None:
@@ -159,9 +159,30 @@ def test_prometheus_reads_each_metric_with_its_labels(told: Told) -> None:
     assert samples[METRIC_PREFIX + "loss"] == [3.25]
     assert samples[METRIC_PREFIX + "step"] == [3]
     assert samples[METRIC_PREFIX + "memory_bytes"][0] > 1e6
-    assert samples[METRIC_PREFIX + "device_memory_bytes"] == []
+    assert samples[METRIC_PREFIX + "device_memory_bytes"] == samples[METRIC_PREFIX + "device_power_watts"] == []
     (sample,) = families[METRIC_PREFIX + "loss"].samples
-    assert sample.labels == {"study": "a study", "cell": "dp=2, float32, train batch 8 x 128", "repeat": "1"}
+    assert sample.labels == {
+        "study": "a study",
+        "cell": "dp=2, float32, train batch 8 x 128",
+        "repeat": "1",
+        "node": "0",
+    }
+
+
+def test_another_node_tells_of_its_hardware_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second node's first rank: no loss and no rates, which the first node tells, and no part in MLflow's file."""
+    monkeypatch.setattr(telling, "EVERY_SECONDS", 0.0)
+    context = context_of(tmp_path, ("tensorboard", "mlflow", "prometheus"), rank=1, nodes=2)
+    with open_live(context.job.measurements[0], context) as live:
+        tell(live, 1, 4.0)
+        file = the_only(tmp_path, "live/prometheus/*.json")
+        assert file.stem.endswith("-r1-node1")
+        said = scraped(json.loads(file.read_text())[0]["targets"][0], until="step 1.0")
+    families = {family.name: family.samples for family in text_string_to_metric_families(said)}
+    told = {name.removeprefix(METRIC_PREFIX): samples for name, samples in families.items() if samples}
+    assert told.keys() == {"step", "memory_bytes"}
+    assert told["step"][0].labels["node"] == "1"
+    assert list(tmp_path.glob("live/*-node1/events.*")) and not list(tmp_path.rglob("mlflow.db"))
 
 
 def test_the_endpoint_ends_with_the_measurement(told: Told) -> None:
@@ -326,7 +347,8 @@ def test_a_prometheus_server_answers_each_panel(tmp_path: Path, monkeypatch: pyt
                 asked = [
                     target["expr"].replace("$study", "a study").replace("$cell", ".*") for target in panel["targets"]
                 ]
-                assert any(answered(address, query) for query in asked), panel["title"]
+                without_gpus = panel["title"] == "Accelerator power"
+                assert any(answered(address, query) for query in asked) != without_gpus, panel["title"]
         finally:
             server.terminate()
 

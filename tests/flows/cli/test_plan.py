@@ -13,6 +13,7 @@ from configs.hardware.catalog import instance
 from configs.spec.study import load_study
 from configs.spec.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
+from engine.planner.accelerators import LocalAccelerator
 from engine.planner.catalog import find_model
 from engine.planner.cells import DATA_SHEET_FACTOR
 from flows.cli.plan import model as planning
@@ -239,6 +240,9 @@ def test_the_guide_is_computed() -> None:
     assert list(as_json("--guide")) == ["a100-80gb", "a10g"]
 
 
+A10G = LocalAccelerator(name="NVIDIA A10G", memory_bytes=24 << 30)
+
+
 class TestBenchmark:
     @pytest.mark.parametrize(
         ("kinds", "ranks", "nodes"),
@@ -273,11 +277,21 @@ class TestBenchmark:
     def test_gpus_of_this_machine_are_a_local_target(self) -> None:
         request = PlanRequest(model="gpt2", distributed=True, max_gpus=4)
         for devices, kind in ((4, "local"), (2, "slurm")):
-            here = LocalRanks(cores=8, cuda_devices=devices, memory_bytes=1 << 35)
+            here = LocalRanks(cores=2, accelerators=(A10G,) * devices, host_memory_bytes=1 << 35)
             text, _ = benchmark(request, find_model("gpt2"), ["cuda"], Path.cwd(), here)
             Path("study.yaml").write_text(text)
             (target,) = load_study(Path("study.yaml")).targets
             assert target.kind == kind
+
+    def test_ranks_of_this_machine_are_its_gpus_unless_cpu_is_said(self) -> None:
+        request = PlanRequest(model="gpt2", distributed=True, max_gpus=8)
+        here = LocalRanks(cores=2, accelerators=(A10G,) * 8, host_memory_bytes=1 << 35)
+        for hardware, ranks, targets in (([], 8, "device: null"), (["cpu"], 2, "device: cpu")):
+            text, _ = benchmark(request, find_model("gpt2"), hardware, Path.cwd(), here)
+            Path("study.yaml").write_text(text)
+            study = load_study(Path("study.yaml"))
+            assert study.experiments["strong"].model_dump()["to"] == ranks
+            assert [f"device: {target.device or 'null'}" for target in study.targets] == [targets]
 
     def test_a_stand_in_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))

@@ -22,6 +22,7 @@ from configs.common.execution import Layout
 from configs.plans.paths import RunPaths
 from configs.spec.prompts import numbered_prompts, read_prompts
 from configs.workloads.generate import GenerateWorkload
+from engine.planner.accelerators import LocalAccelerator
 from flows.cli.verify.run import VerificationRequest, run_verify
 from tasks.checks.own_prompts import MAX_POSITIONS, longest_sequence, own_prompts, position_limit
 from tasks.checks.verification import BATCH_SIZE, NEW_TOKENS, prepare
@@ -379,3 +380,13 @@ def test_ending_the_command_ends_the_launch_and_leaves_nothing(model: Path, tmp_
     assert process.returncode == 1 and "all launches ended" in err and not out
     assert list(tmp_path.iterdir()) == []
     assert_nothing_left(tmp_path)
+
+
+def test_more_ranks_than_gpus_are_refused_before_anything_is_started(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = LocalAccelerator(name="NVIDIA A10G")
+    monkeypatch.setattr("flows.cli.verify.run.local_devices", lambda target: (gpu, gpu))
+    assert run_verify(VerificationRequest(VerificationSpec(str(model), Layout(tp=4)))) == 2
+    said = capsys.readouterr().err
+    assert "--layout: 4 ranks, but this machine has 2 x NVIDIA A10G, one for each rank. With CUDA_VISIBLE_" in said

@@ -117,6 +117,22 @@ def test_energy_where_it_was_measured(tmp_path: Path) -> None:
     assert "energy, J a token" in unit_table([cost]).columns
 
 
+def test_energy_is_that_of_all_nodes(tmp_path: Path) -> None:
+    """Two ranks on each of two nodes; where one of them has no counter, the sum of the others is not the energy."""
+    one = cell(dp=4)
+    run = write_run(tmp_path / "run", make_plan([one], repeats=1, prices={"local": 0.36}))
+    figures = {"measurement_seconds": 2.0, "gpu_energy_joules": 150.0}
+    for joules, expected in (([150.0, 50.0, 100.0, 300.0], 3.0), ([150.0, 50.0, None, 300.0], None)):
+        by_rank = {"gpu_energy_joules": joules}
+        write_measurements(run, one, [100.0], figures=figures, rank_figures=by_rank, hosts=["a", "a", "b", "b"])
+        study = load_run(run)
+        (cost,) = cell_costs(study)
+        found = cost.joules_per_token and cost.joules_per_token.median
+        assert found == (pytest.approx(expected) if expected is not None else None)
+        told = " ".join(cost_sentences(study, [cost], study_costs(study)))
+        assert ("over all nodes" in told) == (expected is not None)
+
+
 @pytest.fixture
 def spent(tmp_path: Path) -> StudyResult:
     """Two launches of 100 s with a gap of 30 s, one after a pause that never reached a measurement, one given up."""

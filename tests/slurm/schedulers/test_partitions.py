@@ -48,7 +48,8 @@ def test_nodes_are_read_with_what_they_have() -> None:
         ("gpu", 1, 120),
         ("old", 1, None),
     ]
-    assert partitions["gpu"].nodes[0].gpus == 6
+    node = partitions["gpu"].nodes[0]
+    assert [node.gpus_of(kind) for kind in (None, "h100", "A100", "l4")] == [6, 4, 2, 0]
     assert [node.usable for node in partitions["batch"].nodes] == [True, True, False, False]
     assert cluster().default == partitions["batch"]
     empty: Partition = read_partitions("none|none||0|0|(null)|infinite||up|(null)")["none"]
@@ -139,3 +140,16 @@ def test_a_scheduler_that_is_away_is_said_with_its_configuration(
     monkeypatch.setenv("SLURM_CONF", "/etc/lab.conf")
     with pytest.raises(ClusterError, match=r"no response \(SLURM_CONF=/etc/lab.conf\): slurm_load_ctl_conf"):
         read_cluster()
+
+
+def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
+    """The node has four h100 and two a100: six GPUs, but not six of a type."""
+    for gres, problem in (
+        ("gpu:h100:4", None),
+        ("gpu:6", None),
+        ("gpu:a100:4", "partition: gpu cannot give 1 node with 4 cores, 4 a100 GPUs per node: it has 1 node of "),
+    ):
+        count = int(gres.rpartition(":")[2])
+        target = SlurmTarget(partition="gpu", gres=gres, gpus_per_node=count, ranks_per_node=4)
+        found = lacks(target, [Need(nodes=1, cores=4)], cluster())
+        assert [each[: len(problem or "")] for each in found] == ([problem] if problem else [])

@@ -97,6 +97,7 @@ def write_record(
     measuring_pass: MeasuringPass = "timed",
     figures: dict[str, Any] | None = None,
     samples: dict[str, Any] | None = None,
+    **further: Any,
 ) -> None:
     path = run.record(of.key, measuring_pass, repeat, attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +113,7 @@ def write_record(
         started_at=at(began),
         finished_at=at(began + seconds),
         figures=figures or {},
+        **further,
     )
     path.write_text(record.model_dump_json())
     if samples is not None:

@@ -17,15 +17,17 @@ from engine.training.live import Live, open_live
 LOSSES = [4.0, 3.5, 3.25]
 
 
-def context_of(folder: Path, sinks: tuple[str, ...], rank: int = 0, measuring_pass: Any = "timed") -> Context:
-    cell = Cell(model="m", workload=TrainWorkload(steps=3), layout=Layout(dp=2))
+def context_of(
+    folder: Path, sinks: tuple[str, ...], rank: int = 0, measuring_pass: Any = "timed", nodes: int = 1
+) -> Context:
+    cell = Cell(model="m", workload=TrainWorkload(steps=3), layout=Layout(dp=2), nodes=nodes)
     job = Job(
         name="job",
         study="a study",
         measuring_pass=measuring_pass,
         measuring=Measuring(live=sinks, prometheus_port=0),
         measurements=(Measurement(cell=cell, repeat=1, attempt=1),),
-        ranks_per_node=2,
+        ranks_per_node=2 // nodes,
         timeout_seconds=60,
         inputs=str(folder),
         cache=str(folder),

@@ -8,12 +8,20 @@ import pytest
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan
+from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError, parse_study
 from configs.spec.target import LocalTarget, SlurmTarget
+from engine.planner.accelerators import LocalAccelerator
 from slurm.schedulers.partitions import ClusterError, Need
-from tasks.checks.machine import _needs, check_clusters, check_environment, check_resources, machine_fingerprint
+from tasks.checks.machine import (
+    EnvironmentChanged,
+    _needs,
+    check_clusters,
+    check_environment,
+    check_resources,
+    machine_fingerprint,
+)
 from tasks.planning.inputs import make_plan, planned_model
 from tasks.planning.predictions import with_predictions
 
@@ -131,3 +139,135 @@ def test_of_a_cluster_nothing_is_predicted_from_this_machine(tmp_path: Path) -> 
     assert len(reasons) == 1 and str(reasons.pop()).startswith(
         "target lab: no predictions, because its nodes are unknown"
     )
+
+
+H100 = LocalAccelerator(name="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30)
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with eight GPUs and two cores, and a build of torch for them."""
+    monkeypatch.setattr("engine.planner.local.local_accelerators", lambda environment: (H100,) * 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("tasks.checks.machine._version", lambda package: "2.13.0+cu130")
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_ranks_of_this_machine_are_counted_by_its_gpus(tmp_path: Path) -> None:
+    grid = {"grid": {"kind": "sweep", "over": {"dp": [1, 8, 16]}}}
+    with pytest.raises(StudyError) as caught:
+        check_resources(plan_of({"name": "here"}, experiments=grid), tmp_path)
+    assert caught.value.problems == [
+        "experiments.grid at dp 16: 16 ranks, but target here holds 8 (8 x NVIDIA H100 80GB HBM3, one per rank; "
+        "`device: cpu` measures on the cores instead)"
+    ]
+    with pytest.raises(StudyError, match=r"8 ranks, but target here holds 2 \(2 cores, 1 per rank\)"):
+        check_resources(plan_of({"name": "here", "device": "cpu"}, experiments=grid), tmp_path)
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_layouts_are_ranked_on_the_gpus_of_this_machine(tmp_path: Path) -> None:
+    for target, ranks, kind in (({}, 8, "cuda"), ({"device": "cpu"}, 2, "cpu")):
+        data = {"kind": "local", "name": "here"} | target
+        plan = local_layouts(tmp_path, data)
+        (experiment,) = plan.experiments
+        assert max(candidate.layout.ranks for candidate in experiment.candidates) == ranks
+        machines = {said.basis for said in plan.predictions.values()}
+        assert all(("H100" in str(basis)) == (kind == "cuda") for basis in machines)
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_a_build_of_torch_that_cannot_use_the_gpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.checks.machine._version", lambda package: "2.13.0+cpu")
+    one = {"grid": {"kind": "sweep", "over": {"dp": [1, 2]}}}
+    with pytest.raises(StudyError) as caught:
+        check_resources(plan_of({"name": "here"}, experiments=one), tmp_path)
+    assert caught.value.problems == [
+        "targets[0].device: torch 2.13.0+cpu cannot use 8 x NVIDIA H100 80GB HBM3. Install the build for them "
+        "(https://pytorch.org/get-started/locally), or set `device: cpu` to measure on the cores"
+    ]
+    check_resources(plan_of({"name": "here", "device": "cpu"}, experiments=one), tmp_path)
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_a_run_on_other_gpus_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_fingerprint([LocalTarget()])["gpus of target local"] == "8 x NVIDIA H100 80GB HBM3"
+    assert machine_fingerprint([LocalTarget(device="cpu")])["gpus of target local"] is None
+    run = RunPaths(tmp_path)
+    check_environment(run, accept=False, targets=[LocalTarget()])
+    with pytest.raises(EnvironmentChanged, match="gpus of target local: was 8 x NVIDIA H100 80GB HBM3, now None"):
+        check_environment(run, accept=False, targets=[LocalTarget(device="cpu")])
+
+
+def local_layouts(folder: Path, target: dict[str, Any]) -> Plan:
+    study = parse_study(
+        {
+            "study": "s",
+            "models": [{"id": "synthetic:llama-110m@0"}],
+            "workload": {"kind": "generate", "num_prompts": 8, "batch_size": 8, "new_tokens": 4},
+            "targets": [target],
+            "layouts": "auto",
+        }
+    )
+    cache = folder / "cache"
+    models = [planned_model(spec, position, cache, folder) for position, spec in enumerate(study.models)]
+    return with_predictions(make_plan(study, models, {}, folder, cache), folder, cache)
+
+
+def sized(monkeypatch: pytest.MonkeyPatch, parameters: int, target: dict[str, Any]) -> Plan:
+    """A plan of a model with so many parameters, in float32, on one and two ranks."""
+    monkeypatch.setattr("tasks.checks.machine._sizes", lambda plan: {"m": parameters})
+    work = {"kind": "generate", "num_prompts": 4, "batch_size": 4, "new_tokens": 4}
+    study = parse_study(
+        {"study": "s", "models": [{"id": "synthetic:llama-1m@0", "name": "m"}], "workload": work, "targets": [target],
+         "experiments": {"grid": {"kind": "sweep", "over": {"tp": [1, 2]}}}}
+    )  # fmt: skip
+    return expand(study, [PlannedModel(name="m", identity="m", manifest="unused")], {}, lambda workload: 1)
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_weights_are_held_against_the_memory_of_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30e9 parameters in float32: 112 GiB are too much for one GPU of 80, whatever the host has, and fit on two."""
+    with pytest.raises(StudyError) as caught:
+        check_resources(sized(monkeypatch, 30 * 10**9, {"kind": "local", "name": "here"}), tmp_path)
+    problem = "model m on 1 rank: the weights require 111.8 GiB, available are 80.0 GiB on 1 x NVIDIA H100 80GB HBM3"
+    assert caught.value.problems == [problem]
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ({"gpus_per_node": 2, "gres": "gpu:a10g:2"}, "1 x NVIDIA A10G"),
+        ({"gpus_per_node": 2, "machine": "aws/g5.12xlarge"}, "1 x NVIDIA A10G"),
+        ({"gpus_per_node": 2}, None),
+        ({}, None),
+    ],
+)
+def test_weights_are_held_against_the_devices_of_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], held: str | None
+) -> None:
+    plan = sized(monkeypatch, 10 * 10**9, {"kind": "slurm", "name": "c", "ranks_per_node": 2} | given)
+    if held is None:
+        return check_resources(plan, tmp_path)
+    with pytest.raises(StudyError) as caught:
+        check_resources(plan, tmp_path)
+    (problem,) = caught.value.problems
+    assert "model m on 1 rank: the weights require 37.3 GiB, available are " in problem
+    assert problem.endswith(" of target c") and held.removeprefix("1 x NVIDIA ") in problem
+
+
+def test_a_node_of_a_cluster_has_a_rank_for_each_gpu(tmp_path: Path) -> None:
+    """Unless it says how many; on two cores the layouts go up to the GPUs of all nodes."""
+    given = {"kind": "slurm", "name": "c", "nodes": 2, "gpus_per_node": 8, "machine": "aws/p4d.24xlarge"}
+    (experiment,) = local_layouts(tmp_path, given).experiments
+    assert max(candidate.layout.ranks for candidate in experiment.candidates) == 16
+    assert SlurmTarget.model_validate(given | {"ranks_per_node": 2}).rank_limit == 4
+    assert SlurmTarget(nodes=2).rank_limit == 2
+    with pytest.raises(ValueError, match="device: got cpu, but gpus_per_node is 8"):
+        SlurmTarget.model_validate(given | {"device": "cpu"})
+
+
+def test_the_catalog_does_not_predict_the_cpus_of_a_machine_with_gpus(tmp_path: Path) -> None:
+    given = {"kind": "slurm", "name": "c", "device": "cpu", "ranks_per_node": 2, "machine": "aws/p4d.24xlarge"}
+    with pytest.raises(StudyError, match="no predictions for `device: cpu`, because the catalog has the GPUs"):
+        local_layouts(tmp_path, given)

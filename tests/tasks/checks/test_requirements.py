@@ -39,6 +39,14 @@ def test_an_unknown_machine_is_refused_unless_the_user_prices_it(tmp_path: Path)
     assert checked(tmp_path, targets=[machine | {"machine": "aws/p4d.24xlarge/us-east-1"}]).cells
 
 
+def test_more_gpus_than_the_named_machine_has_are_refused(tmp_path: Path) -> None:
+    target = {"kind": "slurm", "machine": "aws/g5.12xlarge", "gpus_per_node": 4}
+    assert checked(tmp_path, targets=[target]).cells
+    for machine, held in (("aws/g5.12xlarge", 4), ("aws/c7i.4xlarge", 0)):
+        [problem] = problems(tmp_path, targets=[target | {"machine": machine, "gpus_per_node": 8}])
+        assert problem == f"targets[0].gpus_per_node: got 8, but {machine} has {held}. Correct one of them"
+
+
 def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:
     limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
     work = STUDY["workload"]

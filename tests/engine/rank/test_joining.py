@@ -1,0 +1,105 @@
+"""A rank computes on its own GPU, or says why not: nothing turns to the CPU unasked. torch's devices are patched."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from configs.plans.job import Job, Measurement
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.workloads.noop import NoopWorkload
+from engine.planner import accelerators
+from engine.planner.accelerators import LocalAccelerator
+from engine.rank.devices import claim_device
+from engine.rank.joining import DeviceError, choose_device, choose_job_device
+from engine.rank.processes import RankPlace
+
+A10G = LocalAccelerator(name="NVIDIA A10G")
+
+
+def place(ranks: int = 1, rank: int = 0, **more: Any) -> RankPlace:
+    return RankPlace(
+        rank=rank, local_rank=rank, world_size=ranks, local_world_size=ranks, allowed=[0], cores=[0], **more
+    )
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """So many GPUs for torch, of a compute capability; and those that the driver lists, whatever torch finds."""
+
+    def there(torch_finds: int, listed: int | None = None, capability: tuple[int, int] = (9, 0)) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_finds > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: torch_finds)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        known = SimpleNamespace(name="Tesla T4", major=capability[0], minor=capability[1])
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known)
+        found = (A10G,) * (torch_finds if listed is None else listed)
+        for module in (accelerators, __import__("engine.rank.devices", fromlist=["devices"])):
+            monkeypatch.setattr(module, "local_accelerators", lambda *_: found)
+
+    return there
+
+
+def job(target: Target, dtype: Any = "float32") -> Job:
+    cell = Cell(workload=NoopWorkload(), dtype=dtype)
+    return Job(
+        name="j", study="s", measuring_pass="timed", measuring=Measuring(), target=target, ranks_per_node=1,
+        measurements=(Measurement(cell=cell, repeat=0, attempt=1),), timeout_seconds=9, inputs="i", cache="c",
+    )  # fmt: skip
+
+
+def test_each_rank_has_its_own_gpu(gpus: Any) -> None:
+    gpus(2)
+    device, backend = choose_device(place(2, rank=1))
+    assert device == torch.device("cuda", 1)
+    assert backend == ("nccl" if torch.distributed.is_nccl_available() else "gloo")
+
+
+def test_more_ranks_than_gpus_are_refused_unless_cpu_is_said(gpus: Any) -> None:
+    gpus(2)
+    with pytest.raises(DeviceError, match=r"^device: 3 ranks on this node, but 2 GPUs\. Start one rank for each GPU"):
+        choose_device(place(3))
+    assert choose_device(place(3), "cpu") == (torch.device("cpu"), "gloo")
+
+
+def test_gpus_that_torch_does_not_find_are_not_passed_over(gpus: Any) -> None:
+    gpus(0, listed=2)
+    with pytest.raises(DeviceError, match=r"^device: this node has 2 x NVIDIA A10G, but torch .* finds no GPU\."):
+        choose_job_device(job(LocalTarget()), place())
+    assert choose_job_device(job(LocalTarget(device="cpu")), place()) == (torch.device("cpu"), None)
+    with pytest.raises(
+        ValueError, match=r"^device: this machine has 2 x NVIDIA A10G, but torch .* or use device='cpu'"
+    ):
+        claim_device(None)
+    assert claim_device("cpu").device == torch.device("cpu")
+    gpus(0)
+    assert choose_device(place()) == (torch.device("cpu"), None)
+    assert claim_device(None).device == torch.device("cpu")
+
+
+def test_a_cluster_that_was_asked_for_gpus_must_give_them(gpus: Any) -> None:
+    gpus(0, listed=8)  # the driver lists GPUs that the scheduler gave to others
+    with pytest.raises(DeviceError, match=r"^device: the target asks for GPUs, but torch .* finds no GPU"):
+        choose_job_device(job(SlurmTarget(gpus_per_node=1)), place())
+    assert choose_job_device(job(SlurmTarget()), place()) == (torch.device("cpu"), None)
+
+
+def test_a_slice_is_the_only_device_of_its_rank(gpus: Any) -> None:
+    gpus(1)
+    assert choose_device(place(2, rank=1, own_device_only=True))[0] == torch.device("cuda", 0)
+
+
+def test_bfloat16_needs_a_device_that_has_it(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(1, capability=(7, 5))
+    with pytest.raises(DeviceError, match=r"^dtype: Tesla T4 has compute capability 7\.5, and bfloat16 requires 8\.0"):
+        choose_job_device(job(LocalTarget(), "bfloat16"), place())
+    assert choose_job_device(job(LocalTarget(), "float16"), place())[0] == torch.device("cuda", 0)
+    assert choose_job_device(job(LocalTarget(device="cpu"), "bfloat16"), place())[0] == torch.device("cpu")
+    gpus(1, capability=(8, 0))
+    assert choose_job_device(job(LocalTarget(), "bfloat16"), place())[0] == torch.device("cuda", 0)
+    gpus(1, capability=(7, 5))
+    monkeypatch.setattr(torch.version, "hip", "7.1")  # AMD counts capabilities otherwise, and has it from CDNA 1 on
+    assert choose_job_device(job(LocalTarget(), "bfloat16"), place())[0] == torch.device("cuda", 0)

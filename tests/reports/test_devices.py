@@ -1,0 +1,104 @@
+"""Figures of different devices: on no curve together, in no ratio, fit or recommendation, and the report says why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from reports.decisions.recommendation import recommend
+from reports.experiments.scaling import scaling
+from reports.experiments.targets import side_by_side
+from reports.reading.devices import load_comparable
+from reports.reading.load import StudyResult
+from reports.render import render_report
+from tests.support.made_studies import decoded, planned, write_measurements, write_plan, write_record
+
+A10G, H100 = "NVIDIA A10G", "NVIDIA H100 80GB HBM3"
+STRONG = """
+workload: {kind: generate, prompts: null, num_prompts: 8, prompt_tokens: 10, batch_size: 1, new_tokens: 8}
+experiments: {strong: {kind: strong, grow: dp, to: 4}}
+"""
+TARGETS = STRONG + "targets: [{name: a}, {name: b}]\n"
+
+
+def run_of(folder: Path, text: str, devices: list[dict[str, object]]) -> tuple[RunPaths, Plan]:
+    """A run whose cells took fewer seconds by their ranks; `devices`: for each cell the environment's content."""
+    plan = planned(text, repeats=6)
+    run = write_plan(folder, plan)
+    for place, ((key, cell), environment) in enumerate(zip(plan.cells.items(), devices, strict=True)):
+        name = f"d{place}"
+        run.environment(name).write_text(json.dumps({"torch": "2.13.0"} | environment))
+        write_measurements(run, cell, 1.0 / cell.layout.ranks, environment=name, repeats=6, peak_mib=None)
+        assert key == cell.key
+    return run, plan
+
+
+def read(folder: Path, text: str, *names: str) -> StudyResult:
+    run, _ = run_of(folder, text, [{"device": name} for name in names])
+    return load_comparable(run)
+
+
+def test_a_study_of_one_device_is_as_it_was(tmp_path: Path) -> None:
+    study = read(tmp_path, STRONG, A10G, A10G, A10G)
+    assert study.devices == () and [each.name for each in study.plan.experiments] == ["strong"]
+    assert {result.model for result in study.cells.values()} == {"tiny"}
+
+
+def test_a_curve_has_points_of_one_device(tmp_path: Path) -> None:
+    """1 and 2 ranks on A10Gs, 4 on H100s: no speed-up, efficiency or law over both."""
+    study = read(tmp_path, STRONG, A10G, A10G, H100)
+    first, second = study.plan.experiments
+    assert (first.name, second.name) == (f"strong on {A10G}", f"strong on {H100}")
+    assert [point.ranks for point in scaling(study, first).points] == [1, 2]
+    alone = scaling(study, second)
+    assert [point.ranks for point in alone.points] == [4] and alone.points[0].baseline
+    assert len(alone.laws.points) == 1, "nothing to fit"
+
+
+def test_recommendations_stay_within_a_device(tmp_path: Path) -> None:
+    study = read(tmp_path, STRONG, A10G, A10G, H100)
+    found = {item.model: (item.best.cell.layout.ranks, item.ratio) for item in recommend(study, ())}
+    assert found.keys() == {f"tiny on {A10G}", f"tiny on {H100}"}
+    assert found[f"tiny on {A10G}"][0] == 2 and found[f"tiny on {H100}"] == (4, None)
+
+
+def test_targets_of_different_devices_are_not_side_by_side(tmp_path: Path) -> None:
+    same = read(tmp_path / "same", TARGETS, *([A10G] * 6))
+    assert [side.target for found in side_by_side(same) for side in found.sides] == ["a", "b"]
+    other = read(tmp_path / "other", TARGETS, A10G, A10G, A10G, "cpu", "cpu", "cpu")
+    assert {result.cell.target for result in other.cells.values() if result.device == "cpu"} == {"b"}
+    assert side_by_side(other) == []
+
+
+def test_repeats_of_a_cell_on_another_device_are_left_out(tmp_path: Path) -> None:
+    run, plan = run_of(tmp_path, STRONG, [{"device": A10G}] * 3)
+    cell = next(iter(plan.cells.values()))
+    run.environment("cpu").write_text('{"device": "cpu"}')
+    write_measurements(run, cell, 9.0, environment="cpu", repeats=2)  # repeats 0 and 1 again, nine times slower
+    study = load_comparable(run)
+    assert sorted(study.cells[cell.key].completed) == [2, 3, 4, 5]
+    assert study.cells[cell.key].pooled == {}
+    assert study.other_devices == ("2 repeats of tiny, 1 rank, float32, batch 1, 8 tokens on cpu",)
+
+
+def test_ranks_on_different_gpus_are_a_device_of_their_own(tmp_path: Path) -> None:
+    plan = planned(STRONG, repeats=1)
+    run = write_plan(tmp_path, plan)
+    run.environment("e1").write_text(json.dumps({"device": A10G}))  # rank 0's
+    for cell in plan.cells.values():
+        by_rank: dict[str, list[Any]] = {"device": [A10G, H100]} if cell.layout.ranks == 2 else {}
+        figures = {"num_prompts": 8, "prompt_tokens": 80, "measurement_seconds": 2.0}
+        write_record(run, cell, 0, samples=decoded(cell, 1.0), figures=figures, rank_figures=by_rank)
+    assert load_comparable(run).devices == (A10G, f"{A10G} and {H100}")
+
+
+def test_the_report_says_why_they_are_apart(tmp_path: Path) -> None:
+    run, _ = run_of(tmp_path, STRONG, [{"device": A10G}, {"device": A10G}, {"device": H100}])
+    summary = render_report(run)
+    assert any(
+        text.startswith("Figures of 2 devices are kept apart: NVIDIA A10G and NVIDIA H100")
+        for text in summary.sentences
+    )
+    report = run.report.read_text()
+    assert f"strong on {A10G}: tiny" in report and f"strong on {H100}: tiny" in report
