@@ -102,6 +102,11 @@ class SlurmTarget(Resources):
     gres: str | None = Field(
         None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
     )
+    cluster: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][\w.-]{0,39}$",
+        description="value of --clusters: another cluster of the same slurmdbd; none: the one that SLURM_CONF names",
+    )
     partition: str | None = None
     account: str | None = None
     qos: str | None = None

@@ -18,7 +18,6 @@ from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
 from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.schedulers.accounting import Account
-from slurm.schedulers.calls import run_slurm
 from slurm.schedulers.queue import Queue, Sight
 from slurm.schedulers.states import REQUEUED, FinalState, bare, composed
 from slurm.schedulers.submission import slurm_target
@@ -108,7 +107,7 @@ def _bring_logs(paths: JobPaths, job_id: str) -> None:
 
 def asked_to_end(queue: Queue, what: Sequence[str]) -> bool:
     """Have Slurm cancel jobs. Returns whether scancel succeeded: what slurmctld does not know needs no ending."""
-    return not run_slurm(["scancel", *what], queue.environment, CALL_SECONDS).failed
+    return not queue.run(["scancel", *what], CALL_SECONDS).failed
 
 
 def give_up(paths: JobPaths, job_id: str, end: JobEnd) -> None:

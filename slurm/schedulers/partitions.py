@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from configs.spec.target import SlurmTarget
+from slurm.schedulers.calls import on_cluster
 
 _LIMIT_SECONDS = 30.0
 _FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
@@ -101,11 +102,24 @@ class Need:
         return f"{_several(self.nodes, 'node')} with {_several(self.cores, 'core')}{memory}{' each' * (self.nodes > 1)}"
 
 
-def read_cluster() -> Cluster:
-    """Ask the scheduler. Raises ClusterError."""
-    config = _asked(["scontrol", "show", "config"])
+def read_cluster(cluster: str | None = None) -> Cluster:
+    """Ask the scheduler of the cluster that SLURM_CONF names, or of another. Raises ClusterError."""
+    config = _asked(["scontrol", "show", "config"], cluster)
     named = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
-    return Cluster(named.group(1) if named else "unknown", read_partitions(_asked(_SINFO)))
+    return Cluster(named.group(1) if named else "unknown", read_partitions(_asked(_SINFO, cluster)))
+
+
+class Clusters:
+    """Each cluster that targets name, asked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | None, Cluster] = {}
+
+    def of(self, target: SlurmTarget) -> Cluster:
+        """The cluster of a target. Raises ClusterError."""
+        if target.cluster not in self._known:
+            self._known[target.cluster] = read_cluster(target.cluster)
+        return self._known[target.cluster]
 
 
 _SINFO = ["sinfo", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
@@ -114,7 +128,7 @@ _SINFO = ["sinfo", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
 def usable_nodes(target: SlurmTarget) -> tuple[str, ...]:
     """Nodes of the target's partition that take jobs, by name; none where the scheduler cannot say."""
     try:
-        partitions = read_partitions(_asked(_SINFO))
+        partitions = read_partitions(_asked(_SINFO, target.cluster))
     except ClusterError:
         return ()
     found = Cluster("", partitions).partition_of(target)
@@ -235,11 +249,12 @@ def minutes_of(limit: str) -> int | None:
     return (days * 24 + hours) * 60 + minutes
 
 
-def _asked(command: list[str]) -> str:
+def _asked(command: list[str], cluster: str | None = None) -> str:
     """What a command of Slurm says. Raises ClusterError."""
     where = f"SLURM_CONF={os.environ['SLURM_CONF']}" if "SLURM_CONF" in os.environ else "SLURM_CONF is not set"
+    where += f", cluster {cluster}" if cluster else ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+        done = subprocess.run(on_cluster(command, cluster), capture_output=True, text=True, timeout=_LIMIT_SECONDS)
     except FileNotFoundError as error:
         raise ClusterError(
             f"`{command[0]}`: not found on PATH. Submit from a machine of the cluster "

@@ -37,12 +37,25 @@ AROUND_SECONDS = 120.0
 """What a job may take beside its ranks: the wrapper's imports, the roll call, the way out."""
 
 _SBATCH_LIMIT_SECONDS = 60.0
-_OURS = ("array", "chdir", "comment", "error", "job-name", "nodes", "ntasks", "ntasks-per-node", "output", "requeue")
+_OURS = (
+    "array",
+    "chdir",
+    "clusters",
+    "comment",
+    "error",
+    "job-name",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "output",
+    "requeue",
+)
 _FROM_USER = {name: f"SBATCH_{name.upper()}" for name in ("account", "partition", "qos", "constraint", "reservation")}
 
 # sbatch's words (slurm_strerror of src/common/slurm_errno.c) and the field of the target that they are about.
 _REFUSALS = (
     (r"invalid partition|partition name", "partition"),
+    (r"cluster name|No cluster '|slurmdbd", "cluster"),
     (r"invalid account", "account"),
     (r"invalid qos", "qos"),
     (r"invalid feature|constraint", "constraint"),
@@ -76,6 +89,8 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         further["reservation"] = target.reservation
     if target.gres is not None:
         further["gres"] = target.gres
+    if target.cluster is not None:
+        further["clusters"] = target.cluster
     check_extra(target)
     for option, value in target.extra.items():
         if value is not False:

@@ -48,6 +48,7 @@ def _options(target: SlurmTarget) -> list[str]:
         "time": target.time_limit_minutes,
         "mem": target.memory_per_node,
         "gpus-per-node": target.gpus_per_node,
+        "clusters": target.cluster,
         "exclusive": target.exclusive,
         **{name: getattr(target, name) for name in ("partition", "account", "qos", "constraint", "reservation")},
         **target.extra,

@@ -28,7 +28,7 @@ from configs.spec.target import LocalTarget, SlurmTarget, Target
 from configs.workloads import descriptor_of
 from engine.planner.local import cpu_model
 from slurm.launcher.profilers import why_not
-from slurm.schedulers.partitions import Cluster, ClusterError, Need, identity, lacks, read_cluster
+from slurm.schedulers.partitions import ClusterError, Clusters, Need, identity, lacks
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -56,12 +56,12 @@ def check_resources(plan: Plan, folder: Path) -> None:
 def check_clusters(plan: Plan) -> None:
     """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer."""
     problems: list[str] = []
-    cluster: Cluster | None = None
+    clusters = Clusters()
     for place, target in enumerate(plan.targets):
         if not isinstance(target, SlurmTarget):
             continue
         try:
-            cluster = cluster or read_cluster()
+            cluster = clusters.of(target)
         except ClusterError as error:
             raise StudyError([f"targets[{place}]: {error}"]) from error
         found = lacks(target, _needs(plan, target), cluster) + _shared_problems(target)
@@ -216,11 +216,10 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
     another one. Raises ClusterError.
     """
     facts: dict[str, Any] = {}
-    cluster: Cluster | None = None
+    clusters = Clusters()
     for target in targets:
         if isinstance(target, SlurmTarget):
-            cluster = cluster or read_cluster()
-            facts[f"target {target.name}"] = identity(target, cluster)
+            facts[f"target {target.name}"] = identity(target, clusters.of(target))
         else:
             facts |= this_machine()
     return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
