@@ -21,6 +21,19 @@ _SRUN_OURS = (
 )
 
 
+_OF_ALLOCATIONS = (
+    "cluster",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "reservation",
+    "exclusive",
+    "extra",
+    "comment",
+)
+
+
 class Resources(Frozen):
     """Common fields of all kinds of targets."""
 
@@ -74,6 +87,11 @@ class LocalTarget(Resources):
     kind: Literal["local"] = "local"
     name: str = "local"
 
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        return "local"
+
 
 class Container(Frozen):
     """An image in which the ranks run: started by Apptainer, or by srun's plugin pyxis with enroot."""
@@ -101,6 +119,9 @@ class SlurmTarget(Resources):
     gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
     gres: str | None = Field(
         None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
+    )
+    allocation: Literal["current"] | None = Field(
+        None, description="current: run as steps of the allocation that this runs in; none: submit jobs with sbatch"
     )
     cluster: str | None = Field(
         None,
@@ -176,6 +197,12 @@ class SlurmTarget(Resources):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SlurmTarget":
+        given = [name for name in _OF_ALLOCATIONS if getattr(self, name)]
+        if self.allocation is not None and given:
+            raise ValueError(
+                f"allocation: {self.allocation}, which was made without {', '.join(given)}. Leave them out here and "
+                "give them to salloc or sbatch"
+            )
         if self.gres is not None and int(self.gres.partition(",")[0].rpartition(":")[2]) != self.gpus_per_node:
             raise ValueError(
                 f"gres: got {self.gres}, and gpus_per_node {self.gpus_per_node}. Both name the GPUs of a node: make "
@@ -189,6 +216,11 @@ class SlurmTarget(Resources):
         if self.shared is not None and not self.shared.startswith("/"):
             raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
         return self
+
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        return "slurm" if self.allocation is None else "steps"
 
     @property
     def rank_limit(self) -> int:

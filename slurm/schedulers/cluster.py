@@ -30,7 +30,7 @@ from slurm.schedulers.queue import Queue, Sight, named_command, read_squeue, sha
 from slurm.schedulers.refusals import REFUSED, JobState, Limited, Refused, Unavailable
 from slurm.schedulers.states import standing
 from slurm.schedulers.submission import sbatch, slurm_target
-from slurm.schedulers.waiting import note_waiting
+from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.staging.packages import run_digest
 
 _SUBMITTING_SECONDS = 90.0  # sbatch may take so long; until then a job that nobody knows can still appear
@@ -44,7 +44,6 @@ _searched: dict[Path, tuple[float, int]] = {}  # job folder -> when its job was 
 _blocked: dict[Path, float] = {}  # job folder -> since when it waits for a reason that will not pass
 _begun: dict[Path, float] = {}  # job folder -> when a launcher of it was first seen
 _ending: dict[Path, float] = {}  # job folder -> when it was last asked to end
-_pending: dict[Path, float] = {}  # job folder -> since when it waits and nothing of this process runs
 
 
 def submit(folder: Path) -> None:
@@ -117,7 +116,9 @@ def poll(folder: Path) -> JobState:
     if standing(sight.state).place == "running":
         return "running"
     note_waiting(paths, sight.state, "" if sight.reason == "None" else sight.reason)
-    end = _hopeless(folder, sight, target) or _overdue(folder, sight, target, queue)
+    end = _hopeless(folder, sight, target) or overdue(
+        folder, target, sight.reason, queue.any_running() or waits_for_own_jobs(sight.reason)
+    )
     if end is None or not asked_to_end(queue, [job_id]):
         return "waiting"
     give_up(paths, job_id, end)
@@ -227,18 +228,6 @@ def _hopeless(folder: Path, sight: Sight, target: SlurmTarget) -> JobEnd | None:
         return None
     message = f"target.{field} of {target.name}: Slurm cannot start the job: {sight.reason}"
     return JobEnd(status=Status.FAILED, return_code=None, kind=REFUSED, message=message, finished_at=utc_now())
-
-
-def _overdue(folder: Path, sight: Sight, target: SlurmTarget, queue: Queue) -> JobEnd | None:
-    """The end of a job that waits for longer than its target allows, while nothing of this run runs."""
-    if queue.any_running() or waits_for_own_jobs(sight.reason):
-        _pending.pop(folder, None)
-    waited = time.monotonic() - _pending.setdefault(folder, time.monotonic())
-    if target.max_queue_minutes is None or waited <= 60 * target.max_queue_minutes:
-        return None
-    limit = f"target.max_queue_minutes {target.max_queue_minutes:g} of {target.name}"
-    message = f"{limit}: Slurm did not start the job in time: {sight.reason or 'no reason given'}"
-    return JobEnd(status=Status.CANCELLED, return_code=None, message=message, finished_at=utc_now())
 
 
 def _searched_for(paths: JobPaths) -> str | None:

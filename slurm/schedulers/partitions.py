@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from configs.spec.target import SlurmTarget
+from slurm.launcher.node import host_names
 from slurm.schedulers.calls import on_cluster
 
 _LIMIT_SECONDS = 30.0
@@ -85,8 +86,9 @@ class Cluster:
         return next((partition for partition in self.partitions.values() if partition.default), None)
 
     def partition_of(self, target: SlurmTarget) -> Partition | None:
-        """The partition that a target names, else the default one; None where there is none."""
-        return self.default if target.partition is None else self.partitions.get(target.partition)
+        """The partition that a target names or its allocation is of, else the default one; None where there is none."""
+        named = target.partition if target.allocation is None else os.environ.get("SLURM_JOB_PARTITION")
+        return self.default if named is None else self.partitions.get(named)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,16 @@ def usable_nodes(target: SlurmTarget) -> tuple[str, ...]:
     except ClusterError:
         return ()
     found = Cluster("", partitions).partition_of(target)
-    return tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
+    usable = tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
+    return usable if target.allocation is None else tuple(name for name in usable if name in _own_nodes())
+
+
+def _own_nodes() -> tuple[str, ...]:
+    """Nodes of the allocation that this process runs in, by name; none outside of one."""
+    try:
+        return host_names(os.environ.get("SLURM_JOB_NODELIST", ""))
+    except ValueError:
+        return ()
 
 
 def identity(target: SlurmTarget, cluster: Cluster) -> str:

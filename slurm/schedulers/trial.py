@@ -18,8 +18,10 @@ _MAX_CHARACTERS = 400
 def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
     """Return why sbatch refuses a job of this size, naming the field; None where it does not, or cannot be asked.
 
-    cores: on each node.
+    cores: on each node. Of a target that runs in an allocation nothing is asked: sbatch is not called for it.
     """
+    if target.allocation is not None:
+        return None
     try:
         check_extra(target)
     except Refused as error:

@@ -28,6 +28,7 @@ from configs.spec.target import LocalTarget, SlurmTarget, Target
 from configs.workloads import descriptor_of
 from engine.planner.local import cpu_model
 from slurm.launcher.profilers import why_not
+from slurm.schedulers.allocation import allocation_lacks, current_allocation
 from slurm.schedulers.partitions import ClusterError, Clusters, Need, identity, lacks
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
@@ -60,11 +61,15 @@ def check_clusters(plan: Plan) -> None:
     for place, target in enumerate(plan.targets):
         if not isinstance(target, SlurmTarget):
             continue
+        needs = _needs(plan, target)
         try:
-            cluster = clusters.of(target)
+            if target.allocation is None:
+                found = lacks(target, needs, clusters.of(target))
+            else:
+                found = allocation_lacks(target, needs, current_allocation())
         except ClusterError as error:
             raise StudyError([f"targets[{place}]: {error}"]) from error
-        found = lacks(target, _needs(plan, target), cluster) + _shared_problems(target)
+        found += _shared_problems(target)
         problems += [f"targets[{place}].{problem}" for problem in found]
     if problems:
         raise StudyError(problems)
