@@ -172,12 +172,13 @@ def _srun_lives(paths: JobPaths) -> bool:
     started = read_model(paths.srun, SrunProcess)
     if started.host == socket.gethostname():
         return is_alive(started.pid, started.pid_started)
-    return _step_id(paths) is not None
+    step, answered = _step_of(paths)
+    return step is not None or not answered
 
 
 def _end_step(paths: JobPaths, again: bool = False) -> None:
     """Have Slurm end a step that has begun, by SIGTERM; end the srun of one that waits. `again`: unless it was told."""
-    step = _step_id(paths)
+    step, _ = _step_of(paths)
     if step is not None:
         if not again or not paths.node_launcher(0).exists():
             run_slurm(["scancel", step], os.environ, CALL_SECONDS)
@@ -192,12 +193,13 @@ def _signal(paths: JobPaths, number: signal.Signals) -> None:
             os.kill(started.pid, number)
 
 
-def _step_id(paths: JobPaths) -> str | None:
-    """`123.4`: the step of the job's name that Slurm has now; None where there is none, or Slurm does not say."""
+def _step_of(paths: JobPaths) -> tuple[str | None, bool]:
+    """`123.4`, the step of the job's name that Slurm has now, None without one; and whether Slurm answered."""
     held, name = read_model(paths.submission, Submission).job_id, read_model(paths.submitting, Submitting).name
     command = ["squeue", "--steps", "--noheader", f"--jobs={held}", "--format=%i|%j"]
-    lines = [line.strip().split("|") for line in run_slurm(command, os.environ, CALL_SECONDS).text.splitlines()]
-    return next((line[0] for line in lines if len(line) == 2 and line[1] == name), None)
+    answer = run_slurm(command, os.environ, CALL_SECONDS)
+    lines = [line.strip().split("|") for line in answer.text.splitlines()]
+    return next((line[0] for line in lines if len(line) == 2 and line[1] == name), None), not answer.failed
 
 
 def _finish(paths: JobPaths, cancelled: bool = False) -> bool:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from configs.plans.job import SrunProcess, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.spec.target import SlurmTarget
+from slurm.schedulers import steps
 from slurm.schedulers.allocation import Allocation, allocation_lacks, current_allocation, read_cores
 from slurm.schedulers.partitions import ClusterError, Need
 from slurm.schedulers.step_command import last_words, waiting_reason
@@ -90,3 +92,15 @@ def test_the_reason_of_a_step_that_waits_is_srun_s_own(tmp_path: Path) -> None:
         "srun: error: Unable to create step for job 7: More processors requested than permitted\nsrun: bye\n"
     )
     assert last_words(paths) == "Unable to create step for job 7: More processors requested than permitted"
+
+
+def test_a_step_of_another_host_is_not_lost_while_slurm_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = JobPaths(tmp_path)
+    paths.submission.write_text(Submission(job_id="7", submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    paths.srun.write_text(SrunProcess(pid=1, pid_started=1, host="another").model_dump_json())
+    paths.node_launcher(0).write_text("{}")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no squeue
+    assert steps.poll(tmp_path) == "running" and not paths.end.exists()
