@@ -165,7 +165,7 @@ class SubmissionQueue:
         """End what a scheduler may have taken although it did not say so. Returns whether it is sure to be ended."""
         folders = [self._session.run.job(job.name).folder for job, _ in held.jobs]
         try:
-            adapter_for(held.jobs[0][0].target.kind).cancel_many(folders)
+            adapter_for(held.jobs[0][0].target.adapter).cancel_many(folders)
         except OSError:
             return False
         return True
@@ -220,7 +220,7 @@ class SubmissionQueue:
             row.state, row.note, row.reason = "starting", "", ""
         # In flight from here on: whatever happens meanwhile, they are looked for when the run is ended.
         self._active_jobs.add(held.jobs)
-        refusal = submit_launches(several(names), names, target.kind, session)
+        refusal = submit_launches(several(names), names, target.adapter, session)
         if refusal is None:
             self._held.accepted(held)
             return
@@ -228,7 +228,7 @@ class SubmissionQueue:
             self._active_jobs.jobs.pop(name)
         if refusal.final:
             for job, row in held.jobs:
-                give_up_job(session, job, row, Status.FAILED, refusal.message)
+                give_up_job(session, job, row, refusal.status, refusal.message)
             return
         for job, row in held.jobs:
             row.state, row.note = "waiting", f"the scheduler accepts no such jobs now: {refusal.message}"
@@ -272,10 +272,10 @@ def room_for(target: SlurmTarget, active_jobs: ActiveJobs) -> int:
 
     With `max_running` an array runs at most so many of its jobs, but arrays know nothing of each other, nor of those
     on another target, which may be the same machines: beside others there is room only for what may run at once, and
-    for a long array only where nothing else is.
+    for a long array only where nothing else is. Steps of an allocation are no array: each is bounded here.
     """
     room = target.max_queued - active_jobs.queued(target.name)
-    if target.max_running is None or not active_jobs.jobs:
+    if target.max_running is None or (not active_jobs.jobs and target.allocation is None):
         return room
     return min(room, target.max_running - active_jobs.may_run())
 

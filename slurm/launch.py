@@ -76,6 +76,7 @@ def write_launcher(paths: JobPaths, node_rank: int | None, lock_acquired_at: str
         started_at=utc_now(),
         lock_acquired_at=lock_acquired_at,
         restarts=0 if node_rank is None else restarts(os.environ),
+        step_id=None if node_rank is None else os.environ.get("SLURM_STEP_ID"),
     )
     path = paths.launcher if node_rank is None else paths.node_launcher(node_rank)
     write_atomically(path, launcher.model_dump_json())

@@ -34,7 +34,7 @@ def preflight(session: Session) -> Preflight:
         if earlier is None or not _holds(earlier, target):
             told = Observer(notice=partial(_say, session, target), check=session.watcher.check)
             _say(session, target)
-            _end_earlier(run.preflight_run, target.kind)
+            _end_earlier(run.preflight_run, target.adapter)
             known[target.name] = check_nodes(target, session.plan, run.preflight_run, session.cache, told)
             write_atomically(run.preflight, Preflight(targets=tuple(known.values())).model_dump_json(indent=1))
         found = known[target.name]
@@ -79,9 +79,9 @@ def _holds(found: TargetPreflight, target: SlurmTarget) -> bool:
     return bool(found.nodes) and age < REUSED and found.settings == settings_of(target)
 
 
-def _end_earlier(run: RunPaths, kind: str) -> None:
+def _end_earlier(run: RunPaths, name: str) -> None:
     """A run that was killed while it tested nodes left a job: its result would come too late."""
-    adapter = adapter_for(kind)
+    adapter = adapter_for(name)
     for folder in sorted(run.jobs.glob("[0-9]*-*")):
         if not run.job(folder.name).end.exists():
             adapter.cancel(folder)

@@ -61,7 +61,7 @@ def wait_for_jobs(what: str, active_jobs: ActiveJobs, session: Session, enough: 
 
 def _look(session: Session, name: str, flown: Flown) -> str:
     """Where a job stands; its row says so too. One that outlives all limits is ended."""
-    adapter, folder = adapter_for(flown.job.target.kind), session.run.job(name).folder
+    adapter, folder = adapter_for(flown.job.target.adapter), session.run.job(name).folder
     state = adapter.poll(folder)
     row = flown.row
     if state == "running":

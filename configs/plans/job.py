@@ -111,6 +111,14 @@ class Submission(Frozen):
     submitted_at: Moment
 
 
+class SrunProcess(Frozen):
+    """Written when a job was started as a step of an allocation: srun's process, which lives as long as the step."""
+
+    pid: int
+    pid_started: int
+    host: str
+
+
 class QueueState(Frozen):
     """Written whenever a scheduler gives another reason why a job waits, or is not taken."""
 
@@ -131,6 +139,7 @@ class Launcher(Frozen):
         None, description="since when it has the machine for itself; none: it waits"
     )
     restarts: int = Field(0, ge=0, description="how often the scheduler had started the job before")
+    step_id: str | None = Field(None, description="of the job's step under Slurm; none: no step of its own")
 
 
 class JobEnd(Frozen):

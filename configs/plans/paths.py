@@ -56,6 +56,16 @@ class JobPaths:
         return self.folder / "queue.json"
 
     @property
+    def srun(self) -> Path:
+        """Of a step of an allocation: the process that started it."""
+        return self.folder / "srun.json"
+
+    @property
+    def srun_log(self) -> Path:
+        """Of a step of an allocation: what srun says of it."""
+        return self.folder / "srun.log"
+
+    @property
     def requeued(self) -> Path:
         """Of a job under a scheduler: there where it was put back into the queue after it had begun."""
         return self.folder / "requeued"

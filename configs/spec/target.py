@@ -21,6 +21,19 @@ _SRUN_OURS = (
 )
 
 
+_OF_ALLOCATIONS = (
+    "cluster",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "reservation",
+    "exclusive",
+    "extra",
+    "comment",
+)
+
+
 class Resources(Frozen):
     """Common fields of all kinds of targets."""
 
@@ -77,6 +90,11 @@ class LocalTarget(Resources):
     kind: Literal["local"] = "local"
     name: str = "local"
 
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        return "local"
+
 
 class Container(Frozen):
     """An image in which the ranks run: started by Apptainer, or by srun's plugin pyxis with enroot."""
@@ -106,6 +124,14 @@ class SlurmTarget(Resources):
     gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
     gres: str | None = Field(
         None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
+    )
+    allocation: Literal["current"] | None = Field(
+        None, description="current: run as steps of the allocation that this runs in; none: submit jobs with sbatch"
+    )
+    cluster: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][\w.-]{0,39}$",
+        description="value of --clusters: another cluster of the same slurmdbd; none: the one that SLURM_CONF names",
     )
     partition: str | None = None
     account: str | None = None
@@ -184,6 +210,12 @@ class SlurmTarget(Resources):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SlurmTarget":
+        given = [name for name in _OF_ALLOCATIONS if getattr(self, name)]
+        if self.allocation is not None and given:
+            raise ValueError(
+                f"allocation: {self.allocation}, which was made without {', '.join(given)}. Leave them out here and "
+                "give them to salloc or sbatch"
+            )
         if self.gres is not None and int(self.gres.partition(",")[0].rpartition(":")[2]) != self.gpus_per_node:
             raise ValueError(
                 f"gres: got {self.gres}, and gpus_per_node {self.gpus_per_node}. Both name the GPUs of a node: make "
@@ -205,6 +237,11 @@ class SlurmTarget(Resources):
         """The type of GPU that `gres` names: `a100` of gpu:a100:4."""
         parts = self.gres.partition(",")[0].split(":") if self.gres is not None else []
         return parts[1] if len(parts) == 3 else None
+
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        return "slurm" if self.allocation is None else "steps"
 
     @property
     def rank_limit(self) -> int:

@@ -254,7 +254,8 @@ def _place_of(target: Target) -> str:
     if isinstance(target, SlurmTarget):
         most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
         ranks = f"{target.ranks_per_node} rank{'s' if target.ranks_per_node > 1 else ''} per node"
-        return f"Slurm, {f'partition {target.partition}' if target.partition else 'default partition'}, {most}, {ranks}"
+        where = f"partition {target.partition}" if target.partition else "default partition"
+        return f"Slurm, {where if target.allocation is None else 'the current allocation'}, {most}, {ranks}"
     here, devices = this_machine(), described(local_devices(target))
     return f"{f'{devices}, ' if devices else ''}{here['cores']} cores, {here['memory_gib']} GiB"
 

@@ -48,8 +48,10 @@ class JobNode:
 
 def under_slurm(environment: Mapping[str, str]) -> bool:
     """Whether Slurm started this process on a node of a job."""
-    return all(
-        environment.get(name) for name in ("SLURM_JOB_ID", "SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST")
+    told = all(environment.get(name) for name in ("SLURM_JOB_ID", "SLURM_NODEID"))
+    # srun tells a step of its own nodes; of its job's only where it was called with the job's variables.
+    return told and any(
+        environment.get(f"SLURM_{of}_NUM_NODES") and environment.get(f"SLURM_{of}_NODELIST") for of in ("STEP", "JOB")
     )
 
 

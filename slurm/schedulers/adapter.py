@@ -11,7 +11,11 @@ from typing import Protocol, cast
 
 from slurm.schedulers.refusals import JobState
 
-_ADAPTERS = {"local": "slurm.schedulers.local", "slurm": "slurm.schedulers.cluster"}
+_ADAPTERS = {
+    "local": "slurm.schedulers.local",
+    "slurm": "slurm.schedulers.cluster",
+    "steps": "slurm.schedulers.steps",
+}
 
 
 class Adapter(Protocol):
@@ -42,8 +46,8 @@ class Adapter(Protocol):
         """End jobs of one target together, as `cancel` does."""
 
 
-def adapter_for(kind: str) -> "Adapter":
-    """The adapter of a target's kind. Raises ValueError for a kind that has none."""
-    if kind not in _ADAPTERS:
-        raise ValueError(f"target.kind: got {kind!r}, expected one of {sorted(_ADAPTERS)}")
-    return cast(Adapter, importlib.import_module(_ADAPTERS[kind]))
+def adapter_for(name: str) -> "Adapter":
+    """The adapter of this name (`target.adapter`). Raises ValueError for a name that has none."""
+    if name not in _ADAPTERS:
+        raise ValueError(f"target.adapter: got {name!r}, expected one of {sorted(_ADAPTERS)}")
+    return cast(Adapter, importlib.import_module(_ADAPTERS[name]))

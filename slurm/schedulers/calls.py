@@ -1,6 +1,7 @@
 """Calls of Slurm's programs and what they answer.
 
     answer = run_slurm(["squeue", "--jobs=12"], environment, limit_seconds=30)
+    on_cluster(["squeue", "--jobs=12"], "a")                # squeue --clusters=a --jobs=12
     answer.failed                      # no answer: not to be taken for an empty one
 
 slurmctld denies a job that it has forgotten, or never had, with "Invalid job id specified". squeue says so only where
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 
 _UNKNOWN_JOB = "Invalid job id"
 _NO_ACCOUNTS = "accounting storage is disabled"
-_USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")  # filters and formats that somebody set for himself
+# Filters, formats and clusters that somebody set for himself; jobs go where the target says.
+_USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,19 @@ class Answer:
     """The cluster keeps no accounts, or sacct is not installed."""
 
 
-def run_slurm(command: Sequence[str], environment: Mapping[str, str], limit_seconds: float) -> Answer:
+def on_cluster(command: Sequence[str], cluster: str | None) -> list[str]:
+    """The call, of another cluster that slurmdbd knows where one is named (`--clusters`, which all programs take)."""
+    program, *arguments = command
+    return [program, *([f"--clusters={cluster}"] if cluster else []), *arguments]
+
+
+def run_slurm(
+    command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, cluster: str | None = None
+) -> Answer:
     """Run a program of Slurm; times in what it says are seconds since the epoch. Raises nothing."""
     try:
         done = subprocess.run(
-            command,
+            on_cluster(command, cluster),
             capture_output=True,
             text=True,
             timeout=limit_seconds,

@@ -24,14 +24,13 @@ from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
 from slurm.launcher.job_files import reserve_end, write_unlaunched_end
 from slurm.schedulers.accounting import read_accounts, sacct_named_command
-from slurm.schedulers.calls import run_slurm
 from slurm.schedulers.ending import CALL_SECONDS, asked_to_end, finish, give_up, job_of
 from slurm.schedulers.pending import field_to_correct, pending_note, waits_for_own_jobs
 from slurm.schedulers.queue import Queue, Sight, named_command, read_squeue, shared_queue
 from slurm.schedulers.refusals import REFUSED, JobState, Limited, Refused, Unavailable
 from slurm.schedulers.states import standing
 from slurm.schedulers.submission import sbatch, slurm_target
-from slurm.schedulers.waiting import note_waiting
+from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.staging.packages import run_digest
 
 _SUBMITTING_SECONDS = 90.0  # sbatch may take so long; until then a job that nobody knows can still appear
@@ -42,10 +41,9 @@ _CANCEL_LOOK_SECONDS = 0.4
 
 _lock = Lock()
 _searched: dict[Path, tuple[float, int]] = {}  # job folder -> when its job was last looked for by name, how often
-_blocked: dict[str, float] = {}  # job id -> since when it waits for a reason that will not pass
+_blocked: dict[Path, float] = {}  # job folder -> since when it waits for a reason that will not pass
 _begun: dict[Path, float] = {}  # job folder -> when a launcher of it was first seen
-_ending: dict[str, float] = {}  # job id -> when it was last asked to end
-_pending: dict[str, float] = {}  # job id -> since when it waits and nothing of this process runs
+_ending: dict[Path, float] = {}  # job folder -> when it was last asked to end
 
 
 def submit(folder: Path) -> None:
@@ -103,7 +101,7 @@ def poll(folder: Path) -> JobState:
     job_id = _job_id(paths) or _searched_for(paths)
     if job_id is None:
         return "ended" if paths.end.exists() else "waiting"
-    queue, target = shared_queue(), slurm_target(job_of(folder))
+    queue, target = _queue_of(folder), slurm_target(job_of(folder))
     queue.watch(job_id, target.poll_seconds)
     sight = queue.sight(job_id)
     if sight is None:
@@ -118,7 +116,9 @@ def poll(folder: Path) -> JobState:
     if standing(sight.state).place == "running":
         return "running"
     note_waiting(paths, sight.state, "" if sight.reason == "None" else sight.reason)
-    end = _hopeless(job_id, sight, target) or _overdue(job_id, sight, target, queue)
+    end = _hopeless(folder, sight, target) or overdue(
+        folder, target, sight.reason, queue.any_running() or waits_for_own_jobs(sight.reason)
+    )
     if end is None or not asked_to_end(queue, [job_id]):
         return "waiting"
     give_up(paths, job_id, end)
@@ -145,8 +145,8 @@ def _refuse_requeue(paths: JobPaths, job_id: str, queue: Queue) -> None:
     with suppress(OSError):
         paths.requeued.touch()
     every = max(2.0, slurm_target(job_of(paths.folder)).poll_seconds)
-    if time.monotonic() - _ending.get(job_id, -every) >= every:
-        _ending[job_id] = time.monotonic()
+    if time.monotonic() - _ending.get(paths.folder, -every) >= every:
+        _ending[paths.folder] = time.monotonic()
         asked_to_end(queue, [job_id])
 
 
@@ -160,7 +160,7 @@ def note(folder: Path) -> str:
     job_id = _job_id(JobPaths(folder))
     if job_id is None:
         return ""
-    sight = shared_queue().seen(job_id)
+    sight = _queue_of(folder).seen(job_id)
     if sight is None or sight.ended:
         return f"job {job_id}"
     if standing(sight.state).place == "waiting":
@@ -174,12 +174,23 @@ def cancel(folder: Path) -> None:
 
 
 def cancel_many(folders: Sequence[Path]) -> None:
-    """End jobs, and return when none is left in the queue, within 8 s. Raises OSError where Slurm does not answer."""
-    queue, ids = shared_queue(), {}
+    """End jobs, and return when none is left in the queue, within 8 s for each cluster.
+
+    Raises OSError where Slurm does not answer.
+    """
+    groups: dict[str | None, list[Path]] = {}
+    for folder in folders:
+        if JobPaths(folder).job.exists() and not JobPaths(folder).end.exists():
+            groups.setdefault(slurm_target(job_of(folder)).cluster, []).append(folder)
+    for cluster, group in groups.items():
+        _cancel_on(shared_queue(cluster), group)
+
+
+def _cancel_on(queue: Queue, folders: Sequence[Path]) -> None:
+    """End jobs of one cluster."""
+    ids = {}
     for folder in folders:
         paths = JobPaths(folder)
-        if paths.end.exists() or not paths.job.exists():
-            continue
         job_id = _job_id(paths) or _found_by_name(paths)
         if job_id is None and paths.submitting.exists() and not _none_of_that_name(paths):
             raise Unavailable(f"Slurm does not respond; job of {folder.name} not cancelled")
@@ -207,28 +218,16 @@ def cancel_many(folders: Sequence[Path]) -> None:
         write_unlaunched_end(JobPaths(folder), Status.CANCELLED, "cancelled on request; Slurm is still ending it")
 
 
-def _hopeless(job_id: str, sight: Sight, target: SlurmTarget) -> JobEnd | None:
+def _hopeless(folder: Path, sight: Sight, target: SlurmTarget) -> JobEnd | None:
     """The end of a job that waits for a reason that will not pass; None while it can still start."""
     field = field_to_correct(sight.reason)
     if field is None:
-        _blocked.pop(job_id, None)
+        _blocked.pop(folder, None)
         return None
-    if time.monotonic() - _blocked.setdefault(job_id, time.monotonic()) <= _HOPELESS_SECONDS:
+    if time.monotonic() - _blocked.setdefault(folder, time.monotonic()) <= _HOPELESS_SECONDS:
         return None
     message = f"target.{field} of {target.name}: Slurm cannot start the job: {sight.reason}"
     return JobEnd(status=Status.FAILED, return_code=None, kind=REFUSED, message=message, finished_at=utc_now())
-
-
-def _overdue(job_id: str, sight: Sight, target: SlurmTarget, queue: Queue) -> JobEnd | None:
-    """The end of a job that waits for longer than its target allows, while nothing of this run runs."""
-    if queue.any_running() or waits_for_own_jobs(sight.reason):
-        _pending.pop(job_id, None)
-    waited = time.monotonic() - _pending.setdefault(job_id, time.monotonic())
-    if target.max_queue_minutes is None or waited <= 60 * target.max_queue_minutes:
-        return None
-    limit = f"target.max_queue_minutes {target.max_queue_minutes:g} of {target.name}"
-    message = f"{limit}: Slurm did not start the job in time: {sight.reason or 'no reason given'}"
-    return JobEnd(status=Status.CANCELLED, return_code=None, message=message, finished_at=utc_now())
 
 
 def _searched_for(paths: JobPaths) -> str | None:
@@ -253,10 +252,15 @@ def _searched_for(paths: JobPaths) -> str | None:
     return job_id
 
 
+def _queue_of(folder: Path) -> Queue:
+    """The queue of the cluster that the job's target names."""
+    return shared_queue(slurm_target(job_of(folder)).cluster)
+
+
 def _none_of_that_name(paths: JobPaths) -> bool:
     """Cancel whatever bears the job's name. Returns whether scancel succeeded: what it did not find is not there."""
     intent = read_model(paths.submitting, Submitting)
-    return asked_to_end(shared_queue(), [f"--name={intent.name}"])
+    return asked_to_end(_queue_of(paths.folder), [f"--name={intent.name}"])
 
 
 def _found_by_name(paths: JobPaths) -> str | None:
@@ -265,11 +269,11 @@ def _found_by_name(paths: JobPaths) -> str | None:
         intent = read_model(paths.submitting, Submitting)
     except (FileNotFoundError, ValueError):
         return None
-    environment = shared_queue().environment
-    ids = set(read_squeue(run_slurm(named_command(intent.name), environment, CALL_SECONDS).text))
+    queue = _queue_of(paths.folder)
+    ids = set(read_squeue(queue.run(named_command(intent.name), CALL_SECONDS).text))
     if not ids:  # slurmctld may have forgotten it
         day = datetime.fromtimestamp(paths.submitting.stat().st_mtime)
-        answer = run_slurm(sacct_named_command(intent.name, day), environment, CALL_SECONDS)
+        answer = queue.run(sacct_named_command(intent.name, day), CALL_SECONDS)
         with suppress(ValueError):
             ids = set(read_accounts(answer.text))
     if not ids:

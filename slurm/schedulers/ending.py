@@ -18,7 +18,6 @@ from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
 from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.schedulers.accounting import Account
-from slurm.schedulers.calls import run_slurm
 from slurm.schedulers.queue import Queue, Sight
 from slurm.schedulers.states import REQUEUED, FinalState, bare, composed
 from slurm.schedulers.submission import slurm_target
@@ -39,12 +38,12 @@ def finish(paths: JobPaths, job_id: str, sight: Sight, queue: Queue, cancelled: 
     """Write `end.json` for a job that Slurm no longer runs; False while something is still worth to wait for."""
     job = job_of(paths.folder)
     account = queue.account(job_id)
-    ends = [_node_end(paths, rank) for rank in range(job.cell.nodes)]
+    ends = [node_end(paths, rank) for rank in range(job.cell.nodes)]
     requeued = paths.requeued.exists()
     word = FinalState(REQUEUED) if requeued else _word(sight, account)
     if not cancelled and _worth_waiting(job, job_id, queue, account, word, ends):
         return False
-    launchers = [_node_launcher(paths, rank) for rank in range(job.cell.nodes)]
+    launchers = [node_launcher(paths, rank) for rank in range(job.cell.nodes)]
     nodes = () if requeued else (account.accounting.nodes if account else ()) or sight.nodes
     if len(nodes) != job.cell.nodes:
         nodes = tuple(launcher.host for launcher in launchers if launcher)
@@ -108,7 +107,7 @@ def _bring_logs(paths: JobPaths, job_id: str) -> None:
 
 def asked_to_end(queue: Queue, what: Sequence[str]) -> bool:
     """Have Slurm cancel jobs. Returns whether scancel succeeded: what slurmctld does not know needs no ending."""
-    return not run_slurm(["scancel", *what], queue.environment, CALL_SECONDS).failed
+    return not queue.run(["scancel", *what], CALL_SECONDS).failed
 
 
 def give_up(paths: JobPaths, job_id: str, end: JobEnd) -> None:
@@ -124,14 +123,16 @@ def job_of(folder: Path) -> Job:
     return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
 
 
-def _node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
+def node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
+    """How the job ended on one node; None where it has not said."""
     try:
         return read_model(paths.node_end(node_rank), JobEnd)
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
+def node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
+    """Who runs the job on one node; None where no launcher came up."""
     try:
         return read_model(paths.node_launcher(node_rank), Launcher)
     except (FileNotFoundError, ValueError):

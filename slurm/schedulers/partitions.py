@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from configs.spec.target import SlurmTarget
+from slurm.launcher.node import host_names
+from slurm.schedulers.calls import on_cluster
 
 _LIMIT_SECONDS = 30.0
 _FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
@@ -89,8 +91,9 @@ class Cluster:
         return next((partition for partition in self.partitions.values() if partition.default), None)
 
     def partition_of(self, target: SlurmTarget) -> Partition | None:
-        """The partition that a target names, else the default one; None where there is none."""
-        return self.default if target.partition is None else self.partitions.get(target.partition)
+        """The partition that a target names or its allocation is of, else the default one; None where there is none."""
+        named = target.partition if target.allocation is None else os.environ.get("SLURM_JOB_PARTITION")
+        return self.default if named is None else self.partitions.get(named)
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,24 @@ class Need:
         return f"{_several(self.nodes, 'node')} with {_several(self.cores, 'core')}{memory}{' each' * (self.nodes > 1)}"
 
 
-def read_cluster() -> Cluster:
-    """Ask the scheduler. Raises ClusterError."""
-    config = _asked(["scontrol", "show", "config"])
+def read_cluster(cluster: str | None = None) -> Cluster:
+    """Ask the scheduler of the cluster that SLURM_CONF names, or of another. Raises ClusterError."""
+    config = _asked(["scontrol", "show", "config"], cluster)
     named = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
-    return Cluster(named.group(1) if named else "unknown", read_partitions(_asked(_SINFO)))
+    return Cluster(named.group(1) if named else "unknown", read_partitions(_asked(_SINFO, cluster)))
+
+
+class Clusters:
+    """Each cluster that targets name, asked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | None, Cluster] = {}
+
+    def of(self, target: SlurmTarget) -> Cluster:
+        """The cluster of a target. Raises ClusterError."""
+        if target.cluster not in self._known:
+            self._known[target.cluster] = read_cluster(target.cluster)
+        return self._known[target.cluster]
 
 
 _SINFO = ["sinfo", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
@@ -119,11 +135,20 @@ _SINFO = ["sinfo", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
 def usable_nodes(target: SlurmTarget) -> tuple[str, ...]:
     """Nodes of the target's partition that take jobs, by name; none where the scheduler cannot say."""
     try:
-        partitions = read_partitions(_asked(_SINFO))
+        partitions = read_partitions(_asked(_SINFO, target.cluster))
     except ClusterError:
         return ()
     found = Cluster("", partitions).partition_of(target)
-    return tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
+    usable = tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
+    return usable if target.allocation is None else tuple(name for name in usable if name in _own_nodes())
+
+
+def _own_nodes() -> tuple[str, ...]:
+    """Nodes of the allocation that this process runs in, by name; none outside of one."""
+    try:
+        return host_names(os.environ.get("SLURM_JOB_NODELIST", ""))
+    except ValueError:
+        return ()
 
 
 def identity(target: SlurmTarget, cluster: Cluster) -> str:
@@ -242,11 +267,12 @@ def minutes_of(limit: str) -> int | None:
     return (days * 24 + hours) * 60 + minutes
 
 
-def _asked(command: list[str]) -> str:
+def _asked(command: list[str], cluster: str | None = None) -> str:
     """What a command of Slurm says. Raises ClusterError."""
     where = f"SLURM_CONF={os.environ['SLURM_CONF']}" if "SLURM_CONF" in os.environ else "SLURM_CONF is not set"
+    where += f", cluster {cluster}" if cluster else ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+        done = subprocess.run(on_cluster(command, cluster), capture_output=True, text=True, timeout=_LIMIT_SECONDS)
     except FileNotFoundError as error:
         raise ClusterError(
             f"`{command[0]}`: not found on PATH. Submit from a machine of the cluster "

@@ -1,6 +1,6 @@
 """Shared polling of Slurm for all jobs of a process: at most one squeue and one sacct per interval.
 
-    queue = shared_queue()                       # of the cluster that SLURM_CONF names
+    queue = shared_queue()                       # of the cluster that SLURM_CONF names; shared_queue("b"): of another
     queue.watch("123_4", every_seconds=5.0)
     queue.sight("123_4")                         # from the latest look; a new one is taken meanwhile, if it is time
 
@@ -105,6 +105,8 @@ class Queue:
     """The jobs of one cluster that this process watches. Every method may be called from any thread."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    cluster: str | None = None
+    """Another than the one that SLURM_CONF names."""
     _watched: dict[str, _Watched] = field(default_factory=dict)
     _paces: dict[SlurmProgram, _Pace] = field(default_factory=lambda: {"squeue": _Pace(), "sacct": _Pace()})
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -240,7 +242,7 @@ class Queue:
             wanting = [job_id for job_id, job in self._watched.items() if self._wants_details(job)]
         for job_or_array in _of_arrays(wanting)[:_ASKED_AT_ONCE]:
             began = time.monotonic()
-            answer = run_slurm(details_command(job_or_array), self.environment, _CALL_LIMIT_SECONDS)
+            answer = self.run(details_command(job_or_array), _CALL_LIMIT_SECONDS)
             shown = read_details(answer.text)
             if answer.failed or not (shown or answer.unknown_job):
                 return  # no answer; the next look asks again
@@ -285,10 +287,14 @@ class Queue:
                 if not job.active_by_accounts:
                     job.account, job.account_wanted = account, False
 
+    def run(self, command: Sequence[str], limit_seconds: float) -> Answer:
+        """Run a program of Slurm on this queue's cluster. Raises nothing."""
+        return run_slurm(command, self.environment, limit_seconds, self.cluster)
+
     def _call(self, program: SlurmProgram, command: list[str], limit_seconds: float) -> Answer:
         """What a program of Slurm says. Settles when it may be called next; squeue that says nothing has failed."""
         began = time.monotonic()
-        answer = run_slurm(command, self.environment, limit_seconds)
+        answer = self.run(command, limit_seconds)
         now = time.monotonic()
         empty = program == "squeue" and not answer.unknown_job and not read_squeue(answer.text)
         self._paces[program].called(now - began, answer.failed or empty, self._every(), now)
@@ -323,12 +329,12 @@ def _of_arrays(job_ids: Sequence[str]) -> list[str]:
     return sorted({job_id.partition("_")[0] for job_id in job_ids}, key=lambda name: (len(name), name))
 
 
-_queues: dict[str, Queue] = {}
+_queues: dict[tuple[str, str | None], Queue] = {}
 _queues_lock = threading.Lock()
 
 
-def shared_queue() -> Queue:
-    """This process's view of the cluster that SLURM_CONF names."""
+def shared_queue(cluster: str | None = None) -> Queue:
+    """This process's view of the cluster that SLURM_CONF names, or of another one by its name."""
     name = os.environ.get("SLURM_CONF", "")
     with _queues_lock:
-        return _queues.setdefault(name, Queue())
+        return _queues.setdefault((name, cluster), Queue(cluster=cluster))

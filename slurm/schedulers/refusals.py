@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from configs.plans.record import Status
+
 JobState = Literal["waiting", "running", "ended"]
 
 REFUSED = "Refused"
@@ -9,7 +11,14 @@ REFUSED = "Refused"
 
 
 class Refused(ValueError):
-    """The scheduler does not take such a job: wrong configuration, not to be tried again. Names the target's field."""
+    """The scheduler does not take such a job: wrong configuration, not to be tried again. Names the target's field.
+
+    status: what becomes of its measurements.
+    """
+
+    def __init__(self, message: str, status: Status = Status.FAILED) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Unavailable(OSError):

@@ -37,12 +37,25 @@ AROUND_SECONDS = 120.0
 """What a job may take beside its ranks: the wrapper's imports, the roll call, the way out."""
 
 _SBATCH_LIMIT_SECONDS = 60.0
-_OURS = ("array", "chdir", "comment", "error", "job-name", "nodes", "ntasks", "ntasks-per-node", "output", "requeue")
+_OURS = (
+    "array",
+    "chdir",
+    "clusters",
+    "comment",
+    "error",
+    "job-name",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "output",
+    "requeue",
+)
 _FROM_USER = {name: f"SBATCH_{name.upper()}" for name in ("account", "partition", "qos", "constraint", "reservation")}
 
 # sbatch's words (slurm_strerror of src/common/slurm_errno.c) and the field of the target that they are about.
 _REFUSALS = (
     (r"invalid partition|partition name", "partition"),
+    (r"cluster name|No cluster '|slurmdbd", "cluster"),
     (r"invalid account", "account"),
     (r"invalid qos", "qos"),
     (r"invalid feature|constraint", "constraint"),
@@ -65,9 +78,6 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
     """Options of sbatch as submitit takes them, for jobs of one shape. Raises Refused."""
     job, target = jobs[0], slurm_target(jobs[0])
     cores = job.ranks_per_node * job.cell.cores_per_rank
-    minutes = math.ceil((max(job.timeout_seconds for job in jobs) + AROUND_SECONDS) / 60)
-    if target.time_limit_minutes is not None:
-        minutes = min(minutes, target.time_limit_minutes)
     # CONT does nothing to whoever runs, and at 0 s before the limit it is not sent either.
     further: dict[str, str | int | bool] = {"no-requeue": True, "signal": "CONT@0", "chdir": str(work)}
     if target.memory_per_node is not None:
@@ -76,6 +86,8 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         further["reservation"] = target.reservation
     if target.gres is not None:
         further["gres"] = target.gres
+    if target.cluster is not None:
+        further["clusters"] = target.cluster
     check_extra(target)
     for option, value in target.extra.items():
         if value is not False:
@@ -84,7 +96,7 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         "job_name": name,
         "comment": target.comment or comment,
         "wckey": None,
-        "time": minutes,
+        "time": minutes_of(jobs, target),
         "nodes": job.cell.nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": cores,
@@ -104,6 +116,18 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
     }
 
 
+def minutes_of(jobs: Sequence[Job], target: SlurmTarget) -> int:
+    """The time limit to ask for: that of the longest job and what is around it, within the target's."""
+    minutes = math.ceil((max(job.timeout_seconds for job in jobs) + AROUND_SECONDS) / 60)
+    return minutes if target.time_limit_minutes is None else min(minutes, target.time_limit_minutes)
+
+
+def check_path(path: Path) -> None:
+    """Raise Refused for patterns in names of output files, and escapes in what sbatch reads from a script."""
+    if {"%", "\\", "\n"} & {*str(path)}:
+        raise Refused(f"path {str(path)!r}: Slurm does not support %, backslashes or newlines. Use another folder")
+
+
 def check_extra(target: SlurmTarget) -> None:
     """Raise Refused for an additional option that Rankwise sets itself."""
     for option in target.extra:
@@ -117,13 +141,11 @@ def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list
     work: folder for submitit's files, which the nodes see. Raises Refused, Unavailable and OSError.
     """
     for path in (work, *folders):
-        # Patterns in names of output files; escapes in what sbatch reads from a script, even between single quotes.
-        if {"%", "\\", "\n"} & {*str(path)}:
-            raise Refused(f"path {str(path)!r}: Slurm does not support %, backslashes or newlines. Use another folder")
+        check_path(path)
     jobs = [read_model(folder / "job.json", Job, PLAN_BYTES) for folder in folders]
     target = slurm_target(jobs[0])
     python = interpreter(target)
-    command = prepared(wrapped([python], target, _needed(jobs, folders, target)), target)
+    command = prepared(wrapped([python], target, folders_needed(jobs, folders, target)), target)
     logging.getLogger("submitit").setLevel(logging.CRITICAL)  # it tells what is raised as well
     work.mkdir(parents=True, exist_ok=True)
     try:
@@ -133,7 +155,7 @@ def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list
     executor.target = target
     asked = parameters(jobs, name, comment, work)
     try:
-        asked["srun_args"] += srun_container([*_needed(jobs, folders, target), str(work)], target)
+        asked["srun_args"] += srun_container([*folders_needed(jobs, folders, target), str(work)], target)
     except ValueError as error:
         raise Refused(str(error)) from error
     executor.update_parameters(**asked)
@@ -151,7 +173,7 @@ def slurm_target(job: Job) -> SlurmTarget:
     return job.target
 
 
-def _needed(jobs: Sequence[Job], folders: Sequence[Path], target: SlurmTarget) -> list[str]:
+def folders_needed(jobs: Sequence[Job], folders: Sequence[Path], target: SlurmTarget) -> list[str]:
     """Folders that a container must show: what the jobs read and write, the folder of the run first."""
     needed = [str(folders[0].parents[1])]
     for job, folder in zip(jobs, folders, strict=True):

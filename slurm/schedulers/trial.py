@@ -18,8 +18,10 @@ _MAX_CHARACTERS = 400
 def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
     """Return why sbatch refuses a job of this size, naming the field; None where it does not, or cannot be asked.
 
-    cores: on each node.
+    cores: on each node. Of a target that runs in an allocation nothing is asked: sbatch is not called for it.
     """
+    if target.allocation is not None:
+        return None
     try:
         check_extra(target)
     except Refused as error:
@@ -48,6 +50,7 @@ def _options(target: SlurmTarget) -> list[str]:
         "time": target.time_limit_minutes,
         "mem": target.memory_per_node,
         "gpus-per-node": target.gpus_per_node,
+        "clusters": target.cluster,
         "exclusive": target.exclusive,
         **{name: getattr(target, name) for name in ("partition", "account", "qos", "constraint", "reservation")},
         **target.extra,

@@ -2,14 +2,21 @@
 
 note_waiting(paths, "PENDING", "JobHeldUser")
 read_waiting(paths)                          # QueueState | None
+overdue(folder, target, "Priority", others_run=False)    # the end of a job that waited for too long
 """
 
+import time
 from contextlib import suppress
+from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.reading import read_model
-from configs.plans.job import QueueState
+from configs.plans.job import JobEnd, QueueState
 from configs.plans.paths import JobPaths
+from configs.plans.record import Status
+from configs.spec.target import SlurmTarget
+
+_pending: dict[Path, float] = {}  # job folder -> since when it waits and nothing of this process runs
 
 
 def note_waiting(paths: JobPaths, state: str, reason: str) -> None:
@@ -26,3 +33,15 @@ def read_waiting(paths: JobPaths) -> QueueState | None:
         return read_model(paths.queue, QueueState)
     except (OSError, ValueError):
         return None
+
+
+def overdue(folder: Path, target: SlurmTarget, reason: str, others_run: bool) -> JobEnd | None:
+    """The end of a job that waits for longer than its target allows, while nothing of this run runs; None before."""
+    if others_run:
+        _pending.pop(folder, None)
+    waited = time.monotonic() - _pending.setdefault(folder, time.monotonic())
+    if target.max_queue_minutes is None or waited <= 60 * target.max_queue_minutes:
+        return None
+    limit = f"target.max_queue_minutes {target.max_queue_minutes:g} of {target.name}"
+    message = f"{limit}: Slurm did not start the job in time: {reason or 'no reason given'}"
+    return JobEnd(status=Status.CANCELLED, return_code=None, message=message, finished_at=utc_now())

@@ -93,6 +93,14 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
 
 
 def _chosen(study: StudySpec, name: str | None) -> SlurmTarget:
+    chosen = _named(study, name)
+    if chosen.allocation is not None:
+        where = f"targets: {chosen.name}: allocation: {chosen.allocation}"
+        raise StudyError([f"{where}: a bundle is a job of its own. Leave allocation out, or use `rankwise run`"])
+    return chosen
+
+
+def _named(study: StudySpec, name: str | None) -> SlurmTarget:
     found = [target for target in study.targets if isinstance(target, SlurmTarget)]
     names = ", ".join(target.name for target in found)
     if not found:

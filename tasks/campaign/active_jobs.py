@@ -63,11 +63,11 @@ class ActiveJobs:
 
     def cancel(self, names: Sequence[str], session: Session) -> None:
         """End these jobs; return when nothing of them is left in the queue."""
-        kinds: dict[str, list[str]] = {}
+        adapters: dict[str, list[str]] = {}
         for name in names:
-            kinds.setdefault(self.jobs[name].job.target.kind, []).append(name)
-        for kind, those in kinds.items():
-            adapter_for(kind).cancel_many([session.run.job(name).folder for name in those])
+            adapters.setdefault(self.jobs[name].job.target.adapter, []).append(name)
+        for adapter, those in adapters.items():
+            adapter_for(adapter).cancel_many([session.run.job(name).folder for name in those])
 
     def abandon(self, session: Session) -> None:
         """End everything and merge what it left, whatever goes wrong on the way.

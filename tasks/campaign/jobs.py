@@ -75,7 +75,7 @@ def run_job(
     check: is called again and again, and raises where the waiting shall end.
     Whatever ends the waiting ends the job. Raises Refused for a job that the scheduler will never take.
     """
-    adapter, here = adapter_for(job.target.kind), job.target.kind == "local"
+    adapter, here = adapter_for(job.target.adapter), job.target.kind == "local"
     told: set[str] = set()
 
     def look(state: JobState, waited_seconds: float) -> None:
@@ -102,7 +102,7 @@ def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None])
     look: called after each poll with the job's state and the seconds that it has waited so far, for this machine or in
     a scheduler's queue; it raises where the waiting shall end.
     """
-    paths, adapter = run.job(job.name), adapter_for(job.target.kind)
+    paths, adapter = run.job(job.name), adapter_for(job.target.adapter)
     deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
     waited_seconds, pause = 0.0, _MIN_POLL_SECONDS
     try:

@@ -31,7 +31,7 @@ def resolve_leftovers(session: Session) -> Leftovers:
         mine = {
             (measurement.cell.key, job.measuring_pass, measurement.repeat) for measurement in job.measurements
         } <= wanted
-        if adapter_for(job.target.kind).poll(run.job(name).folder) == "ended":
+        if adapter_for(job.target.adapter).poll(run.job(name).folder) == "ended":
             collected = collect_job(run, name)
             found.notes += collected.set_aside
             _record_failed_start(run, name, collected)
@@ -40,9 +40,9 @@ def resolve_leftovers(session: Session) -> Leftovers:
             found.running.append(name)
             found.notes.append(f"adopted {name}, started by an earlier run")
         else:
-            unwanted.setdefault(job.target.kind, []).append(name)
-    for kind, names in unwanted.items():
-        adapter_for(kind).cancel_many([run.job(name).folder for name in names])
+            unwanted.setdefault(job.target.adapter, []).append(name)
+    for adapter, names in unwanted.items():
+        adapter_for(adapter).cancel_many([run.job(name).folder for name in names])
         for name in names:
             found.notes.append(f"ended {name}, left by an earlier run")
             found.notes += collect_job(run, name).set_aside

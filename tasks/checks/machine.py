@@ -31,7 +31,8 @@ from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
-from slurm.schedulers.partitions import Cluster, ClusterError, Need, identity, lacks, read_cluster
+from slurm.schedulers.allocation import allocation_lacks, current_allocation
+from slurm.schedulers.partitions import ClusterError, Clusters, Need, identity, lacks
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -60,15 +61,19 @@ def check_resources(plan: Plan, folder: Path) -> None:
 def check_clusters(plan: Plan) -> None:
     """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer."""
     problems: list[str] = []
-    cluster: Cluster | None = None
+    clusters = Clusters()
     for place, target in enumerate(plan.targets):
         if not isinstance(target, SlurmTarget):
             continue
+        needs = _needs(plan, target)
         try:
-            cluster = cluster or read_cluster()
+            if target.allocation is None:
+                found = lacks(target, needs, clusters.of(target))
+            else:
+                found = allocation_lacks(target, needs, current_allocation())
         except ClusterError as error:
             raise StudyError([f"targets[{place}]: {error}"]) from error
-        found = lacks(target, _needs(plan, target), cluster) + _shared_problems(target)
+        found += _shared_problems(target)
         problems += [f"targets[{place}].{problem}" for problem in found]
     if problems:
         raise StudyError(problems)
@@ -280,11 +285,10 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
     another one. Raises ClusterError.
     """
     facts: dict[str, Any] = {}
-    cluster: Cluster | None = None
+    clusters = Clusters()
     for target in targets:
         if isinstance(target, SlurmTarget):
-            cluster = cluster or read_cluster()
-            facts[f"target {target.name}"] = identity(target, cluster)
+            facts[f"target {target.name}"] = identity(target, clusters.of(target))
         else:
             facts |= this_machine() | {f"gpus of target {target.name}": described(local_devices(target)) or None}
     return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}

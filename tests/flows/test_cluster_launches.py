@@ -116,3 +116,12 @@ def test_what_runs_at_once_is_counted_over_all_targets() -> None:
     assert room_for(other, flying(one, 1)) == 1
     assert room_for(other, flying(one, 5)) == 0
     assert room_for(other, flying(one)) == other.max_queued
+
+
+def test_no_more_steps_of_an_allocation_are_started_than_may_run() -> None:
+    """srun knows no bound such as an array's: what is not started here cannot run too early."""
+    target = SlurmTarget(name="c", allocation="current", max_running=1)
+    assert room_for(target, flying(target)) == 1
+    assert room_for(target, flying(target, 1)) == 0
+    unbounded = SlurmTarget(name="c", allocation="current")
+    assert room_for(unbounded, flying(unbounded)) == unbounded.max_queued

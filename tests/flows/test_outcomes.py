@@ -33,6 +33,7 @@ from tasks.submit import Refusal
 
 LIMIT = Refusal("sbatch: QOSMaxSubmitJobPerUserLimit", final=False, limited=True)
 DENIED = Refusal("target.nodes 2 of c: sbatch: QOSMaxNodePerJobLimit", final=True)
+NO_ALLOCATION = Refusal("target.allocation: job 7 has ended", final=True, status=Status.CANCELLED)
 AWAY = Refusal("sbatch: Unable to contact slurm controller", final=False)
 
 
@@ -132,6 +133,11 @@ def test_what_can_never_run_is_recorded_and_the_others_are_submitted(
     assert scheduler.asked == [[2, 2], [1, 1]]
     assert statuses(session) == ["failed", "failed"] and len(queue._active_jobs.jobs) == 2
     assert not queue._held.groups
+
+
+def test_what_an_ended_allocation_did_not_begin_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, session = filled(tmp_path, monkeypatch, [1, 1], lambda nodes: NO_ALLOCATION)
+    assert statuses(session) == ["cancelled", "cancelled"]
 
 
 def test_a_limit_halves_a_group_holds_the_rest_and_lets_others_go_on(

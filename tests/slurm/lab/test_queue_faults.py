@@ -43,7 +43,7 @@ def stand_in(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPat
     (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     queue = Queue()
-    monkeypatch.setattr(cluster, "shared_queue", lambda: queue)
+    monkeypatch.setattr(cluster, "shared_queue", lambda *_: queue)
     return folder
 
 

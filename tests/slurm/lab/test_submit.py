@@ -15,6 +15,7 @@ from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
 from slurm.schedulers import cluster
 from slurm.schedulers.adapter import adapter_for
+from slurm.schedulers.partitions import ClusterError, read_cluster
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, Refused
 from slurm.schedulers.states import NEVER_BEGAN, STANDINGS
@@ -196,3 +197,25 @@ def test_this_slurms_states_are_all_in_the_table(lab: Lab) -> None:
     words = refused.stderr.partition("include:")[2].strip().split(",")
     assert len(words) > 15
     assert set(words) <= set(STANDINGS)
+
+
+def test_a_cluster_is_named_to_every_program(lab: Lab, tmp_path: Path) -> None:
+    """One cluster that slurmdbd has registered is all that a lab has; the programs find it by its name all the same."""
+    named = lab.plan.name
+    jobs = [made(tmp_path, number, cluster=named) for number in (1, 2)] + [made(tmp_path, 3, 2, 300, cluster=named)]
+    cluster.submit_many([paths.folder for paths in jobs])
+    assert [end.status for end in finished(jobs[:2])] == [Status.COMPLETED] * 2
+    assert accounting(jobs[0]).cpu_seconds
+    wait_until(in_measurement(jobs[2], measurement_of(jobs[2])), "it to run", 120)
+    cluster.cancel(jobs[2].folder)
+    assert read_end(jobs[2]).status is Status.CANCELLED
+    assert read_cluster(named).name == read_cluster().name
+
+
+def test_an_unknown_cluster_is_refused_by_its_field(lab: Lab, tmp_path: Path) -> None:
+    paths = made(tmp_path, cluster="nowhere")
+    with pytest.raises(Refused, match=r"target\.cluster 'nowhere' of slurm: sbatch: No cluster 'nowhere'"):
+        cluster.submit(paths.folder)
+    with pytest.raises(ClusterError, match="cluster nowhere"):
+        read_cluster("nowhere")
+    assert "target.cluster" in str(trial(SlurmTarget(cluster="nowhere"), nodes=1, cores=1))

@@ -64,6 +64,9 @@ def test_plain_names_stay_as_they_are(names: list[str]) -> None:
 def test_the_steps_nodes_come_before_the_jobs() -> None:
     assert under_slurm(VARIABLES)
     assert not under_slurm({"SLURM_JOB_ID": "77"})
+    # As in a step that srun made with --jobid alone (22.05).
+    step = {"SLURM_JOB_ID": "77", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1"}
+    assert under_slurm(step | {"SLURM_JOB_NODELIST": "n1"}) and node_of(step).names == ("n1",)
     assert node_of(VARIABLES) == JobNode(1, ("lab1", "lab2", "lab3"), "77")
     step = VARIABLES | {"SLURM_STEP_NODELIST": "lab3", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_ID": "4"}
     assert node_of(step | {"SLURM_NODEID": "0"}) == JobNode(0, ("lab3",), "77", "4")

@@ -16,6 +16,7 @@ from configs.spec.measuring import Measuring
 from configs.spec.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster, ending
+from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED
 from slurm.schedulers.waiting import read_waiting
 from tests.support.launches import read_end, wait_until
@@ -25,7 +26,7 @@ from tests.support.slurm_programs import UNKNOWN, Cluster, account, details, sta
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = stand_in_cluster(tmp_path)
-    monkeypatch.setattr(cluster, "shared_queue", lambda: made.queue)
+    monkeypatch.setattr(cluster, "shared_queue", lambda *_: made.queue)
     monkeypatch.setattr(ending, "LOST_SECONDS", 0.1)
     monkeypatch.setattr(ending, "ACCOUNTS_SECONDS", 0.1)
     return made
@@ -238,3 +239,33 @@ def test_a_task_whose_siblings_are_there_is_known_by_them(slurm: Cluster, tmp_pa
     slurm.says("squeue", "12_0|RUNNING|n1|None\n12_1|PENDING||Resources\n")
     cluster.poll(paths.folder)
     assert Submission.model_validate_json(paths.submission.read_bytes()).job_id == "12_3"
+
+
+def test_every_program_is_asked_on_the_targets_cluster(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.queue.cluster = "b"
+    monkeypatch.setenv("SLURM_CLUSTERS", "a")
+    slurm.queue.environment = {**slurm.queue.environment, "SLURM_CLUSTERS": "a"}
+    paths = made_job(tmp_path, None, cluster="b")
+    slurm.says("squeue", "CLUSTER: b\n7|RUNNING|n[1-2]|None\n")  # squeue names the cluster in spite of --noheader
+    slurm.look(lambda: cluster.poll(paths.folder) == "running")
+    slurm.away("squeue", UNKNOWN)
+    slurm.says("sacct", account("7", "COMPLETED", nodes="n[1-2]"))
+    begin(paths)
+    node_ends(paths, Status.COMPLETED)
+    assert ended(paths).status is Status.COMPLETED
+    calls = [call for name in ("squeue", "sacct", "scontrol") for call in slurm.calls(name)]
+    assert calls and all(call.startswith("--clusters=b ") for call in calls)
+
+
+def test_jobs_of_two_clusters_are_ended_each_on_its_own(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = {name: Queue(environment=slurm.queue.environment, cluster=name) for name in ("a", "b")}
+    monkeypatch.setattr(cluster, "shared_queue", queues.__getitem__)
+    jobs = [made_job(tmp_path / name, cluster=name) for name in queues]
+    slurm.says("squeue", "7|CANCELLED|n[1-2]|None\n")
+    cluster.cancel_many([paths.folder for paths in jobs])
+    assert [read_end(paths).status for paths in jobs] == [Status.CANCELLED] * 2
+    assert slurm.calls("scancel") == ["--clusters=a 7", "--clusters=b 7"]

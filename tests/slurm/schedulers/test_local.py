@@ -51,9 +51,9 @@ def kill(process: "subprocess.Popen[str]") -> str:
     return process.communicate(timeout=5)[0]
 
 
-def test_adapter_is_chosen_by_the_targets_kind() -> None:
+def test_adapter_is_chosen_by_its_name() -> None:
     assert adapter_for("local").submit is local.submit
-    with pytest.raises(ValueError, match=r"target\.kind.*'local'"):
+    with pytest.raises(ValueError, match=r"target\.adapter.*'local'"):
         adapter_for("pbs")
 
 

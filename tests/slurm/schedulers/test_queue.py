@@ -103,7 +103,7 @@ def test_accounts_that_name_too_few_nodes_are_completed_by_the_nodes_themselves(
             launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-01-01T00:00:00+00:00")
             paths.node_launcher(rank).write_text(launcher.model_dump_json())
         queue = Queue(environment=cluster.queue.environment)
-        monkeypatch.setattr("slurm.schedulers.cluster.shared_queue", lambda queue=queue: queue)
+        monkeypatch.setattr("slurm.schedulers.cluster.shared_queue", lambda *_, queue=queue: queue)
         cluster.says("squeue", f"7|NODE_FAIL|{named}|None\n")
         cluster.says("sacct", account("7", "NODE_FAIL", nodes=named))
         cluster.look(lambda folder=paths.folder: poll(folder) == "ended")

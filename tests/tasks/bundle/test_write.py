@@ -212,9 +212,11 @@ def test_a_model_travels_with_the_folder(tmp_path: Path) -> None:
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     study = load_study(write_study(tmp_path, targets=[SLURM, {**SLURM, "name": "other"}]))
     local = load_study(write_study(tmp_path, "local"))
+    held = load_study(write_study(tmp_path, "held", targets=[{"kind": "slurm", "allocation": "current"}]))
     cache, out = tmp_path / "cache", tmp_path / "out"
     for asked, target, said in (
         (local, None, "targets: expected one of kind slurm"),
+        (held, None, "allocation: current: a bundle is a job of its own"),
         (study, None, "Select one with --target"),
         (study, "third", "unknown Slurm target 'third'\n  use one of: cluster, other"),
     ):
