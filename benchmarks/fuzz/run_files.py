@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +51,12 @@ _STUDY = {
         "batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}},
         "half": {"kind": "optimization", "baseline": {"batch_size": 1}, "variants": {"half": {"dtype": "bfloat16"}}},
     },
+}
+_OTHER_KINDS = {
+    "weak": {"kind": "weak", "grow": "dp", "to": 2},
+    "answers": {"kind": "correctness", "prompts": 2, "layouts": [{"tp": 2}]},
+    "smaller": {"kind": "compression", "passes": ["int8"]},
+    "links": {"kind": "communication", "ranks": [2]},
 }
 _JOB = "0001-timed-abc"
 
@@ -101,7 +107,10 @@ def seeds() -> dict[str, tuple[bytes, ...]]:
             "config": {"model_type": "llama", "hidden_size": 64},
         }
         return {
-            "run.plan": (run.plan.read_bytes(),),
+            "run.plan": (
+                run.plan.read_bytes(),
+                _planned(_STUDY | {"experiments": _OTHER_KINDS}).model_dump_json().encode(),
+            ),
             "run.record": tuple(path.read_bytes() for path in records),
             "run.samples": (records[0].with_suffix(".npz").read_bytes(), compressed.getvalue()),
             "run.environment": (run.environment("e1").read_bytes(),),
@@ -177,8 +186,7 @@ def _made_run(folder: Path) -> RunPaths:
     run = RunPaths(folder / "run")
     shutil.rmtree(run.folder, ignore_errors=True)
     run.environments.mkdir(parents=True)
-    model = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="")
-    plan = expand(parse_study(_STUDY), [model], {}, lambda workload: 4)
+    plan = _planned(_STUDY)
     run.plan.write_text(plan.model_dump_json())
     run.environment("e1").write_text(canonical_json({"python": "3.11.2", "commit": "abc", "variables": {"A": "1"}}))
     node = NodeFigures(node="n0", gemm_flops_per_second=1e9)
@@ -192,6 +200,11 @@ def _made_run(folder: Path) -> RunPaths:
     _write_job(run.job(_JOB), plan)
     run.lock.touch()
     return run
+
+
+def _planned(study: dict[str, Any]) -> Plan:
+    model = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="")
+    return expand(parse_study(study), [model], {}, lambda workload: 4)
 
 
 def _write_record(run: RunPaths, cell: Cell, repeat: int, status: Status) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from configs.common.printable import printable
 from configs.families.config import ModelConfig
 from configs.families.table import FAMILIES
 from configs.families.tensors import is_unused, names_in_file
@@ -86,7 +87,9 @@ def check_tensors(config: ModelConfig, stored: Mapping[str, TensorHeader]) -> in
         if name not in ours:
             if is_unused(config, name):
                 continue
-            raise ValueError(f"{tensor.file}: tensor {name} is not part of the model that config.json describes")
+            raise ValueError(
+                f"{tensor.file}: tensor {printable(name, 100)} is not part of the model that config.json describes"
+            )
         shape = expected[ours[name]]
         if tensor.shape != shape:
             raise ValueError(f"{tensor.file}: tensor {name} has the shape {tensor.shape}; config.json asks for {shape}")

@@ -166,7 +166,9 @@ def _checked_family(data: dict[str, Any]) -> Family:
         assert isinstance(key, Key)
         used = data.get(key.name, key.default)
         if data.get(name) is not None and data[name] != used:
-            raise ValueError(f"config.json: {name} {shortened(data[name])} is not implemented; use {key.name}, {used}")
+            raise ValueError(
+                f"config.json: {name} {shortened(data[name])} is not implemented; use {key.name}, {shortened(used)}"
+            )
     check_keys(data, family)
     return family
 

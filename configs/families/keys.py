@@ -10,6 +10,7 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
+from configs.common.printable import printable
 from configs.families.family import PAGE, Family, Key
 from configs.families.numbers import shortened
 
@@ -57,9 +58,10 @@ def check_keys(data: Mapping[str, Any], family: Family) -> None:
             continue
         if name in read or any(fnmatch.fnmatchcase(name, pattern) for pattern in (*HARMLESS, *family.harmless)):
             continue
+        shown = f"{printable(name, 80)} {shortened(value)}"
         raise ValueError(
-            f"config.json: {name[:80]} {shortened(value)} is not implemented for {data.get('model_type')} models "
-            f"and may change the result; use a model without it ({PAGE} lists the keys that are read and ignored)"
+            f"config.json: {shown} is not implemented for {data.get('model_type')} models and may change the result; "
+            f"use a model without it ({PAGE} lists the keys that are read and ignored)"
         )
 
 

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from configs.common.printable import printable
+
 _UNBOUNDED = ("time_step_limit",)
 """Of Mamba 2, whose published files have Infinity there."""
 MAX_SIZE = 2**31 - 1
@@ -20,7 +22,7 @@ def check_finite(data: Mapping[str, Any], where: str = "config.json") -> None:
     for dotted, value in _numbers(data, ""):
         if not math.isfinite(value) and not (math.isinf(value) and dotted.startswith(_UNBOUNDED)):
             said = "NaN" if math.isnan(value) else "infinite"
-            raise ValueError(f"{where}: {dotted[:80]} is {said}, expected a finite number")
+            raise ValueError(f"{where}: {printable(dotted, 80)} is {said}, expected a finite number")
 
 
 def whole_number(value: Any, name: str, largest: int, smallest: int = 1) -> int:

@@ -10,7 +10,9 @@ distribution of work. The engine's splits are used, and a plan that differs is r
 
 from typing import Any
 
+from configs.common.printable import printable
 from configs.families.family import PAGE
+from configs.families.numbers import shortened
 from configs.families.sizes import ModelSizes
 from configs.families.table import FAMILIES
 from configs.families.tensors import ROLES, WeightSplit, stacks_of
@@ -58,13 +60,13 @@ def check_parallel_plan(data: dict[str, Any], config: ModelSizes) -> None:
             continue
         ours = splits_of(config)
         for name, style in plan.items():
-            module = _own_name(str(name), config)
+            module, shown = _own_name(str(name), config), printable(str(name), 80)
             if module not in ours:
-                raise ValueError(f"config.json: {where} names {name}, which is no module that is split here ({PAGE})")
+                raise ValueError(f"config.json: {where} names {shown}, which is no module that is split here ({PAGE})")
             if ours[module] not in STYLES.get(str(style), ()):
                 fitting = ", ".join(one for one, splits in STYLES.items() if ours[module] in splits)
                 raise ValueError(
-                    f"config.json: {where} has {name}: {style!r}, but it is split by {ours[module]} here; "
+                    f"config.json: {where} has {shown}: {shortened(style)}, but it is split by {ours[module]} here; "
                     f"use one of: {fitting}, or leave the plan out"
                 )
 

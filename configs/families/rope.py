@@ -8,6 +8,7 @@ Some families rotate only the first `share` of each head (GPT-NeoX, Phi).
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from configs.common.printable import printable
 from configs.families.numbers import real_number, shortened
 
 RopeKind = Literal["default", "linear", "llama3"]
@@ -62,7 +63,8 @@ def parse_rope(
         )
     unknown = [key for key, value in rope.items() if key not in _KEYS and value is not None]
     if unknown:
-        raise ValueError(f"config.json: {name}.{unknown[0][:80]} is not implemented; use one of: {', '.join(_KEYS)}")
+        shown = printable(unknown[0], 80)
+        raise ValueError(f"config.json: {name}.{shown} is not implemented; use one of: {', '.join(_KEYS)}")
     found = rope.get("partial_rotary_factor", data.get(share_key, data.get("partial_rotary_factor")))
     share = share if found is None else real_number(found, share_key or "partial_rotary_factor")
     if not share_key and share != 1.0:

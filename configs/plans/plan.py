@@ -180,5 +180,23 @@ def _check_consistent(plan: Plan) -> None:
             kind = plan.cells[cell].workload.kind
             if experiment.kind == "communication" and kind != "communication":
                 raise ValueError(f"experiments: {brief(experiment.name)}: cell {brief(cell)} is of kind {kind}")
-        if experiment.kind == "compression" and any("compression" not in it.values for it in experiment.points):
-            raise ValueError(f"experiments: {brief(experiment.name)}: a point does not name its compression")
+        _check_points(experiment)
+
+
+def _check_points(experiment: PlannedExperiment) -> None:
+    """The values that a report looks up by name are in every point. Raises ValueError."""
+    values = [point.values for point in experiment.points]
+    where = f"experiments: {brief(experiment.name)}"
+    if experiment.kind == "sweep" and any(each.keys() != values[0].keys() for each in values):
+        raise ValueError(f"{where}: the points do not have the same fields")
+    if experiment.kind != "compression":
+        return
+    for point in experiment.points:
+        named = [point.values.get(name) for name in ("compression", "dtype", "answers")]
+        if not all(isinstance(value, kind) for value, kind in zip(named, (str, str, bool), strict=True)):
+            raise ValueError(f"{where}: a point does not name its compression")
+    timed = {(each["compression"], each["dtype"]) for each in values if not each["answers"]}
+    if any((each["compression"], each["dtype"]) not in timed for each in values):
+        raise ValueError(f"{where}: a point of answers has none that is timed")
+    if experiment.points and not any(point.baseline for point in experiment.points):
+        raise ValueError(f"{where}: no point is the baseline")

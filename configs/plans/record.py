@@ -36,7 +36,8 @@ def _moment(text: str) -> str:
 Moment = Annotated[str, AfterValidator(_moment)]
 """A time as `configs.common.base.utc_now` writes it."""
 
-Amount = Annotated[float, Field(ge=-1e15, le=1e15)]
+MAX_AMOUNT = 1e15
+Amount = Annotated[float, Field(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
 """Seconds or joules: so many that sums of them stay numbers."""
 
 Host = Annotated[str, AfterValidator(partial(printable, max_characters=255))]

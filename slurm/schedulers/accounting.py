@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from configs.plans.record import Accounting
+from configs.plans.record import MAX_AMOUNT, Accounting
 from slurm.launcher.node import host_names
 from slurm.schedulers.states import bare
 
@@ -92,7 +92,7 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
     if job is None:
         return None
     submitted, started = (seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
-    queued = None if submitted is None or started is None else max(0.0, started - submitted)
+    queued = None if submitted is None or started is None else _credible(max(0.0, started - submitted))
     failed, nodes = (hosts_of(job.get(field, "")) for field in ("FailedNode", "NodeList"))
     energy = max((joules for row in rows if (joules := _number(row.get("ConsumedEnergyRaw", "")))), default=None)
     accounting = Accounting(
@@ -115,12 +115,13 @@ def duration_seconds(text: str) -> float | None:
     if match is None:
         return None
     days, hours, minutes, seconds = match.groups(default="0")
-    return float(days) * 86400 + float(hours) * 3600 + float(minutes) * 60 + float(seconds)
+    return _credible(float(days) * 86400 + float(hours) * 3600 + float(minutes) * 60 + float(seconds))
 
 
 def _bytes(text: str) -> int | None:
     match = _BYTES.match(text) if len(text) <= _MAX_DIGITS else None
-    return round(float(match[1]) * _MULTIPLES[match[2]]) if match else None
+    size = _credible(float(match[1]) * _MULTIPLES[match[2]]) if match else None
+    return None if size is None else round(size)
 
 
 def _number(text: str) -> float | None:
@@ -128,7 +129,12 @@ def _number(text: str) -> float | None:
         number = float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+    return _credible(number)
+
+
+def _credible(amount: float) -> float | None:
+    """The amount; None for one that is not finite or that no record can hold."""
+    return amount if math.isfinite(amount) and abs(amount) <= MAX_AMOUNT else None
 
 
 def seconds_since_epoch(text: str) -> float | None:

@@ -24,6 +24,21 @@ def targets() -> dict[str, Callable[[bytes], object]]:
     return run_files.targets()
 
 
+def compressed(**values: object) -> bytes:
+    """A plan with a compression experiment, the values of its second point replaced."""
+    document = json.loads(SEEDS["run.plan"][1])
+    (experiment,) = (each for each in document["experiments"] if each["kind"] == "compression")
+    experiment["points"][1]["values"] |= values
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    "values", [{"answers": False}, {"answers": None}, {"compression": ["int8"]}, {"dtype": {}}, {"compression": "x"}]
+)
+def test_points_of_compression(values: dict[str, object]) -> None:
+    assert judge(targets()["run.plan"], compressed(**values)) is None
+
+
 def test_every_target_has_seeds() -> None:
     assert targets().keys() == SEEDS.keys()
 
@@ -74,6 +89,10 @@ FOUND = {
     "years of waiting": ("run.record", changed("run.record", "accounting", "queued_seconds", value=-1e308)),
     "not communication": ("run.plan", changed("run.plan", "experiments", 0, "kind", value="communication")),
     "not compression": ("run.plan", changed("run.plan", "experiments", 0, "kind", value="compression")),
+    "a swept field of no other point": (
+        "run.plan",
+        changed("run.plan", "experiments", 1, "points", 0, "values", value={"batch_siz\u00b2e": 1}),
+    ),
     "no points": ("run.plan", changed("run.plan", "experiments", 0, "points", value=[])),
     "no repeats": ("run.plan", changed("run.plan", "repeats", value={})),
 }

@@ -167,7 +167,9 @@ def test_unpacked_every_cell_has_a_launch_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_the_budget_does_not_pay_for_is_said(tmp_path: Path) -> None:
-    study = write_study(tmp_path, pack=False, measuring={"budget_minutes": 0.02})
+    # The first launch alone takes longer than the budget, however fast launches start.
+    work = {"kind": "noop", "seconds": 2.0}
+    study = write_study(tmp_path, pack=False, workload=work, measuring={"budget_minutes": 0.02})
     done = rankwise("run", study, cwd=tmp_path)
     assert done.returncode == 3
     assert [row["status"] for row in status(tmp_path / "runs" / "s")].count("over_budget") == 1

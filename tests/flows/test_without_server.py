@@ -11,14 +11,16 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from configs.common.proc import network_namespace, start_ticks
 from flows.server.local import lease_server
-from flows.server.process import read_server
+from flows.server.process import LocalServer, prefect_version, read_server
 from tests.support.studies import RANKWISE, rankwise, start, status, under_measurement, wait_until, write_study
 
 PASSWORD = "hush-4711-hush"
@@ -53,14 +55,32 @@ class Broken(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def broken_api() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+def broken_api(handler: type[Broken] = Broken) -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()
+
+
+class Overloaded(Broken):
+    """An API that says that it is healthy and shows its flows, and records nothing in time."""
+
+    def _answer(self) -> None:
+        if self.path.endswith(("/flows/", "/flow_runs/")):
+            time.sleep(300)
+        known = {"/health": "true", "/flows/filter": "[]", "/admin/version": json.dumps(prefect_version())}
+        content = next((text for end, text in known.items() if self.path.endswith(end)), None)
+        self.send_response(200 if content else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content or "")))
+        self.end_headers()
+        self.wfile.write((content or "").encode())
+
+    do_GET = do_POST = do_PUT = do_PATCH = _answer
 
 
 @contextmanager
@@ -119,6 +139,30 @@ def test_an_api_that_fails_or_hangs(api: Any, folder: Path) -> None:
     with api() as port:
         done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
     assert_measured_alone(done, folder)
+
+
+def test_a_local_server_that_is_healthy_and_then_slow(folder: Path) -> None:
+    """As on a busy machine, where the server, which is nice to measurements, records nothing for minutes."""
+    data = folder / "data" / "prefect"
+    data.mkdir(parents=True)
+    with broken_api(Overloaded) as port:
+        mine = LocalServer(
+            socket.gethostname(), network_namespace(), os.getpid(), start_ticks(os.getpid()) or 0, port,
+            f"http://127.0.0.1:{port}/api", "2026-01-01T00:00:00+00:00", prefect_version(),
+        )  # fmt: skip
+        (data / "server.json").write_text(json.dumps(asdict(mine)))
+        try:
+            run = start("run", "s.yaml", "--no-calibrate", cwd=folder)
+            wait_until(lambda: "UI   " in (folder / "out.log").read_text(), 60, "the header")
+            began = time.monotonic()
+            wait_until(lambda: any((folder / "runs" / "s" / "records").glob("*/*.json")), 120, "a record")
+            waited = time.monotonic() - began
+            code = run.wait(120)
+        finally:  # or this process would be taken for a server that is to be ended
+            (data / "server.json").unlink()
+    out = (folder / "out.log").read_text()
+    assert waited < 30, "two questions without an answer at most, and no retries"
+    assert code == 0 and "rankwise publish runs/s" in out, out
 
 
 def test_a_local_server_that_cannot_start(folder: Path) -> None:
