@@ -70,8 +70,9 @@ class GpuQuantized(PackedLinear):
         else:
             y = self._bytes(rows) if self._scheme == "int8_dynamic" else self._words(rows)
         y = y.narrow(1, 0, self.out_features)
-        y = y if self._bias is None else y + self._bias
-        return y.to(self.dtype).reshape(*x.shape[:-1], self.out_features)
+        y = (y if self._bias is None else y + self._bias).to(self.dtype)
+        shaped: Tensor = y.reshape(*x.shape[:-1], self.out_features)
+        return shaped
 
     def _bytes(self, rows: Tensor) -> Tensor:
         steps = _steps(rows, _BYTE_STEPS)
