@@ -298,6 +298,9 @@ def run_timed(job: "Job", paths: "JobPaths", place: RankPlace, progress: Progres
         import torch.distributed as dist
 
         context.barrier()  # no teardown while a peer still has a part to write
+        if context.device.type == "cuda":
+            context.kept.clear()  # recorded steps hold operations of NCCL, which has to outlive them
+            gc.collect()
         context.communicators.close()
         dist.destroy_process_group()
     return 0

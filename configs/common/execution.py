@@ -14,7 +14,7 @@ Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 StageBalance = Literal["memory", "speed"]
 
 Compression = Annotated[
-    str, Field(pattern=r"^(int8|int8_dynamic|int4|prune_2_4|prune_[1-9][0-9]|balanced|aggressive)$")
+    str, Field(pattern=r"^(int8|int8_dynamic|int4|float8|prune_2_4|prune_[1-9][0-9]|balanced|aggressive)$")
 ]
 """A pass over the weights after loading; `docs/reference/compression.md` defines each. The last two are lists of passes
 that follow what the hardware can do (`engine.compression.passes`)."""

@@ -10,11 +10,14 @@ All matrix products are compressed, including the head; embedding tables, norms 
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from configs.common.execution import Dtype
+from configs.hardware.quantised_products import why_not_multiplied
 from configs.plans.record import Figure
 from engine.compression.passes import Hardware, hardware_of, resolve
 from engine.compression.pruning import pruned
@@ -23,7 +26,10 @@ from engine.kernels.quantized import SCHEMES, quantize_linear
 
 
 class Compressor:
-    """The passes of a launch, and their figures so far. `passes` are the resolved ones; empty: `pack` only packs."""
+    """The passes of a launch, and their figures so far. `passes` are the resolved ones; empty: `pack` only packs.
+
+    Raises ValueError for a quantisation without a kernel for this device.
+    """
 
     def __init__(
         self, asked: Sequence[str], dtype: torch.dtype, device: torch.device, hardware: Hardware | None = None
@@ -33,6 +39,8 @@ class Compressor:
         self.passes = resolve(asked, self._hardware)
         self._pruning = next((one for one in self.passes if one.startswith("prune")), None)
         self._scheme = next((scheme for scheme in SCHEMES if scheme in self.passes), None)
+        if self._scheme:
+            _check_kernel(self._scheme, dtype, self._hardware)
         self._is_smaller = self._scheme is not None or ("prune_2_4" in self.passes and self._hardware.sparse_units)
         self._weights = self._nonzero = self._packed_bytes = 0
         self._seconds = 0.0
@@ -82,6 +90,13 @@ class Compressor:
             "nonzero_share": self._nonzero / self._weights if self._pruning and self._weights else None,
             "compression_seconds": self._seconds,
         }
+
+
+def _check_kernel(scheme: str, dtype: torch.dtype, hardware: Hardware) -> None:
+    name = cast("Dtype", str(dtype).removeprefix("torch."))
+    reason = why_not_multiplied(scheme, name, hardware.device, hardware.capability)
+    if reason is not None:
+        raise ValueError(f"compression: {reason}")
 
 
 class _SparseLinear(PackedLinear):

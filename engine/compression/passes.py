@@ -23,12 +23,14 @@ _SPARSE_DTYPES = (torch.float16, torch.bfloat16)
 @dataclass(frozen=True)
 class Hardware:
     """Properties that determine the passes. `kernels`: instructions of our quantised kernels for this device and dtype,
-    empty if there are none; `sparse_units`: whether the device multiplies 2:4 weights faster.
+    empty if there are none; `sparse_units`: whether the device multiplies 2:4 weights faster; `capability`: the compute
+    capability of an NVIDIA GPU.
     """
 
     device: str
     kernels: str = ""
     sparse_units: bool = False
+    capability: tuple[int, int] | None = None
 
 
 def hardware_of(device: torch.device, dtype: torch.dtype) -> Hardware:
@@ -37,7 +39,8 @@ def hardware_of(device: torch.device, dtype: torch.dtype) -> Hardware:
         return Hardware("cpu", kernels="" if dtype is torch.float16 else own_path())
     if device.type == "cuda" and torch.version.cuda:
         capability = torch.cuda.get_device_capability(device)
-        return Hardware("cuda", sparse_units=capability >= _SPARSE_UNITS and dtype in _SPARSE_DTYPES)
+        sparse_units = capability >= _SPARSE_UNITS and dtype in _SPARSE_DTYPES
+        return Hardware("cuda", sparse_units=sparse_units, capability=capability)
     return Hardware(device.type)
 
 

@@ -81,7 +81,8 @@ class StaticStep:
                 self._compute(cache)
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Only this thread's calls: NCCL's watchdog asks for events from a thread of its own meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._output = self._compute(cache)
 
 

@@ -1,19 +1,18 @@
-"""Linear layers whose weights are quantised: int8, int8 with int8 inputs, int4.
+"""Linear layers whose weights are quantised: int8, int8 with int8 inputs, int4, float8 with float8 inputs.
 
     layer = quantize_linear(weight, bias, "int8")       # weight [out_features, in_features], or several, stacked
     y = layer(x)                                        # [..., in_features] -> [..., out_features], dtype of the weight
-    layer.path                                          # "avx512_vnni", "avx512", "avx2" or "torch"
+    layer.path                          # "avx512_vnni", "avx512", "avx2", "torch"; on a GPU "torch_int8", ...
 
-Quantisation is defined here, in torch, for every path (`rounded_to_8_bits`, `rounded_to_4_bits`); the paths' products
-agree within rounding. The kernels of `quantized.c` read half the bytes of bfloat16 (slightly over a quarter for int4)
-and are batch-invariant. The path "torch" (float16, GPUs, no compiler) dequantises at each call: it saves memory but no
-time.
+Quantisation is defined here, in torch, for every path (`rounded`); the paths' products agree within rounding. The
+kernels of `quantized.c` read half the bytes of bfloat16 (slightly over a quarter for int4) and are batch-invariant. The
+path "torch" (float16 and float8 on a CPU, no compiler) dequantises at each call: it saves memory but no time. GPUs
+never do so (`engine.kernels.quantized_gpu`).
 """
 
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,15 +22,17 @@ from torch.nn import functional
 
 from engine.kernels.build import load_library
 from engine.kernels.linear import NativeLinear, PackedLinear, Packing, aligned_bytes, into_huge_pages
+from engine.kernels.quantized_gpu import FLOAT8, LARGEST_FLOAT8, SMALLEST_SCALE, GpuQuantized
 
-Scheme = Literal["int8", "int8_dynamic", "int4"]
-SCHEMES: tuple[Scheme, ...] = ("int8", "int8_dynamic", "int4")
+Scheme = Literal["int8", "int8_dynamic", "int4", "float8"]
+SCHEMES: tuple[Scheme, ...] = ("int8", "int8_dynamic", "int4", "float8")
 BLOCK = 32  # inputs that share a scale in int4
 _SOURCE = Path(__file__).with_name("quantized.c")
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 _GROUP = 64  # outputs stored together
 _MOST_INPUTS = 131_072  # above this, int8 sums exceed 32 bits
 _ROUNDED_AT_ONCE = 1 << 18  # weights: a float32 part that fits the processor's cache
+_ROUNDED_AT_ONCE_ON_GPU = 1 << 24  # 64 MiB in float32, of which rounding holds a few
 _LARGEST = (-8.0, -8.5, -9.0, -7.5, -7.0)
 """Candidate values of a block's largest weight, in units of the scale, before clipping at -8: a finer scale is better
 if the other weights gain more than the largest loses. The error of normally distributed weights is 9.7 % of their size
@@ -74,9 +75,23 @@ def rounded_to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * _inverse(scales.float())).round_().clamp_(-8, 7).to(torch.int8), scales
 
 
+def rounded_to_float8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float8 (e4m3) [out, in] and float32 scales [out, 1]: one for each output, its largest weight over 448."""
+    wide = weight.float()
+    scales = wide.abs().amax(dim=1, keepdim=True) / LARGEST_FLOAT8
+    return (wide * _inverse(scales)).clamp_(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(FLOAT8), scales
+
+
+def rounded(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Return the numbers and scales of a weight [out, in] in a scheme; their product is what every path multiplies."""
+    if scheme == "int4":
+        return rounded_to_4_bits(weight)
+    return rounded_to_float8(weight) if scheme == "float8" else rounded_to_8_bits(weight)
+
+
 def _inverse(scales: Tensor) -> Tensor:
     """Return the inverse; zero for scales too small for a float32 inverse."""
-    return torch.where(scales.abs() < 1e-36, 0.0, 1.0 / scales)
+    return torch.where(scales.abs() < SMALLEST_SCALE, 0.0, 1.0 / scales)
 
 
 def quantize_linear(
@@ -85,8 +100,9 @@ def quantize_linear(
     """Return a quantised copy of `weight` [out_features, in_features]; several weights are stacked by rows.
 
     `bias` [out_features] is unchanged. x and y have the dtype of the weight. int8: x keeps at least 16 bits.
-    int8_dynamic: each row of x is rounded to 8 bits, by its largest value, at each call. `packing` "quick" uses common
-    pages first, as in `pack_linear`; nothing is memory-mapped. Rows are rounded in small groups, without a second copy.
+    int8_dynamic, float8: each row of x is rounded to 8 bits, by its largest value, at each call. `packing` "quick" uses
+    common pages first, as in `pack_linear`; nothing is memory-mapped. Rows are rounded in small groups, without a
+    second copy. On a GPU the scheme must have a kernel (`configs.hardware.quantised_products`).
 
     Raises ValueError for more than 131,072 inputs, beyond which sums might leave 32 bits.
     """
@@ -97,7 +113,10 @@ def quantize_linear(
     if some.shape[1] > _MOST_INPUTS:
         raise ValueError(f"compression: {scheme} is for at most {_MOST_INPUTS} inputs, this weight has {some.shape[1]}")
     bias = None if bias is None else bias.detach().to(some.dtype)
-    path = own_path() if some.device.type == "cpu" and some.dtype in _DTYPE_CODES else ""
+    if some.device.type != "cpu":
+        values, scales = _all_rounded(parts, scheme, _ROUNDED_AT_ONCE_ON_GPU)
+        return GpuQuantized(values, scales, (outputs, some.shape[1]), bias, scheme, some.dtype)
+    path = own_path() if some.dtype in _DTYPE_CODES and scheme != "float8" else ""
     if path:
         return _OwnQuantized(parts, bias, scheme, path, huge_pages=packing != "quick")
     return _TorchQuantized(parts, bias, scheme)
@@ -127,11 +146,11 @@ def _some_rows(parts: Sequence[Tensor], at_once: int) -> Iterator[tuple[int, Ten
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     for first in range(0, ends[-1], at_once):
         wanted = range(first, min(first + at_once, ends[-1]))
-        pieces = [
-            part[max(wanted.start - end + len(part), 0) : wanted.stop - end + len(part)]
-            for part, end in zip(parts, ends, strict=True)
-            if end > wanted.start and end - len(part) < wanted.stop
-        ]
+        pieces = []
+        for part, end in zip(parts, ends, strict=True):
+            own = range(max(wanted.start - end + len(part), 0), min(wanted.stop - end + len(part), len(part)))
+            if own:
+                pieces.append(part.narrow(0, own.start, len(own)))
         yield first, (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).contiguous()
 
 
@@ -228,50 +247,43 @@ class _OwnQuantized(NativeLinear):
         into_huge_pages(self.stored)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Rows of a weight for the path "torch"; int4: two values a byte."""
-
-    values: Tensor
-    scales: Tensor
+def _all_rounded(parts: Sequence[Tensor], scheme: Scheme, weights_at_once: int) -> tuple[Tensor, Tensor]:
+    """Return the rounded weights of all parts, stacked."""
+    at_once = max(weights_at_once // parts[0].shape[1], 1)
+    some = [rounded(rows, scheme) for _, rows in _some_rows(parts, at_once)]
+    return torch.cat([values for values, _ in some]), torch.cat([scales for _, scales in some])
 
 
 class _TorchQuantized(PackedLinear):
-    """Quantised layer that dequantises at each call; on the CPU in float32, elsewhere in the dtype of x."""
+    """Quantised layer of a CPU that dequantises at each call, in float32. int4: two values a byte."""
 
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None, scheme: Scheme) -> None:
         self._scheme, self._bias = scheme, bias
         outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
-        at_once = max(_ROUNDED_AT_ONCE // inputs, 1) if parts[0].is_cpu else outputs
-        rounded = [self._rounded(rows) for _, rows in _some_rows(parts, at_once)]
-        self._values = torch.cat([part.values for part in rounded])
-        self._scales = torch.cat([part.scales for part in rounded])
+        self._values, self._scales = _all_rounded(parts, scheme, _ROUNDED_AT_ONCE)
+        if scheme == "int4":
+            halves = (self._values + 8).view(torch.uint8)
+            self._values = halves[:, :, ::2] | (halves[:, :, 1::2] << 4)
         kept = [tensor for tensor in (self._values, self._scales, bias) if tensor is not None]
         nbytes = sum(tensor.nbytes for tensor in kept)
         super().__init__((outputs, inputs), parts[0].dtype, "torch", nbytes, self._values)
 
-    def _rounded(self, rows: Tensor) -> _Part:
+    def _widened(self) -> Tensor:
+        """Return the dequantised weight [out, in] in float32."""
         if self._scheme != "int4":
-            return _Part(*rounded_to_8_bits(rows))
-        values, scales = rounded_to_4_bits(rows)
-        halves = (values + 8).view(torch.uint8)
-        return _Part(halves[:, :, ::2] | (halves[:, :, 1::2] << 4), scales)
-
-    def _widened(self, dtype: torch.dtype) -> Tensor:
-        """Return the dequantised weight [out, in]."""
-        if self._scheme != "int4":
-            return (self._values * self._scales).to(dtype)
+            return self._values.float() * self._scales
         halves = torch.stack((self._values & 15, self._values >> 4), dim=-1).flatten(2).to(torch.int8) - 8
-        return (halves * self._scales.float()).to(dtype).flatten(1)[:, : self.in_features]
+        return (halves * self._scales.float()).flatten(1)[:, : self.in_features]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype is not self.dtype or x.shape[-1] != self.in_features:
             wanted = f"[..., {self.in_features}] {self.dtype}"
             raise ValueError(f"wanted {wanted}, got {list(x.shape)} {x.dtype}")
-        wide = torch.float32 if x.is_cpu else x.dtype
-        inputs = x.to(wide)
-        if self._scheme == "int8_dynamic":
-            steps = x.float().abs().amax(dim=-1, keepdim=True) / 127
-            inputs = (x.float().mul(_inverse(steps)).round_() * steps).to(wide)
-        bias = None if self._bias is None else self._bias.to(wide)
-        return functional.linear(inputs, self._widened(wide), bias).to(x.dtype)
+        inputs = x.float()
+        if self._scheme in ("int8_dynamic", "float8"):
+            most = 127 if self._scheme == "int8_dynamic" else LARGEST_FLOAT8
+            steps = inputs.abs().amax(dim=-1, keepdim=True) / most
+            numbers = inputs * _inverse(steps)
+            inputs = (numbers.round_() if most == 127 else numbers.clamp_(-most, most).to(FLOAT8).float()) * steps
+        bias = None if self._bias is None else self._bias.float()
+        return functional.linear(inputs, self._widened(), bias).to(x.dtype)

@@ -1,8 +1,8 @@
-"""DeepSpeed's automatic tensor parallelism, with all-reduces through shared memory within one host.
+"""DeepSpeed's automatic tensor parallelism: on GPUs through NCCL, on CPUs through shared memory or, across hosts, gloo.
 
-Its operator for that is compiled once, into the cache of the nodes (`engine.rank.deepspeed_operators`). Two problems
-are worked around here: it crashes without LOCAL_SIZE, and it leaves 69 MB a rank in /dev/shm. Seen in version 0.19
-(csrc/cpu/comm).
+Its operator for shared memory is compiled once, into the cache of the nodes (`engine.rank.deepspeed_operators`). Three
+problems are worked around here: it crashes without LOCAL_SIZE, it leaves 69 MB a rank in /dev/shm, and it is called,
+uninitialised, where the ranks are on several hosts. Seen in version 0.19 (csrc/cpu/comm).
 """
 
 import os
@@ -17,29 +17,36 @@ from engine.peers.compiled import need_compiler
 from engine.peers.loading import Start, load_model
 from engine.rank.deepspeed_operators import compile_operator
 
+_OPERATOR = "deepspeed_shm_comm"
 _BUFFERS = "deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"
 
 
 def automatic_start(context: Context) -> Start:
-    """Return the start of DeepSpeed. Raises NotImplementedError if it, a compiler or a single host is missing."""
-    if context.device.type != "cpu":
-        raise NotImplementedError("engine: deepspeed is measured on CPUs by this version; use engine transformers")
-    if context.world_size > context.job.ranks_per_node:
-        raise NotImplementedError("engine: deepspeed is measured on one host; its fast sums go no farther")
+    """Return the start of DeepSpeed. Raises NotImplementedError if it, or what its operator is compiled with, is
+    missing.
+    """
+    os.environ["DS_ACCELERATOR"] = context.device.type  # it takes a GPU that it sees, even if the ranks do not use it
     try:
         import deepspeed  # type: ignore[import-untyped]
     except ImportError as error:
         raise NotImplementedError(f"engine: deepspeed is not installed ({error}); pip install deepspeed") from None
-    need_compiler("engine: deepspeed", os.environ.get("CXX", "c++"))
-    if shutil.which("ninja") is None:
-        raise NotImplementedError("engine: deepspeed compiles its operator with ninja, and there is none; install it")
-
-    from deepspeed.ops.op_builder import ShareMemCommBuilder  # type: ignore[import-untyped]
+    shares_memory = context.device.type == "cpu" and context.world_size <= context.job.ranks_per_node
+    if shares_memory:
+        need_compiler("engine: deepspeed", os.environ.get("CXX", "c++"))
+        if shutil.which("ninja") is None:
+            raise NotImplementedError(
+                "engine: deepspeed compiles its operator with ninja, and there is none; install it"
+            )
 
     def before() -> None:
-        os.environ["LOCAL_SIZE"] = str(context.world_size)
-        compile_operator(ShareMemCommBuilder(), Path(context.job.cache) / "torch_extensions")
-        _remove_buffer(context.rank)  # left by a killed run: its state would be taken for this run's
+        os.environ["LOCAL_SIZE"] = str(min(context.world_size, context.job.ranks_per_node))
+        if shares_memory:
+            from deepspeed.ops.op_builder import ShareMemCommBuilder  # type: ignore[import-untyped]
+
+            compile_operator(ShareMemCommBuilder(), Path(context.job.cache) / "torch_extensions")
+            _remove_buffer(context.rank)  # left by a killed run: its state would be taken for this run's
+        elif context.device.type == "cpu":
+            deepspeed.ops.__compatible_ops__[_OPERATOR] = False  # else it is compiled and called between hosts too
         context.barrier()
 
     def load(folder: Path, dtype: torch.dtype) -> Any:
@@ -49,8 +56,8 @@ def automatic_start(context: Context) -> Start:
             dtype=dtype,
             replace_with_kernel_inject=False,
         )
-        # All ranks have mapped it by now, so the name is no longer needed.
-        _remove_buffer(context.rank)
+        if shares_memory:
+            _remove_buffer(context.rank)  # all ranks have mapped it by now, so the name is no longer needed
         return engine.module
 
     return Start(load, before=before)

@@ -18,6 +18,7 @@ from statistics import fmean
 from configs.common.execution import LEVELS
 from configs.hardware.calibration import QUIET_SHARE
 from configs.hardware.hardware import Accelerator, Machine
+from configs.hardware.quantised_products import LEAST_CAPABILITY, why_not_multiplied
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
@@ -37,6 +38,9 @@ DATA_SHEET_FACTOR = 1.6
 """Typical error of predictions from a data sheet, as a factor: the range of efficiencies in published runs."""
 MEASURED_FACTOR, ESTIMATE_FACTOR = 1.4, 3.0
 """The same for operators measured on this machine, and for a CPU known only by its name or flags."""
+_INT4_GROUP = 32
+PRODUCT_OPERATORS = {"int8": 16, "int8_dynamic": 10, "int4": 0, "float8": 6}
+"""Operators of `engine.kernels.quantized_gpu` besides the product itself, without padding and bias."""
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English (OpenAI, "What are tokens and how to count them?", help.openai.com, 2024)."""
 
@@ -168,6 +172,10 @@ def inference_setup(
         micro_batch=work.in_micro_batches(cell.layout.pp),
         weights=stored_format(cell),
         compute=cell.dtype,
+        quantised_head=True,
+        int4_group=_INT4_GROUP,
+        int4_zero_points=machine.accelerator.kind != "cpu",
+        product_operators=0 if machine.accelerator.kind == "cpu" else _operators_beside_products(cell),
     )
 
 
@@ -178,7 +186,33 @@ def stored_format(cell: Cell) -> WeightFormat:
             return "int8"
         if one == "int4":
             return "int4"
+        if one == "float8":
+            return "float8"
     return cell.dtype
+
+
+def _operators_beside_products(cell: Cell) -> int:
+    """Return the operators of a GPU around one product of quantised weights."""
+    return sum(PRODUCT_OPERATORS.get(one, 0) for one in cell.compression)
+
+
+def _capability(accelerator: Accelerator) -> tuple[int, int] | None:
+    """Return the least compute capability of an NVIDIA GPU that multiplies what the data sheet lists; None: another."""
+    if accelerator.kind != "cuda":
+        return None
+    formats = accelerator.peak_flops
+    return (
+        (8, 9) if "float8" in formats else (8, 0) if "bfloat16" in formats else (7, 5) if "int8" in formats else (7, 0)
+    )
+
+
+def _why_not_multiplied(cell: Cell, accelerator: Accelerator) -> str | None:
+    schemes = [one for one in cell.compression if one in LEAST_CAPABILITY]
+    if not schemes:
+        return None
+    if accelerator.kind == "cpu" and (schemes[0] == "float8" or cell.dtype == "float16"):
+        return f"a CPU widens {schemes[0]} weights of {cell.dtype} at each call, which is slow and not predicted"
+    return why_not_multiplied(schemes[0], cell.dtype, accelerator.kind, _capability(accelerator))
 
 
 def _as_stated(cell: Cell, machine: Machine) -> Prediction:
@@ -196,14 +230,14 @@ def _as_stated(cell: Cell, machine: Machine) -> Prediction:
     return Prediction(**rate, factor=1.1, fits=fits, basis="the cell's own seconds")
 
 
-def _unpredicted(cell: Cell, work: PromptedWorkload, architecture: Architecture) -> str | None:
+def _unpredicted(cell: Cell, architecture: Architecture, accelerator: Accelerator) -> str | None:
     """Why nothing is said of a cell; None: something is."""
     wanted = descriptor_of(cell.workload).model_form
     if architecture.kind != wanted:
         return f"{cell.workload.kind} is for a model of kind {wanted}, and this is one of kind {architecture.kind}"
     if set(cell.compression) & set(LEVELS):
         return f"what {cell.compression[0]} becomes is known on the machine alone"
-    return None
+    return _why_not_multiplied(cell, accelerator)
 
 
 def _prompted(
@@ -214,7 +248,7 @@ def _prompted(
     prompt_lengths: Sequence[int] | None,
 ) -> Prediction:
     dp, notes, new_tokens = cell.layout.dp, [], work.decoded_tokens
-    reason = _unpredicted(cell, work, architecture)
+    reason = _unpredicted(cell, architecture, machine.accelerator)
     if reason is not None:
         return Prediction(reason=reason)
     prompts = work.num_prompts or work.batch_size * dp

@@ -88,6 +88,8 @@ class InferenceSetup:
     cache: WeightFormat | None = None  # of keys and values; None: as `compute`
     quantised_head: bool = False  # int8 and int4 for the head too (torchao does so; bitsandbytes, GPTQ and AWQ do not)
     int4_group: int = 128  # weights that share a scale and a zero point
+    int4_zero_points: bool = True  # stored beside the scales
+    product_operators: int = 0  # beside each product of quantised weights: rounding its inputs, scaling its results
     sharded_vocabulary: bool = True  # tensor parallelism shards table and head too
     micro_batch: int | None = None  # sequences per stage at once; None: the whole batch, one active stage at a time
 

@@ -12,6 +12,7 @@ from engine.rank.stores import join_store
 if TYPE_CHECKING:
     import torch
 
+    from configs.families.config import ModelConfig
     from configs.plans.job import Job
     from configs.plans.paths import JobPaths
     from engine.context import Context
@@ -106,14 +107,18 @@ def join_group(place: RankPlace, backend: str | None, timeout_seconds: float, pr
     import torch.distributed as dist
 
     timeout = timedelta(seconds=timeout_seconds)
+    # Without it NCCL guesses the device from the rank, and connects only at the first collective.
+    device = torch.device("cuda", place.local_rank) if backend == "nccl" else None
     if prefix is None:
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout, device_id=device)
     else:
         # torchrun's agent serves the store; each group uses a separate key prefix.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         agent = join_store(address, port, timeout)
         store = dist.PrefixStore(prefix, agent)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout, device_id=device
+        )
 
     def barrier() -> None:
         if backend == "nccl":
@@ -138,6 +143,7 @@ def make_context(
     from engine.parallel import flight_recorder as flight
     from engine.parallel.communicator import open_communicators
     from engine.rank import host_usage
+    from engine.rank.computing import computing_environment
 
     torch.set_num_threads(place.threads)
     device, backend = choose_job_device(job, place)
@@ -171,4 +177,17 @@ def make_context(
         "cores_per_rank": job.cell.cores_per_rank,
         "cores_shared": place.cores_shared,
     }
+    environment |= computing_environment(cell, device, _config_of(context))
     return context, environment
+
+
+def _config_of(context: "Context") -> "ModelConfig | None":
+    """Return the model's configuration; None without a model, or of a family that the engine lacks."""
+    from configs.families.config import ModelConfig
+
+    if context.manifest is None:
+        return None
+    try:
+        return ModelConfig.parse(context.manifest.config)
+    except (ValueError, KeyError, TypeError, AttributeError):  # refused where the model is loaded
+        return None

@@ -13,7 +13,6 @@ On a GPU phases are measured by CUDA events, read at the end of the step.
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ from engine.training.checkpoints.measurement import Checkpoints
 from engine.training.data.feed import Feed
 from engine.training.data.validation import evaluate
 from engine.training.live import Live
+from engine.training.marks import Mark, between, mark
 from engine.training.network import NetworkBytes, network_bytes
 from engine.training.schedule import learning_rate
 from engine.training.trainer import (
@@ -45,7 +45,6 @@ LOG_SECONDS = 20.0
 _MIN_LOSS_SCALE = 2.0**-14
 """Below the smallest normal number of float16, a smaller scale avoids no overflow."""
 PHASES = ("data", "forward", "backward", "optimizer")
-Mark = float | torch.cuda.Event
 
 
 @dataclass
@@ -115,39 +114,28 @@ class Stopwatch:
 
     def __init__(self, exposed: Exposed, device: torch.device) -> None:
         self.exposed = exposed
-        self._mark: Callable[[], Mark] = _device_mark if device.type == "cuda" else time.perf_counter
-        self._laps: list[tuple[str, Mark, float]] = []
+        self._on_gpu = device.type == "cuda"
+        self._laps: list[tuple[str, Mark, float, int]] = []
 
     def begin(self) -> None:
         """Start a step."""
-        self._laps = [("", self._mark(), self.exposed.seconds)]
+        self._laps = []
+        self.lap("")
 
     def lap(self, phase: str) -> None:
         """Assign the time since the last call to this phase."""
-        self._laps.append((phase, self._mark(), self.exposed.seconds))
+        self._laps.append((phase, mark(self._on_gpu), self.exposed.seconds, len(self.exposed.pending)))
 
     def read(self) -> tuple[dict[str, float], float]:
         """Return seconds by phase without waiting, and total waiting seconds; the device must be synchronised."""
-        seconds = dict.fromkeys(PHASES, 0.0)
-        _, last, waited = self._laps[0]
-        for phase, mark, waiting in self._laps[1:]:
-            seconds[phase] += _between(last, mark) - (waiting - waited)
-            last, waited = mark, waiting
-        return seconds, waited - self._laps[0][2]
-
-
-def _device_mark() -> Mark:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _between(first: Mark, second: Mark) -> float:
-    if isinstance(first, float):
-        assert isinstance(second, float)
-        return second - first
-    assert isinstance(second, torch.cuda.Event)
-    return float(first.elapsed_time(second)) / 1000  # milliseconds
+        seconds, total, waits = dict.fromkeys(PHASES, 0.0), 0.0, self.exposed.settle()
+        _, last, known, settled = self._laps[0]
+        for phase, now, waiting, pending in self._laps[1:]:
+            waited = waiting - known + sum(waits[settled:pending])
+            seconds[phase] += between(last, now) - waited
+            total += waited
+            last, known, settled = now, waiting, pending
+        return seconds, total
 
 
 def train(run: TrainingRun) -> None:

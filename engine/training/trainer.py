@@ -12,7 +12,6 @@ the computation. The three depend only on the interfaces in this module.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +23,7 @@ from configs.spec.cell import Cell
 from configs.workloads.train import ActivationCheckpointing, Offload, Sharding, TrainWorkload
 from engine.context import Context
 from engine.rank.agreement import total
+from engine.training.marks import Mark, between, mark
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -128,24 +128,53 @@ class StepEnd:
 class Exposed:
     """Exposed communication of this rank's step in seconds, and the bytes sent.
 
-    Only waiting in the compute thread counts; overlapped communication does not. bytes: payload of this rank's
-    collectives (for all-gather and reduce-scatter the whole tensor). known: False if waiting is not observable (CUDA:
-    use the profile pass).
+    Only waiting of the computing thread, or on a GPU of the computing stream, counts; overlapped communication does
+    not. bytes: payload of this rank's collectives (for all-gather and reduce-scatter the whole tensor). known: False if
+    waiting is not observable (within a model that is split by tensors). stream: the GPU's computing stream; its waits
+    are `pending`, as pairs of events, until `settle` reads them.
     """
 
     seconds: float = 0.0
     bytes: int = 0
     calls: int = 0
     known: bool = True
+    stream: torch.cuda.Stream | None = None
+    pending: list[tuple[Mark, Mark]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, options: TrainerOptions, device: torch.device) -> "Exposed":
+        """Return the one of a run that computes in the device's current stream."""
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        return cls(known=device.type in ("cpu", "cuda") and options.tp == 1, stream=stream)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Time a block that only waits for other ranks."""
-        began = perf_counter()
+    def waiting(self, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+        """Time a block in which the thread, or the stream (None: the current one), only waits for other ranks.
+
+        Other streams than the computing one may wait without holding it up.
+        """
+        if self.stream is not None and (stream or torch.cuda.current_stream()) != self.stream:
+            yield
+            return
+        began = mark(self.stream is not None, self.stream)
         try:
             yield
         finally:
-            self.seconds += perf_counter() - began
+            self.waited(began)
+
+    def waited(self, began: Mark) -> None:
+        """Count the time since `began` as waiting."""
+        if self.stream is None:
+            self.seconds += between(began, mark(False))
+        else:
+            self.pending.append((began, mark(True, self.stream)))
+
+    def settle(self) -> list[float]:
+        """Return the seconds of the waits since the last call, and count them; the device must be synchronised."""
+        found = [between(*pair) for pair in self.pending]
+        self.pending.clear()
+        self.seconds += sum(found)
+        return found
 
 
 class Trainer(Protocol):

@@ -10,7 +10,7 @@ checkpointing; torch's support torch.compile, and tensor parallelism of our Llam
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.context import Context
-from engine.training.strategies.exposed import BucketHook, time_collectives
+from engine.training.strategies.exposed import BucketHook, time_collectives, time_stream_waits
 from engine.training.strategies.fsdp import data_mesh, is_replicated, replicate_parts, shard, tensor_mesh
 from engine.training.strategies.recompute import compile_blocks, recompute
 from engine.training.strategies.tensor import check_split, gather_logits, split
@@ -22,7 +22,7 @@ def _none(task: Task, options: TrainerOptions, context: Context) -> Trainer:
     _prepare(task, options, context)
     if options.tp > 1:
         gather_logits(task)
-    return TorchTrainer(task, task.model, options, context, _exposed(options, context))
+    return TorchTrainer(task, task.model, options, context, Exposed.of(options, context.device))
 
 
 def _ddp(task: Task, options: TrainerOptions, context: Context) -> Trainer:
@@ -30,7 +30,7 @@ def _ddp(task: Task, options: TrainerOptions, context: Context) -> Trainer:
     if options.dp == 1:
         return _none(task, options, context)
     _prepare(task, options, context)
-    exposed = _exposed(options, context)
+    exposed = Exposed.of(options, context.device)
     if options.tp > 1:
         replicas = replicate_parts(task, data_mesh(options, context))
         gather_logits(task)
@@ -53,14 +53,15 @@ def _fsdp(task: Task, options: TrainerOptions, context: Context) -> Trainer:
     """FSDP2; gradients of inner micro-batches are kept unsharded, so that only the last one reduces them."""
     _prepare(task, options, context)
     mesh = data_mesh(options, context)
-    exposed = _exposed(options, context)
+    exposed = Exposed.of(options, context.device)
     module = shard(task, options, mesh, pinned=context.device.type == "cuda")
     if exposed.known:
         time_collectives(task.model, exposed, is_replicated(mesh))
+    undo = time_stream_waits(exposed) if exposed.known else lambda: None
     if options.tp > 1:
         gather_logits(task)
     exchange = module.set_requires_gradient_sync
-    return TorchTrainer(task, task.model, options, context, exposed, exchange, autocasts=False)
+    return TorchTrainer(task, task.model, options, context, exposed, exchange, autocasts=False, undo=undo)
 
 
 def _zero(task: Task, options: TrainerOptions, context: Context) -> Trainer:
@@ -81,7 +82,3 @@ def _prepare(task: Task, options: TrainerOptions, context: Context) -> None:
     recompute(task.blocks, options.activation_checkpointing)
     if options.compiled:
         compile_blocks(task.blocks)
-
-
-def _exposed(options: TrainerOptions, context: Context) -> Exposed:
-    return Exposed(known=context.device.type == "cpu" and options.tp == 1)

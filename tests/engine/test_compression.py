@@ -1,6 +1,7 @@
 """Passes over weights: which are run, what is pruned, what it costs in quality, and that every layout does the same."""
 
 import gc
+import re
 import weakref
 from functools import cache
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_this_machine_is_judged_by_its_kernels(monkeypatch: pytest.MonkeyPatch) 
     assert hardware_of(CPU, torch.bfloat16) == Hardware("cpu", own_path())
     assert hardware_of(CPU, torch.float16) == PLAIN
     assert hardware_of(torch.device("mps"), torch.float16) == Hardware("mps")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "hardware", "reason"),
+    (
+        ("int4", torch.float16, Hardware("cuda", capability=(8, 0)), "use `dtype: bfloat16`"),
+        ("int4", torch.bfloat16, Hardware("cuda", capability=(7, 5)), "8.0 or more, and this one has 7.5"),
+        ("float8", torch.bfloat16, Hardware("cuda", capability=(8, 6)), "8.9 or more, and this one has 8.6"),
+        ("int8", torch.bfloat16, Hardware("cuda", capability=(7, 0)), "7.5 or more"),
+        ("int8_dynamic", torch.bfloat16, Hardware("cuda"), "CPUs and NVIDIA GPUs only"),  # ROCm
+        ("int8", torch.float16, Hardware("mps"), "CPUs and NVIDIA GPUs only"),
+    ),
+)
+def test_what_a_gpu_has_no_kernel_for_is_refused(
+    scheme: str, dtype: torch.dtype, hardware: Hardware, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        Compressor((scheme,), dtype, CPU, hardware)
+    able = Hardware("cuda", capability=(9, 0))
+    assert Compressor((scheme,), torch.bfloat16, CPU, able).passes == (scheme,)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.common.execution import Layout
+from configs.common.execution import Engine, Layout
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import JobEnd, Launcher, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -239,13 +239,7 @@ def test_a_folder_that_is_not_seen_on_a_node(hosts: TwoHosts, tmp_path: Path) ->
 @pytest.mark.slow
 def test_answers_across_nodes_are_those_of_one_rank(hosts: TwoHosts, tmp_path: Path) -> None:
     """Tensor and pipeline parallelism over the cable, and both with two ranks on each host; weights from files."""
-    config = ARCHITECTURES["llama-1m"]
-    made = ModelManifest(identity="synthetic:llama-1m@7", source="synthetic", folder="", files={}, config=config)
-    folder = tmp_path / "model"
-    folder.mkdir()
-    save_model(build_model(made, torch.float32, torch.device("cpu"))[0], config, folder, torch.float32)
-    manifest = ModelManifest(identity="folder:0", source="folder", folder=str(folder), files={}, config=config)
-    (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
+    write_manifest(tmp_path)
     alone = answers(tmp_path, "alone", Layout(), None)
     for name, layout in (("tensor", Layout(tp=2)), ("pipeline", Layout(pp=2)), ("both", Layout(tp=2, pp=2))):
         spread_out = answers(tmp_path, name, layout, hosts)
@@ -254,13 +248,37 @@ def test_answers_across_nodes_are_those_of_one_rank(hosts: TwoHosts, tmp_path: P
         np.testing.assert_allclose(spread_out["answer_logits"], alone["answer_logits"], atol=1e-4)
 
 
-def answers(folder: Path, name: str, layout: Layout, hosts: TwoHosts | None) -> dict[str, np.ndarray]:
+@pytest.mark.slow
+def test_deepspeed_answers_across_nodes_like_one_rank(hosts: TwoHosts, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    write_manifest(tmp_path)
+    alone = answers(tmp_path, "alone", Layout(), None)
+    spread_out = answers(tmp_path, "deepspeed", Layout(tp=2), hosts, "deepspeed")
+    np.testing.assert_array_equal(spread_out["answer_tokens"], alone["answer_tokens"])
+    np.testing.assert_allclose(spread_out["answer_logits"], alone["answer_logits"], atol=1e-4)
+
+
+def write_manifest(folder: Path) -> None:
+    """A small model with random weights in files, and its manifest."""
+    config = ARCHITECTURES["llama-1m"]
+    made = ModelManifest(identity="synthetic:llama-1m@7", source="synthetic", folder="", files={}, config=config)
+    model = folder / "model"
+    model.mkdir()
+    save_model(build_model(made, torch.float32, torch.device("cpu"))[0], config, model, torch.float32)
+    manifest = ModelManifest(identity="folder:0", source="folder", folder=str(model), files={}, config=config)
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+
+
+def answers(
+    folder: Path, name: str, layout: Layout, hosts: TwoHosts | None, engine: Engine = "rankwise"
+) -> dict[str, np.ndarray]:
     """What the rank that speaks for the replica answers, on two hosts or in one process here."""
     cell = Cell(
         model="folder:0",
         workload=GenerateWorkload(num_prompts=2, batch_size=2, prompt_tokens=12, new_tokens=4, answers=True),
         layout=layout,
         nodes=1 if hosts is None else 2,
+        engine=engine,
     )
     measurement = Measurement(cell=cell, repeat=0, attempt=1)
     paths = write_job(folder, [measurement], name=name)
@@ -273,7 +291,7 @@ def answers(folder: Path, name: str, layout: Layout, hosts: TwoHosts | None) -> 
     assert end.status is Status.COMPLETED, end
     parts = [part(paths, measurement, rank) for rank in range(layout.ranks)]
     assert all(each.status is Status.COMPLETED for each in parts)
-    if hosts is not None:
+    if hosts is not None and engine == "rankwise":
         transport = "pipeline_transport" if layout.pp > 1 else "tensor_transport"
         assert parts[0].environment[transport] == "gloo"
     speaker = next(rank for rank in range(layout.ranks) if Grid.of(layout, rank).reports_results)

@@ -38,7 +38,8 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
     if setup.weights == "float8":
         return elements + _SCALE_BYTES
     if setup.weights == "int4":
-        return elements / 2 + 2 * _SCALE_BYTES * -(-elements // setup.int4_group)
+        group_bytes = _SCALE_BYTES * (2 if setup.int4_zero_points else 1)
+        return elements / 2 + group_bytes * -(-elements // setup.int4_group)
     rows = weight.shape[0] if weight.split != 0 else elements // (weight.size // weight.shape[0])
     return elements + _SCALE_BYTES * rows
 

@@ -9,6 +9,7 @@ every row-parallel product (Megatron-LM, arXiv 1909.08053). Decode is dominated 
 and all-reduces; prefill by arithmetic. With micro-batches all pipeline stages work at once, else one after another.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from configs.hardware.hardware import Accelerator, Machine
@@ -34,11 +35,12 @@ from engine.planner.timing.cpu import can_measure, measured_generation_time
 class KernelConstants:
     """Constants of inference besides `timing.constants`.
 
-    dequantised: share of the usual bandwidth, if weights are narrower than the products. block, gate, root: kernels of
-    a block, more where its feed-forward is gated, and of a token's rest (table, last norm, head, sampling).
+    dequantised: by storage format, the share of the usual bandwidth at which weights narrower than the products are
+    read. block, gate, root: kernels of a block, more where its feed-forward is gated, and of a token's rest (table,
+    last norm, head, sampling).
     """
 
-    dequantised: float
+    dequantised: Mapping[str, float]
     block: int
     gate: int
     root: int
@@ -52,13 +54,16 @@ def kernel_constants(accelerator: Accelerator) -> KernelConstants:
     0.7 of the time of reading it; half of that hidden gives 0.74. int4 has fewer bytes and cheaper tricks a weight and
     comes to about the same. Kernels of a compiled and captured graph: norm, QKV, rotation with the cache's update,
     attention in two (the context is split and combined), output, norm, up with gate and activation, down.
-    CPU: int8 packed products reach half the bandwidth of packed bfloat16 (13.6 of 28 GB/s, measured on AVX-512 with
-    torch 2.13). PyTorch without compilation runs about 40 operators a block, two more with a gate
+    CPU with byte products (its catalogue row names a rate for int8): the engine's kernels read int8 at 0.9 and int4 at
+    0.78 of the bandwidth of packed bfloat16 (2816 x 1024 weights, one row: 104, 69 and 191 microseconds,
+    docs/reference/compression.md). Other CPUs widen the weights first, which costs what fewer bytes save: each format
+    takes the time of 16 bits. PyTorch without compilation runs about 40 operators a block, two more with a gate
     (`engine.models.llama`).
     """
-    if accelerator.kind == "cpu":
-        return KernelConstants(0.5, 40, 2, 20)
-    return KernelConstants(0.75, 9, 0, 10)
+    if accelerator.kind != "cpu":
+        return KernelConstants(dict.fromkeys(QUANTISED, 0.75), 9, 0, 10)
+    has_byte_products = "int8" in accelerator.peak_flops
+    return KernelConstants({"int8": 0.9, "int4": 0.78} if has_byte_products else {"int8": 0.5, "int4": 0.28}, 40, 2, 20)
 
 
 _HOP_SECONDS = 1e-6
@@ -66,6 +71,10 @@ _HOP_SECONDS = 1e-6
 _PEER_BYTES_PER_SECOND = 1e11
 """Links at least this fast connect memories that kernels address directly."""
 _EXPERT_KERNELS = 4  # router, choice, gathering, weighted sum
+_PRODUCTS, _CROSS_PRODUCTS = (
+    4,
+    2,
+)  # the engine's, of a layer and each step: QKV, output, gate and up, down; query, output
 _CROSS_KERNELS = 5  # norm, query, attention in two, output
 
 
@@ -194,7 +203,7 @@ class _Rates:
         inner = elements // weight.shape[0] if weight.split == 1 else weight.size // weight.shape[0]
         peak = setup.machine.accelerator.flops(setup.compute) * self.constants.matmul
         arithmetic = 2 * each * elements / (peak * inner / (inner + self.constants.product_depth))
-        share = self.kernels.dequantised if is_quantised(weight, setup) else 1.0
+        share = self.kernels.dequantised[setup.weights] if is_quantised(weight, setup) else 1.0
         reading = stored_bytes(weight, setup) / (self._bandwidth * share)
         return weight.products * touched * max(arithmetic, reading)
 
@@ -230,6 +239,7 @@ class _Rates:
         block += _EXPERT_KERNELS if architecture.experts > 1 else 0
         crossed = architecture.decoder_layers if architecture.kind == "encoder_decoder" else 0
         count = layers * block + crossed * _CROSS_KERNELS + self.kernels.root
+        count += (_PRODUCTS * layers + _CROSS_PRODUCTS * crossed + 1) * self.setup.product_operators
         return count * self.setup.machine.accelerator.kernel_seconds
 
     def _sums(self, stream: str, tokens: int) -> float:

@@ -77,7 +77,7 @@ class Staging:
     def copied(self, state: TensorState) -> TensorState:
         """Copy the current state; overwritten by the next call."""
         staged: TensorState = self._copied(state, ())
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not: is there a GPU, which would open it
             torch.cuda.synchronize()
         return staged
 

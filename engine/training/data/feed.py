@@ -50,7 +50,9 @@ class Feed:
         self.seed, self.device = seed, device
         self._order: tuple[int, Numbers] | None = None
         self.ahead = ahead
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed") if ahead else None
+        # A new thread's current device is the first, on which pinning would open a context of a few hundred MiB.
+        own = (torch.cuda.set_device, (device,)) if device.type == "cuda" else (None, ())
+        self._thread = ThreadPoolExecutor(1, "feed", *own) if ahead else None
         self._ready: dict[int, Future[list[TrainingBatch]]] = {}
 
     def step(self, number: int) -> list[TrainingBatch]:

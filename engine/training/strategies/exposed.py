@@ -1,17 +1,17 @@
-"""Measure exposed communication of a step in the compute thread, and the bytes sent.
+"""Measure exposed communication of a step where it computes, and the bytes sent.
 
-    exposed = Exposed(known=device.type == "cpu")
+    exposed = Exposed.of(options, device)
     ddp.register_comm_hook(None, BucketHook(exposed, group).hand_over)
     time_collectives(model, exposed)                # FSDP2
+    remove = time_stream_waits(exposed)             # FSDP2 and DeepSpeed on a GPU
 
 DDP sums buckets of gradients during the backward pass. After the last bucket no computation is left, so the rest of the
 backward pass is exposed (with the copy out of the buckets, microseconds). FSDP2 on a CPU gathers weights and reduces
-gradients in the compute thread: all of it is exposed. On a GPU streams wait instead of threads; bytes are counted and
-seconds are unknown.
+gradients in the compute thread: all of it is exposed. On a GPU it does so in streams of its own, and what is exposed is
+the time that the computing stream waits for their events; CUDA events before and after each wait tell it.
 """
 
-from collections.abc import Sequence
-from time import perf_counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.fsdp import FSDPModule
 
+from engine.training.marks import Mark, mark
 from engine.training.trainer import Exposed
 
 
@@ -28,7 +29,7 @@ class BucketHook:
 
     def __init__(self, exposed: Exposed, group: Any) -> None:
         self._exposed, self._group = exposed, group
-        self._handed_over: float | None = None
+        self._handed_over: Mark | None = None
 
     def hand_over(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
@@ -37,13 +38,13 @@ class BucketHook:
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         assert work is not None
         future: torch.futures.Future[Any] = work.get_future()
-        self._handed_over = perf_counter()
+        self._handed_over = mark(self._exposed.stream is not None, self._exposed.stream)
         return future.then(_first)
 
     def backward_ended(self) -> None:
         """Count the time since the last bucket, if this backward pass had any."""
         if self._handed_over is not None:
-            self._exposed.seconds += perf_counter() - self._handed_over
+            self._exposed.waited(self._handed_over)
         self._handed_over = None
 
 
@@ -72,7 +73,7 @@ class _Scatter(_Gather):
 
     def __init__(self, exposed: Exposed) -> None:
         super().__init__(exposed)
-        self._ended = 0.0
+        self._ended: Mark = 0.0
 
     def __call__(  # type: ignore[override]
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
@@ -81,14 +82,15 @@ class _Scatter(_Gather):
         self._exposed.calls += 1
         with self._exposed.waiting():
             work = dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        self._ended = perf_counter()
+        self._ended = mark(False)
         return work
 
     def summed(self, shard: Tensor) -> None:
         """Record the sum between replicas, which FSDP2 runs after its reduce-scatter."""
         self._exposed.bytes += shard.nbytes
         self._exposed.calls += 1
-        self._exposed.seconds += perf_counter() - self._ended
+        if self._exposed.stream is None:  # a GPU does it in a stream of its own
+            self._exposed.waited(self._ended)
 
 
 def time_collectives(model: nn.Module, exposed: Exposed, replicated: bool) -> None:
@@ -103,3 +105,23 @@ def time_collectives(model: nn.Module, exposed: Exposed, replicated: bool) -> No
         module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
         if replicated:
             module.set_all_reduce_hook(scatter.summed)
+
+
+def time_stream_waits(exposed: Exposed) -> Callable[[], None]:
+    """Record every wait of the computing stream for another stream, until the returned function is called; on a CPU
+    there are none. The libraries wait by `wait_event` of torch's class, directly or through `wait_stream`.
+    """
+    if exposed.stream is None:
+        return lambda: None
+    streams: Any = torch.cuda.Stream
+    own = streams.wait_event
+
+    def wait_event(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        with exposed.waiting(stream):
+            own(stream, event)
+
+    def remove() -> None:
+        streams.wait_event = own
+
+    streams.wait_event = wait_event
+    return remove

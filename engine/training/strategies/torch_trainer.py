@@ -50,12 +50,14 @@ class TorchTrainer:
         exchange: Exchange = lambda last: None,
         backward_ended: Callable[[], None] = lambda: None,
         autocasts: bool = True,
+        undo: Callable[[], None] = lambda: None,
     ) -> None:
+        """undo: called by `close`."""
         self.module = module
         self.exposed = exposed
         self.loss_scale = LossScale() if options.dtype == "float16" else None
         self._task, self._options, self._device = task, options, context.device
-        self._exchange, self._backward_ended = exchange, backward_ended
+        self._exchange, self._backward_ended, self._undo = exchange, backward_ended, undo
         self._autocasts = autocasts
         self._optimizer = task.make_optimizer(module) if task.make_optimizer else make_optimizer(module, options)
         self._parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
@@ -141,7 +143,8 @@ class TorchTrainer:
         """Release model, gradients and states."""
         self._optimizer.zero_grad(set_to_none=True)
         self._optimizer.state.clear()
-        self._exchange, self._backward_ended = (lambda last: None), (lambda: None)
+        self._undo()
+        self._exchange, self._backward_ended, self._undo = (lambda last: None), (lambda: None), (lambda: None)
         self._parameters = []
         del self.module, self._optimizer, self._task
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.context import Context
+from engine.training.strategies.exposed import time_stream_waits
 from engine.training.strategies.fsdp import data_mesh, tensor_mesh
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.strategies.recompute import compile_blocks, recompute
@@ -60,11 +61,12 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
         optimizer=task.make_optimizer(task.model) if task.make_optimizer else make_optimizer(task.model, options),
         config=zero_config(options, elements, folder),
     )
-    exposed = Exposed(known=context.device.type == "cpu" and options.tp == 1)
-    stop_watching = watch(deepspeed, exposed)
+    exposed = Exposed.of(options, context.device)
+    stop_watching, stop_timing = watch(deepspeed, exposed), time_stream_waits(exposed)
 
     def undo() -> None:
         stop_watching()
+        stop_timing()
         functional.linear = linear
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

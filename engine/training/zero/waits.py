@@ -6,7 +6,8 @@
 
 All of the library's collectives go through one object (`deepspeed.comm.comm.cdb`). A blocking call counts completely;
 of a non-blocking one only the `wait` on its handle counts. Seconds in a collective include waiting for slower ranks. On
-CUDA a call returns before the work is done, so only bytes are valid there (`Exposed.known`).
+a GPU what counts is the time that the computing stream waits: of calls in that stream here, of other streams by
+`engine.training.strategies.exposed.time_stream_waits`.
 """
 
 from collections.abc import Callable, Iterable

@@ -15,6 +15,7 @@ from engine.kernels.quantized import (
     SCHEMES,
     Scheme,
     quantize_linear,
+    rounded,
     rounded_to_4_bits,
     rounded_to_8_bits,
 )
@@ -50,7 +51,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
 
 def as_rounded(weight: Tensor, scheme: Scheme) -> Tensor:
     """The weight that a layer multiplies with, float64."""
-    values, scales = rounded_to_4_bits(weight) if scheme == "int4" else rounded_to_8_bits(weight)
+    values, scales = rounded(weight, scheme)
     return (values.double() * scales.double()).flatten(1)[:, : weight.shape[1]]
 
 
@@ -62,6 +63,9 @@ def assert_right(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, sche
     if scheme == "int8_dynamic":
         may_differ = (((steps % 1) - 0.5).abs() < 1e-4) * most / 127  # halves may go either way
         wide = steps.round() * most / 127
+    elif scheme == "float8":
+        wide = (wide.float() / (most.float() / 448)).to(torch.float8_e4m3fn).double() * most / 448
+        may_differ = wide.abs() * 2.0**-7  # one in the middle between two floats of 3 bits may go either way
     else:
         may_differ = (most / (2 * 32639) if path == "avx512_vnni" else 0 * most).expand(wide.shape)
     exact = wide @ rounded.T + (0 if bias is None else bias.double())

@@ -291,14 +291,34 @@ def test_work_of_another_kind_of_model_is_not_predicted(kind: str, architecture:
 def test_compressed_weights_are_fewer_bytes_to_hold_and_to_read() -> None:
     gpu = instance("aws/g5.xlarge")
     names = ("none", "int8", "int4", "prune_50")
-    cells = {name: prompted("generate", new_tokens=32, compression=name) for name in names}
+    half = {"dtype": "bfloat16"}
+    cells = {name: prompted("generate", new_tokens=32, compression=name).model_copy(update=half) for name in names}
     said = {name: predict_cell(cell, LARGE, gpu) for name, cell in cells.items()}
     peaks = [said[name].peak_memory_bytes or 0 for name in ("int4", "int8", "none")]
     assert 0 < peaks[0] < peaks[1] < peaks[2] == said["prune_50"].peak_memory_bytes
-    rates = [said[name].tokens_per_second or 0 for name in ("none", "int8")]
+    rates = [said[name].tokens_per_second or 0 for name in ("none", "int4")]
     assert 0 < rates[0] <= rates[1]
     calibrated = predict_cell(cells["int8"], LARGE, HERE)  # its operators were measured with whole weights
     assert calibrated.tokens_per_second is not None
+
+
+def test_a_gpu_is_promised_what_its_kernels_do() -> None:
+    a10g, t4, h100 = (instance(name) for name in ("aws/g5.xlarge", "aws/g4dn.xlarge", "aws/p5.48xlarge"))
+
+    def said(name: str, machine: Machine, dtype: str = "bfloat16") -> Prediction:
+        cell = prompted("generate", new_tokens=32, compression=name).model_copy(update={"dtype": dtype})
+        return predict_cell(cell, LARGE, machine)
+
+    assert "8.9 or more, and this one has 8.0" in (said("float8", a10g).reason or "")
+    assert "multiplies bfloat16, not float16" in (said("int4", a10g, "float16").reason or "")
+    assert said("int4", t4, "float16").throughput is None and said("float8", h100).throughput is not None
+    # Many small kernels round the inputs of int8: of a small model they cost more than fewer bytes save.
+    assert (said("int8", a10g).throughput or 0) < (said("none", a10g).throughput or 0)
+
+
+def test_a_cpu_that_widens_weights_promises_nothing_for_it() -> None:
+    cell = prompted("generate", new_tokens=32, compression="float8")
+    assert "a CPU widens float8 weights" in (predict_cell(cell, LARGE, HERE).reason or "")
 
 
 def test_a_level_of_compression_is_not_guessed() -> None:
