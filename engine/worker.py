@@ -12,7 +12,6 @@ import io
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from engine.profiling.nsys import UNDER_NSYS, run_under_nsys
 from engine.rank.binding import bind, devices_of_ranks
 from engine.rank.failures import classify, log_line, one_line, report
 from engine.rank.joining import DeviceError, make_context
+from engine.rank.measurement_meter import MeasurementMeter
 from engine.rank.processes import (
     ProgressFile,
     RankPlace,
@@ -52,43 +52,6 @@ OTHER_ENGINES = "engine.workloads.other_engines"
 
 class PartNotWrittenError(Exception):
     """The rank's part could not be written to disk, so no further measurement can be kept."""
-
-
-class Meter:
-    """CPU time, storage traffic and wall time since its creation; the first rank of a node reports the cores."""
-
-    def __init__(self, place: RankPlace) -> None:
-        from configs.common.base import utc_now
-        from engine.rank import host_usage
-
-        self._place = place
-        self.started_at = utc_now()
-        self._busy = host_usage.machine_busy_seconds(place.allowed) if place.local_rank == 0 else None
-        self._storage = host_usage.storage_bytes()
-        self._cpu = host_usage.process_cpu_seconds()
-        self._began = time.perf_counter()
-
-    def figures(self) -> "dict[str, Figure]":
-        """Return figures of the measurement so far; `cpu_busy_seconds` is of all processes on the job's cores."""
-        from engine.rank import host_usage
-
-        measurement_seconds = time.perf_counter() - self._began
-        cpu_seconds = host_usage.process_cpu_seconds() - self._cpu
-        storage = host_usage.storage_bytes()
-        figures: dict[str, Figure] = {
-            "measurement_seconds": measurement_seconds,
-            "cpu_seconds": cpu_seconds,
-            "cpu_utilization": cpu_seconds / measurement_seconds / len(self._place.cores),
-            "threads": self._place.threads,
-            **self._place.binding,
-            "io_read_bytes": storage.read - self._storage.read if storage and self._storage else None,
-            "io_write_bytes": storage.written - self._storage.written if storage and self._storage else None,
-        }
-        if self._place.local_rank == 0:
-            busy = host_usage.machine_busy_seconds(self._place.allowed)
-            figures["machine_cores"] = len(self._place.allowed)
-            figures["cpu_busy_seconds"] = None if busy is None or self._busy is None else busy - self._busy
-        return figures
 
 
 def load_workload(cell: "Cell") -> "WorkloadFunction":
@@ -129,7 +92,7 @@ def make_measurement(
     from configs.common.base import utc_now
     from configs.plans.record import Failure, RankPart, Status
 
-    meter = Meter(place)
+    meter = MeasurementMeter(place)
     common = {
         "measurement": measurement.name,
         "rank": place.rank,
