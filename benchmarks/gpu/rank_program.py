@@ -92,7 +92,7 @@ def _hang(bench: Bench, folder: Path, rank: int) -> dict[str, Any]:
     (folder / f"hang-{rank}.begun").touch()
     while bench.device.type != "cuda":
         time.sleep(3600)
-    torch.cuda._sleep(_FOREVER_CYCLES)
+    torch.cuda._sleep(_FOREVER_CYCLES)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     return {"said": f"came back with {held.nbytes} bytes"}
 

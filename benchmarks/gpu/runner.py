@@ -122,6 +122,9 @@ class _Watched:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}
         environment = {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(paths)}
+        if self._settings.rehearsal:
+            # torch's operators, as on a GPU; kernels for CPUs would be compiled first, for a minute.
+            environment |= {"RANKWISE_KERNELS": "off", "OMP_NUM_THREADS": "1"}
         log: Any = subprocess.DEVNULL
         with suppress(OSError):
             log = (self._settings.out / f"{self._result.check}.log").open("wb")

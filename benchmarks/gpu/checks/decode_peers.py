@@ -47,7 +47,9 @@ def _peer(bench: Bench, model: Any, mode: str, batch: int, prompt: int, new_toke
     caches: dict[int, Any] = {}
 
     def settings(model: Any, rows: int, capacity: int) -> dict[str, Any]:
-        cache = caches.setdefault(rows, static_cache(model, rows, capacity) if rows not in caches else None)
+        if rows not in caches:
+            caches[rows] = static_cache(model, rows, capacity)
+        cache = caches[rows]
         cache.reset()
         if mode == "static":
             return {"past_key_values": cache, "disable_compile": True}

@@ -5,9 +5,11 @@ plain copies say what the host's memory and the bus allow: from mapped pages, th
 """
 
 import mmap
+import os
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -104,14 +106,15 @@ def _pinned(bench: Bench, file: Path) -> None:
     on_gpu = bench.device.type == "cuda"
     buffers = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
     target = torch.empty(file.stat().st_size, dtype=torch.uint8, device=bench.device)
-    copied = [torch.cuda.Event() if on_gpu else None for _ in buffers]
+    copied = [torch.cuda.Event() if on_gpu else None for _ in buffers]  # type: ignore[no-untyped-call]
     place = turn = 0
     with file.open("rb", buffering=0) as opened:
         while True:
             buffer, event = buffers[turn], copied[turn]
             if event is not None:
                 event.synchronize()
-            count = opened.readinto(memoryview(buffer.numpy()))  # type: ignore[attr-defined]  # unbuffered
+            into: Any = buffer.numpy()
+            count = os.readv(opened.fileno(), [into])
             if not count:
                 break
             target[place : place + count].copy_(buffer[:count], non_blocking=True)
