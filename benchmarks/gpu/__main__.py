@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.gpu.catalog import CHECKS
 from benchmarks.gpu.needs import advice, missing_packages
 from benchmarks.gpu.plants import PLANTS, parse_plants
-from benchmarks.gpu.results import write_text
+from benchmarks.gpu.results import pack_results, write_text
 from benchmarks.gpu.runner import Settings, run_checks
 from benchmarks.gpu.table import markdown, summary, table
 
@@ -45,6 +45,7 @@ def main() -> int:
     results = run_checks(checks, settings, lambda line: print(line, flush=True))
     print(f"\n{table(results)}\n\n{summary(results)}")
     write_text(asked.out / "table.md", f"{markdown(results)}\n\n{summary(results)}\n")
+    pack_results(asked.out)
     return 0 if all(result.is_clean for result in results) else 1
 
 

@@ -27,6 +27,7 @@ from reports.numbers.statistics import median_interval
 _LEAST_SAMPLE_SECONDS = 2e-3
 _MOST_CALLS = 4096
 _TOLD_CHARACTERS = 400
+_DRIVER = Path("/sys/module/nvidia/version")
 _NO_ERROR = "no error"
 
 
@@ -188,6 +189,7 @@ class Bench:
                 "memory_gib": round(properties.total_memory / 2**30, 1),
                 "capability": f"{properties.major}.{properties.minor}",
                 "processors": properties.multi_processor_count,
+                "driver": _DRIVER.read_text().strip() if _DRIVER.exists() else None,
             }
         return found
 

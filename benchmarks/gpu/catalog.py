@@ -6,6 +6,10 @@ each figure as soon as it is known.
 
 from dataclasses import dataclass
 
+ENGINE = ("torch", "pydantic", "numpy", "scipy", "safetensors", "tokenizers")
+"""What the engine imports."""
+_PEER = (*ENGINE, "transformers")
+
 
 @dataclass(frozen=True)
 class Check:
@@ -18,7 +22,7 @@ class Check:
     title: str
     share: float
     least_seconds: float = 10.0
-    needs: tuple[str, ...] = ("torch", "pydantic", "numpy", "safetensors")
+    needs: tuple[str, ...] = ENGINE
     wants: tuple[str, ...] = ()
 
     @property
@@ -27,19 +31,22 @@ class Check:
         return f"benchmarks.gpu.checks.{self.name.replace('-', '_')}"
 
 
-_PEER = ("torch", "pydantic", "numpy", "safetensors", "transformers")
-
 CHECKS = (
-    Check("parity", "answers against transformers, CUDA graphs against eager steps", 1.2, needs=_PEER),
+    Check("parity", "answers against transformers, CUDA graphs against eager steps", 2.0, needs=_PEER),
     Check("decode", "decode of an 8B shape in bfloat16", 0.8),
     Check("prefill", "prefill of an 8B shape in bfloat16", 0.5),
     Check("training", "training step of a 1B shape", 1.6, wants=("deepspeed",)),
-    Check("planning", "the planner before and after calibration, against the figures above", 0.5, needs=_PEER),
+    Check("planning", "the planner before and after calibration, against the figures above", 0.9, needs=_PEER),
     Check("two-ranks", "two ranks on one GPU: launch, out of memory, a hung kernel, memory returned", 0.7),
-    Check("study", "a whole study through slurm.launch, without Prefect", 1.2, needs=(*_PEER, "submitit", "psutil")),
+    Check(
+        "study",
+        "a whole study through slurm.launch, without Prefect",
+        1.2,
+        needs=(*_PEER, "submitit", "psutil", "yaml"),
+    ),
     Check("decode-peers", "the same decode by transformers, static and compiled", 1.2, needs=_PEER),
     Check("decode-quantised", "the same decode with int8, int4 and float8 weights", 0.8, wants=("torchao",)),
     Check("loading", "load from disk and page cache, pinned and mapped", 0.6),
     Check("power", "power, clocks, throttling and energy a token", 0.3, wants=("pynvml",)),
-    Check("tests", "every test marked gpu", 0.5, needs=("torch", "pytest", "hypothesis", "pydantic")),
+    Check("tests", "every test marked gpu", 0.5, needs=(*ENGINE, "pytest", "pytest_timeout", "hypothesis", "yaml")),
 )

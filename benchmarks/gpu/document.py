@@ -55,7 +55,9 @@ def _run_section(name: str, results: Sequence[CheckResult]) -> str:
     said = next((result.surroundings for result in known if result.surroundings), {})
     began = min(result.began for result in known)
     device = said.get("device", "unknown device")
-    about = ", ".join(f"{key} {said[key]}" for key in ("memory_gib", "torch", "cuda", "python") if key in said)
+    about = ", ".join(
+        f"{key} {said[key]}" for key in ("memory_gib", "driver", "torch", "cuda", "python") if key in said
+    )
     return f"### {name}\n\n{device}, {began}. {about}. {summary(known)}.\n\n{markdown(known)}\n"
 
 

@@ -8,6 +8,7 @@ write_result(folder, result); read_results(folder)
 import json
 import math
 import os
+import tarfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ Sense = Literal["at least", "at most", "is"]
 FigureState = Literal["met", "missed", "not reached", "rehearsed", "seen"]
 CheckState = Literal["running", "finished", "failed", "crashed", "timed out", "not reached"]
 SCHEMA = 1
+ARCHIVE = "results.tar.gz"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,14 @@ def read_results(folder: Path) -> dict[str, CheckResult]:
             continue
         found[result.check] = result
     return found
+
+
+def pack_results(folder: Path) -> None:
+    """Put all results, logs and the study in `results.tar.gz`, one file to bring back; a full disk costs it only."""
+    with suppress(OSError), tarfile.open(folder / ARCHIVE, "w:gz") as packed:
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.suffix != ".tmp" and path.name != ARCHIVE:
+                packed.add(path, arcname=path.name)
 
 
 def write_text(path: Path, text: str) -> None:

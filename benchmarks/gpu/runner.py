@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.gpu.catalog import Check
 from benchmarks.gpu.needs import missing_packages
-from benchmarks.gpu.results import CheckResult, Figure, read_results, write_result
+from benchmarks.gpu.results import CheckResult, Figure, pack_results, read_results, write_result
 from configs.common.proc import become_subreaper, parent_of, process_ids
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +64,7 @@ def run_checks(checks: Sequence[Check], settings: Settings, say: Callable[[str],
         limit = left * check.share / sum(one.share for one in waiting[place:])
         limit = min(left, max(limit, check.least_seconds))
         kept[check.name] = _run_one(check, settings, limit, say)
+        pack_results(settings.out)
     return [kept[check.name] for check in checks]
 
 

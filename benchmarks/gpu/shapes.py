@@ -1,6 +1,7 @@
 """Shapes of the checks' models, and their tiny stand-ins in a rehearsal; weights are random and made on the device."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from engine.inference.weights import shard_of
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 
+STEPS = 8
+"""Tokens of one timed sample of decoding."""
 _COMMON: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -71,6 +74,30 @@ def large_model(bench: Bench) -> dict[str, Any]:
 def training_model(bench: Bench) -> dict[str, Any]:
     """Return the configuration of the model to train."""
     return TINY if bench.rehearsal else LLAMA_1B
+
+
+@dataclass(frozen=True)
+class DecodeSizes:
+    """Batches, tokens of a prompt, and timed samples of STEPS tokens each."""
+
+    batches: tuple[int, ...]
+    prompt: int
+    samples: int
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens made in all: those of the samples and of the warm-up before."""
+        return (self.samples + 3) * STEPS
+
+
+def decode_sizes(bench: Bench) -> DecodeSizes:
+    """Return the sizes of the decode check, which the planner is asked about too."""
+    return DecodeSizes((1, 2, 4), 16, 5) if bench.rehearsal else DecodeSizes((1, 8, 64), 512, 25)
+
+
+def prefill_lengths(bench: Bench) -> tuple[int, ...]:
+    """Return the prompts of the prefill check, in tokens."""
+    return (32, 64) if bench.rehearsal else (2048, 8192)
 
 
 def random_shard(bench: Bench, config: dict[str, Any], dtype: torch.dtype, grid: Grid, group: Communicator) -> Shard:

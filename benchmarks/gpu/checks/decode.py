@@ -9,34 +9,32 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.peaks import copy_bytes_per_second
-from benchmarks.gpu.shapes import decode_bytes, large_model, one_shard
+from benchmarks.gpu.shapes import STEPS, decode_bytes, decode_sizes, large_model, one_shard
 from engine.inference.cache import KeyValueCache
 from engine.inference.model import Shard
 
 _LEAST_SHARE = 0.65
 """Of the copy bandwidth, at batch 1."""
-_STEPS = 8
-"""Tokens of one sample."""
 
 
 def run(bench: Bench) -> None:
     """Report copy bandwidth, then seconds a token and share of it for each batch."""
     bandwidth = copy_bytes_per_second(bench)
     shard = one_shard(bench, large_model(bench), torch.bfloat16)
-    for batch in (1, 2, 4) if bench.rehearsal else (1, 8, 64):
+    for batch in decode_sizes(bench).batches:
         bench.attempt(f"batch {batch}", lambda batch=batch: measure(bench, shard, batch, bandwidth))  # type: ignore[misc]
 
 
-def measure(bench: Bench, shard: Shard, batch: int, bandwidth: float, label: str = "") -> None:
-    """Report one batch of greedy decoding after a prompt. label: before the names of the figures."""
-    prompt, samples = (16, 5) if bench.rehearsal else (512, 25)
-    capacity = prompt + (samples + 3) * _STEPS
+def measure(bench: Bench, shard: Shard, batch: int, bandwidth: float) -> None:
+    """Report one batch of greedy decoding after a prompt."""
+    sizes = decode_sizes(bench)
+    capacity = sizes.prompt + sizes.new_tokens
     cache = shard.new_cache(batch, capacity)
-    seconds = decode_seconds(bench, shard, cache, batch, prompt, samples)
+    seconds = decode_seconds(bench, shard, cache, batch, sizes.prompt, sizes.samples)
     # On a GPU attention covers the whole capacity; elsewhere what is filled, half of the new tokens on average.
-    positions = capacity if bench.device.type == "cuda" else prompt + samples * _STEPS // 2
+    positions = capacity if bench.device.type == "cuda" else sizes.prompt + sizes.new_tokens // 2
     moved = decode_bytes(shard, batch, positions)
-    name = f"{label}batch {batch}"
+    name = f"batch {batch}"
     bench.figure(f"{name}: a token", [one * 1e3 for one in seconds], "ms")
     bench.figure(
         f"{name}: share of the copy bandwidth",
@@ -56,12 +54,12 @@ def decode_seconds(
     state = [next_token(shard, tokens, cache)]
 
     def steps() -> None:
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             state[0] = next_token(shard, state[0][:, None], cache)
 
     for _ in range(2):  # the first records the graph
         steps()
-    return [one / _STEPS for one in bench.clock.seconds(steps, samples=samples, warm_up=0, calls=1).samples]
+    return [one / STEPS for one in bench.clock.seconds(steps, samples=samples, warm_up=0, calls=1).samples]
 
 
 def next_token(shard: Shard, tokens: Tensor, cache: KeyValueCache) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.gpu.bench import Bench, free_memory
 from benchmarks.gpu.checks.decode import decode_seconds
-from benchmarks.gpu.shapes import large_model, random_tensors
+from benchmarks.gpu.shapes import STEPS, large_model, random_tensors
 from configs.families.config import ModelConfig
 from engine.compression import Compressor
 from engine.inference.assembly import Assembly
@@ -41,7 +41,7 @@ def _scheme(bench: Bench, scheme: str, dense: dict[int, float]) -> None:
     shard = _shard(bench, scheme)
     prompt, samples = (16, 5) if bench.rehearsal else (512, 15)
     for batch in (1, 2) if bench.rehearsal else (1, 8):
-        cache = shard.new_cache(batch, prompt + (samples + 3) * 8)
+        cache = shard.new_cache(batch, prompt + (samples + 3) * STEPS)
         seconds = decode_seconds(bench, shard, cache, batch, prompt, samples)
         name = scheme or "bfloat16"
         taken = bench.figure(f"{name}, batch {batch}: a token", [one * 1e3 for one in seconds], "ms")

@@ -15,7 +15,7 @@ from benchmarks.gpu.cells import generate_cell, training_cell
 from benchmarks.gpu.machines import after, before
 from benchmarks.gpu.peaks import copy_bytes_per_second, product_flops
 from benchmarks.gpu.results import read_results
-from benchmarks.gpu.shapes import large_model, training_model
+from benchmarks.gpu.shapes import decode_sizes, large_model, prefill_lengths, training_model
 from configs.hardware.hardware import Machine
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
@@ -24,7 +24,7 @@ from engine.planner.families import read_architecture
 from engine.tools.calibrate import calibrate
 
 _MOST_ERROR = 0.10
-_CALIBRATION_SECONDS = 20.0
+_CALIBRATION_SECONDS = 15.0
 
 
 def run(bench: Bench) -> None:
@@ -56,11 +56,11 @@ def run(bench: Bench) -> None:
 def _subjects(bench: Bench) -> Iterator[tuple[tuple[str, str], str, Cell, dict[str, object], str]]:
     """Yield check and figure, name, cell, model, and the field of the prediction."""
     large, small = large_model(bench), training_model(bench)
-    prompt, samples = (16, 5) if bench.rehearsal else (512, 25)
-    for batch in (1, 2, 4) if bench.rehearsal else (1, 8, 64):
-        cell = generate_cell(batch, prompt, (samples + 3) * 8)
+    sizes = decode_sizes(bench)
+    for batch in sizes.batches:
+        cell = generate_cell(batch, sizes.prompt, sizes.new_tokens)
         yield ("decode", f"batch {batch}: a token"), f"decode, batch {batch}", cell, large, _TOKEN
-    for length in (32, 64) if bench.rehearsal else (2048, 8192):
+    for length in prefill_lengths(bench):
         figure = f"{length} tokens: time to the first token"
         yield ("prefill", figure), f"prefill, {length} tokens", generate_cell(1, length, 1), large, "ttft_seconds"
     for name, cell in (("one rank", training_cell(bench)), ("fsdp", training_cell(bench, "fsdp"))):

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.peaks import product_flops
-from benchmarks.gpu.shapes import large_model, one_shard
+from benchmarks.gpu.shapes import large_model, one_shard, prefill_lengths
 from engine.inference.model import Shard
 from engine.planner.families import read_architecture
 from engine.planner.flops import forward_flops
@@ -21,7 +21,7 @@ def run(bench: Bench) -> None:
     peak = product_flops(bench, torch.bfloat16)
     config = large_model(bench)
     shard = one_shard(bench, config, torch.bfloat16)
-    for length in (32, 64) if bench.rehearsal else (2048, 8192):
+    for length in prefill_lengths(bench):
         bench.attempt(f"{length} tokens", lambda length=length: _measure(bench, shard, config, length, peak))  # type: ignore[misc]
 
 
