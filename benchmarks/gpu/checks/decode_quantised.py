@@ -66,7 +66,10 @@ def _torchao(bench: Bench, scheme: str, inputs: int, outputs: int, dense: float)
     import torchao.quantization as ao  # type: ignore[import-not-found]
 
     layer = nn.Linear(inputs, outputs, bias=False, device=bench.device, dtype=torch.bfloat16)
-    ao.quantize_(layer, getattr(ao, _AO[scheme])())
+    try:
+        ao.quantize_(layer, getattr(ao, _AO[scheme])())
+    except ImportError as error:  # of a library that only this scheme's kernels need
+        raise NotImplementedError(f"torchao: {error}") from error
     layer.compile()
     taken = _product_seconds(bench, f"torchao {scheme}", layer)
     bench.figure(f"torchao {scheme}: products for one of bfloat16", [dense / taken])

@@ -18,6 +18,7 @@ from configs.plans.record import Record, Status
 from configs.spec.study import StudySpec, parse_study, study_yaml
 from tasks.campaign.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.records import Collected
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tasks.planning.predictions import with_predictions
 
@@ -65,8 +66,9 @@ def run(bench: Bench) -> None:
                     bench.not_reached(f"{len(launch.measurements)} measurements", "the share of this check was spent")
                     continue
                 job = write_job(launch, plan, run_paths, cache)
-                records += run_job(job, run_paths, print).records
-                _report(bench, records[-len(launch.measurements) :])
+                collected = run_job(job, run_paths, print)
+                records += collected.records
+                _report(bench, collected)
     finally:
         _keep(run_paths.folder, bench.out / _ARCHIVE)
     timed = [record for record in records if record.measuring_pass == "timed"]
@@ -86,12 +88,14 @@ def _planned(study: StudySpec, run_paths: RunPaths, cache: Path) -> Plan:
     return plan
 
 
-def _report(bench: Bench, records: list[Record]) -> None:
-    for record in records:
+def _report(bench: Bench, collected: Collected) -> None:
+    for record in collected.records:
         said = record.failure.message if record.failure else ""
         bench.seen(
             f"{record.measuring_pass}: {record.cell.label}, repeat {record.repeat}", str(record.status), note=said
         )
+    if collected.start_failure:
+        bench.judged(f"launch {collected.job}", collected.start_failure, "no error", "is")
 
 
 def _keep(folder: Path, archive: Path) -> None:
