@@ -149,9 +149,9 @@ class Bench:
         self.report(Figure(name, middle, unit, bar, sense, low, high, len(known), note))
         return middle
 
-    def not_reached(self, name: str, why: str, bar: float | None = None) -> None:
+    def not_reached(self, name: str, why: str, bar: float | None = None, sense: Sense = "at least") -> None:
         """Report that a figure could not be had."""
-        self.report(Figure(name, None, bar=bar, note=why))
+        self.report(Figure(name, None, bar=bar, sense=sense, note=why))
 
     def attempt(self, name: str, part: Callable[[], None], seconds: float = 0.0) -> None:
         """Run a part of the check; what it raises is reported as its figure, and the next part goes on.

@@ -131,7 +131,9 @@ def test_the_whole_rehearsal_passes(tmp_path: Path) -> None:
         figure.name: figure.note
         for result in found.values()
         for figure in result.figures
-        if figure.state(rehearsal=True) == "not reached" and "torchao" not in figure.name
+        if figure.state(rehearsal=True) == "not reached"
+        # The first is no package of the tests; the second has its own, and is slow beside other tests.
+        and not figure.name.startswith(("torchao", "calibration of the host"))
     }
     assert unreached == {}
     assert (tmp_path / "study.tar.gz").is_file()
