@@ -81,6 +81,12 @@ class CheckResult:
         return replace(self, figures=(*self.figures, figure))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the check came to its end and reached every figure, so that it need not run again."""
+        reached = all(figure.value is not None for figure in self.figures)
+        return self.state == "finished" and reached
+
+    @property
     def is_clean(self) -> bool:
         """Whether the check came to its end and misses no bar; in a rehearsal, packages may be missing."""
         states = {figure.state(self.rehearsal) for figure in self.figures}

@@ -4,7 +4,7 @@
 
 A check that crashes, hangs, is killed or misses a package costs its own figures only. Its limit is its share of what is
 left of the budget, so that time which one does not use is had by the next ones. Every figure is in the check's file as
-soon as it is known. Checks with a finished result in the folder are not run again.
+soon as it is known. Checks that have finished with every figure are not run again.
 """
 
 import json
@@ -47,15 +47,13 @@ class Settings:
 
 
 def run_checks(checks: Sequence[Check], settings: Settings, say: Callable[[str], None]) -> list[CheckResult]:
-    """Run what has not finished before; return the result of every check, in order."""
+    """Run what has not been reached before; return the result of every check, in order."""
     with suppress(OSError):
         settings.out.mkdir(parents=True, exist_ok=True)
     become_subreaper()
     before = {} if settings.again else read_results(settings.out)
     kept = {
-        name: result
-        for name, result in before.items()
-        if result.state == "finished" and result.rehearsal == settings.rehearsal
+        name: result for name, result in before.items() if result.is_whole and result.rehearsal == settings.rehearsal
     }
     deadline = time.monotonic() + settings.budget_seconds
     waiting = [check for check in checks if check.name not in kept]
