@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training structure test-faults test-resume fuzz screenshots clean
+.PHONY: study team test test-slow test-slurm test-nightly lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training gpu-check gpu-rehearsal gpu-wheels structure test-faults test-resume fuzz screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -90,6 +90,15 @@ bench-slurm: $(VENV)/.installed-dev  ## on a lab: seconds until a job measures a
 
 bench-training: $(VENV)/.installed-dev  ## training: accumulation on two ranks, our step against a bare loop, checkpoints meanwhile; about 8 minutes
 	$(BIN)/python -m benchmarks.training.bench $(if $(KEEP),--runs $(KEEP))
+
+gpu-check:  ## on a machine with a GPU, from a bare checkout: every check that needs one; OUT=folder MINUTES=8 ONLY=check
+	PYTHONPATH=.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu --out $(or $(OUT),gpu-results) --budget-minutes $(or $(MINUTES),8) $(if $(ONLY),--only $(ONLY))
+
+gpu-rehearsal: $(VENV)/.installed-dev  ## the same code on the CPU with tiny shapes, some minutes; OUT=folder
+	PYTHONPATH=. $(BIN)/python -m benchmarks.gpu --rehearse --out $(or $(OUT),gpu-rehearsal)
+
+gpu-wheels: $(VENV)/.installed  ## pack what an image with torch lacks for gpu-check; WHEELS=folder GPU_PYTHON=3.12
+	$(BIN)/python -m benchmarks.gpu.wheels $(or $(WHEELS),wheels) --python $(or $(GPU_PYTHON),3.12)
 
 structure: $(VENV)/.installed-dev  ## files of one run, loose files, circles, names, copies; CHECKOUT=folder for another, TRACE=1 runs a study
 	$(BIN)/python -m benchmarks.structure $(if $(CHECKOUT),--root $(CHECKOUT)) $(if $(TRACE),--trace)

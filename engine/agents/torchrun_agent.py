@@ -8,11 +8,15 @@ killed did not. So the launcher starts torchrun through this module.
 
 import json
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 from engine.agents.preloading import RankStarter, prepare_ranks
 from engine.rank.processes import leave
 from engine.rank.stores import agent_store
+
+_NEWER_OPTIONS = {"--shutdown-timeout"}
+"""Of the options that the launcher passes, those that torch 2.9 lacks."""
 
 
 def main(arguments: list[str]) -> int:
@@ -25,14 +29,14 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
-    from torch.distributed.run import parse_args, run
+    from torch.distributed.run import get_args_parser, parse_args, run
 
     # torchrun's own store listens on all interfaces.
     static_tcp_rendezvous.TCPStore = agent_store  # type: ignore[attr-defined,assignment]
     # What torchrun starts ranks by; there is no public way to have it start them by fork without its queues.
     subprocess_handler.Popen = starter  # type: ignore[attr-defined,assignment]
     try:
-        run(parse_args(arguments[1:]))  # type: ignore[no-untyped-call]
+        run(parse_args(supported(arguments[1:], get_args_parser())))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         seen = [
             {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
@@ -43,6 +47,20 @@ def main(arguments: list[str]) -> int:
     finally:
         starter.dismiss()
     return 0
+
+
+def supported(arguments: list[str], parser: ArgumentParser) -> list[str]:
+    """Return the arguments without options, each with a value, that this version of torchrun lacks.
+
+    torch 2.11 has no --shutdown-timeout. Its ranks have longer to end by themselves; the launcher ends them anyway.
+    """
+    known = {option for action in parser._actions for option in action.option_strings}
+    kept = list(arguments)
+    for option in _NEWER_OPTIONS - known:
+        if option in kept:
+            at = kept.index(option)
+            del kept[at : at + 2]
+    return kept
 
 
 def _ranks_here(arguments: list[str]) -> int:

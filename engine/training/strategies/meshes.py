@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from engine.context import Context
+from engine.parallel.communicator import choose_backend
 
 
 def mesh_of(context: Context, axes: dict[str, int]) -> DeviceMesh:
@@ -31,7 +32,9 @@ def _made(context: Context, names: tuple[str, ...], ranks: torch.Tensor) -> Devi
     if not dist.is_initialized():
         # Sharding over a single rank is measured too; it needs a group of one.
         assert context.world_size == 1
-        dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(
+            choose_backend(context.device), store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+        )
     limit = timedelta(seconds=context.job.measuring.group_timeout_seconds)
     mine: list[dist.ProcessGroup] = []
     for axis in range(ranks.dim()):

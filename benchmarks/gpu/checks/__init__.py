@@ -1,0 +1,1 @@
+"""The checks: one module each, with a function `run(bench)`; listed in `benchmarks.gpu.catalog`."""
