@@ -17,7 +17,7 @@ from engine.kernels.rows import NO_WORD
 from engine.prompts.decoded import Decoded, Encoded
 from engine.prompts.tokens import Batch
 
-_REMEDY = "Check the weights and config.json of the model, or use dtype float32"
+_REMEDY = "Check the weights and config.json of the model; in 16 bits, try dtype float32"
 
 
 def check_tokens(results: Rows[Decoded]) -> None:

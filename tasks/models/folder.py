@@ -7,6 +7,7 @@ Only safetensors are weights here: a pickled checkpoint can run any code when it
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.printable import printable
-from configs.common.reading import MIB, brief, open_regular, read_json, read_json_object
+from configs.common.reading import MIB, brief, check_regular, open_regular, read_json, read_json_object
 from configs.common.safetensors_header import StoredTensor, stored_tensors
 from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
@@ -32,6 +33,8 @@ _PICKLED_WEIGHTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 _COMPARED_BYTES = 1 << 20
 _CONFIG_BYTES = 32 * MIB
 """Of configurations and shard indexes; that of a model with 140,000 tensors has 17 MB."""
+_DESCRIPTION_BYTES = 512 * MIB
+"""Of a tokenizer's files, which are hashed whole; that of a model with 256,000 tokens has 33 MB."""
 _MAX_NAMES = 5
 
 
@@ -74,8 +77,24 @@ class FileHashes:
 
 
 def file_names(folder: Path) -> list[str]:
-    """Names of the files directly in the folder; what lies deeper belongs to other formats."""
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    """Names of the files directly in the folder; what lies deeper belongs to other formats.
+
+    Raises ValueError for a model's file that is a pipe, a device or a broken link, or is beyond a tokenizer's size.
+    """
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.is_dir())
+    for name in described_by(names):
+        _check_readable(folder / name, _DESCRIPTION_BYTES)
+    for name in names:
+        if name.endswith(".safetensors"):
+            _check_readable(folder / name, None)
+    return [name for name in names if (folder / name).is_file()]
+
+
+def _check_readable(path: Path, max_bytes: int | None) -> None:
+    try:
+        check_regular(path, max_bytes)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
 
 
 def described_by(names: Iterable[str]) -> list[str]:
@@ -133,7 +152,7 @@ def require_safetensors(names: Iterable[str], where: str, folder: str) -> None:
 
 def read_config(folder: Path, where: str) -> dict[str, Any]:
     """The model's config.json. Raises ValueError: absent, not JSON, or in need of code from elsewhere."""
-    if not (folder / CONFIG).is_file():
+    if not os.path.lexists(folder / CONFIG):
         raise ValueError(f"{where}: no {CONFIG}. A model folder contains {CONFIG} and *.safetensors")
     config = _json_object(folder / CONFIG)
     check_finite(config, f"{where}/{CONFIG}")
@@ -232,5 +251,7 @@ def similar_folder(identifier: str, base: Path) -> str:
 def _json_object(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path, _CONFIG_BYTES, finite=False)  # `check_finite` names the key
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}. Fetch or copy it again") from error
     except ValueError as error:
         raise ValueError(f"{error}; fetch or copy it again") from error

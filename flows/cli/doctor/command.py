@@ -28,7 +28,7 @@ from flows.folders import cache_folder
 
 __all__ = ["DoctorCheck", "diagnose", "doctor", "print_checks"]
 
-_LIMIT_SECONDS = 9.0
+_LIMIT_SECONDS = 30.0
 _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 # Required by every study on this machine; all other checks matter for some studies only.
 _NEEDED = ("python", "package", "packages", "torch", "backend gloo", "run folder", "cache folder", "master")

@@ -18,7 +18,8 @@ from flows.cli.doctor.checks import CheckState, DoctorCheck, run_command
 
 Maker = Literal["NVIDIA", "AMD", "Intel"]
 _BUILD_OF: dict[Maker, str] = {"NVIDIA": "CUDA", "AMD": "ROCm", "Intel": "XPU"}
-_TORCH_SECONDS = 8.0
+_TORCH_SECONDS = 25.0
+"""Its import takes 2 s, and 10 s on a busy machine."""
 _SELECTOR = "https://pytorch.org/get-started/locally"
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 """CUDA's major version -> the first branch of the driver that runs it (CUDA Toolkit release notes, "CUDA Toolkit and

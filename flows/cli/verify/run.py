@@ -102,7 +102,8 @@ def verified(
         saved = read_saved_reference(request.reference) if request.reference is not None else None
         verification = prepare(asked, run, cache, Path.cwd(), saved)
     except ValueError as error:
-        return VerificationOutcome(NOT_SUPPORTED, str(error)), None, None
+        # The study is ours: its user named a model, and no place in a list.
+        return VerificationOutcome(NOT_SUPPORTED, str(error).replace("models[0].id: ", "")), None, None
     devices, cores = local_devices(LocalTarget()), len(os.sched_getaffinity(0))
     if devices and asked.layout.ranks > len(devices):
         reason = (

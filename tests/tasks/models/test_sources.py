@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,44 @@ def test_folder_without_config(cache: Path, base: Path) -> None:
     (make_model(base / "tiny") / "config.json").unlink()
     with pytest.raises(ValueError, match=r"tiny: no config\.json"):
         resolve_model("tiny", None, cache, base)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(50 << 30)
+
+
+def _broken_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_pipe, "is a named pipe"),
+        (_device, "is a device"),
+        (_sparse, "53,687,091,200 bytes, expected at most"),
+        (_broken_link, "No such file or directory"),
+    ],
+)
+def test_folder_with_a_file_that_cannot_be_read(
+    cache: Path, base: Path, name: str, make: Callable[[Path], None], message: str
+) -> None:
+    make_model(base / "m")
+    (base / "m" / name).unlink(missing_ok=True)
+    make(base / "m" / name)
+    with pytest.raises(ValueError, match=message) as refused:
+        resolve_model("m", None, cache, base)
+    assert name in str(refused.value)
 
 
 @pytest.mark.parametrize(("text", "message"), [("{torn", "config.json: not JSON"), ("[1]", "got list")])
