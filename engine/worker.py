@@ -19,7 +19,6 @@ from engine.profiling.nsys import UNDER_NSYS, run_under_nsys
 from engine.rank.binding import bind, devices_of_ranks
 from engine.rank.failures import classify, log_line, one_line, report
 from engine.rank.joining import DeviceError, make_context
-from engine.rank.measurement_meter import MeasurementMeter
 from engine.rank.processes import (
     ProgressFile,
     RankPlace,
@@ -91,6 +90,7 @@ def make_measurement(
 
     from configs.common.base import utc_now
     from configs.plans.record import Failure, RankPart, Status
+    from engine.rank.measurement_meter import MeasurementMeter
 
     meter = MeasurementMeter(place)
     common = {

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend
 
 from configs.families.config import ModelConfig
 from configs.spec.cell import Cell
-from configs.workloads.train import TrainWorkload
+from configs.workloads import descriptor_of
 
 _LENGTH = 128  # of the prompt that torch is asked about; its choice depends on head size, dtype, mask and device
 _BACKENDS: dict[int, str] = {value.value: name.lower() for name, value in SDPBackend.__members__.items()}
@@ -22,15 +22,15 @@ def computing_environment(cell: Cell, device: torch.device, config: ModelConfig 
     kernel that torch chooses for this model (a decode step on a GPU has a mask, because its graph covers the cache's
     whole capacity); None where the engine has its own kernel or no such pass.
     """
-    ours = cell.engine == "rankwise" and config is not None and not isinstance(cell.workload, TrainWorkload)
+    kind = descriptor_of(cell.workload)
+    ours = cell.engine == "rankwise" and config is not None and not kind.trains
     on_gpu = device.type == "cuda"
     return {
         "attention_prefill": attention_kernel(config, cell.dtype, device) if ours and config else None,
         "attention_decode": attention_kernel(config, cell.dtype, device, True) if ours and config and on_gpu else None,
         "attention_allowed": _allowed() if on_gpu else None,
-        "cuda_graphs": ours and on_gpu and cell.workload.kind != "encode",
-        "compiled": cell.engine_mode == "compiled"
-        or (isinstance(cell.workload, TrainWorkload) and cell.workload.compiled),
+        "cuda_graphs": ours and on_gpu and kind.decodes,
+        "compiled": cell.engine_mode == "compiled" or bool(getattr(cell.workload, "compiled", False)),
         "tf32": torch.backends.cuda.matmul.allow_tf32 if on_gpu else None,
     }
 

@@ -23,7 +23,7 @@ import pytest
 
 from configs.common.proc import network_namespace
 from flows.server.local import Lease, LocalServerError, lease_server
-from flows.server.process import LocalServer, is_leased, read_server
+from flows.server.process import NICE, LocalServer, is_leased, read_server
 from flows.server.settings import (
     api_named_by_environment,
     data_folder,
@@ -190,7 +190,7 @@ def test_a_server_is_shared_quiet_and_local_and_remembers(data: Path, first_day:
 
         process = process_of(server)
         assert process.children() == []
-        assert {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in process.threads()} == {19}
+        assert {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in process.threads()} == {NICE}
         sockets = process.net_connections("inet")
         listening = {s.laddr for s in sockets if s.status == psutil.CONN_LISTEN}
         assert listening == {("127.0.0.1", server.port)}

@@ -125,6 +125,7 @@ def test_a_model_like_openllama_is_fetched_converted_measured_and_right(tmp_path
     with HubServer({name: Repository(tmp_path / "served")}) as hub:
         commit = Repository(tmp_path / "served").commit
         environment = {"HF_ENDPOINT": hub.endpoint, "RANKWISE_CACHE": str(tmp_path / "cache"), "HF_TOKEN": ""}
+        environment["HF_HUB_OFFLINE"] = "0"  # whatever this process's libraries were told
         done = rankwise("run", study, "--no-calibrate", cwd=tmp_path, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"open_llama_3b ({name}@main)" in done.stdout

@@ -29,7 +29,7 @@ from flows.folders import cache_folder
 __all__ = ["DoctorCheck", "diagnose", "doctor", "print_checks"]
 
 _LIMIT_SECONDS = 30.0
-_COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
+_COLOURS = {"ok": "green", "warning": "yellow", "missing": "red", "absent": "dim"}
 # Required by every study on this machine; all other checks matter for some studies only.
 _NEEDED = ("python", "package", "packages", "torch", "backend gloo", "run folder", "cache folder", "master")
 
@@ -82,15 +82,21 @@ def print_checks(checks: list[DoctorCheck]) -> None:
     if not sys.stdout.isatty():
         for check in checks:
             detail = check.detail.replace("\n", "\n    ")
-            print(f"{check.state:8}{check.name}: {detail}")
+            print(f"{_shown(check):8}{check.name}: {detail}")
             if check.remedy:
                 print(f"        remedy: {check.remedy}")
         return
     table = Table("", "check", "found", "remedy")
     for check in checks:
-        state = Text(check.state, style=_COLOURS[check.state])
+        state = Text(_shown(check), style=_COLOURS[_shown(check)])
         table.add_row(state, Text(check.name), Text(check.detail), Text(check.remedy or ""))
     Console().print(table)
+
+
+def _shown(check: DoctorCheck) -> str:
+    """`absent` for what is missing and not needed here: nothing that calls for a remedy looks like it."""
+    unneeded = check.state == "missing" and (check.remedy or "").startswith("not needed")
+    return "absent" if unneeded else check.state
 
 
 def _is_needed(name: str) -> bool:

@@ -52,7 +52,7 @@ ALLOWED = {
     "configs/spec/form.py": (1, "what a new form is filled in with"),
     "configs/plans/rates.py": (1, "the arithmetic of decoding, for the kinds whose descriptor says `decodes`"),
     "engine/worker.py": (1, "the one table from a kind to the module that runs it"),
-    "engine/planner/cells.py": (6, "the arithmetic of batches of prompts"),
+    "engine/planner/cells.py": (5, "the arithmetic of batches of prompts"),
     "engine/planner/choice/descriptions.py": (1, "a cell of no work, for its machine"),
     "flows/cli/plan/benchmark.py": (2, "writes a study of training"),
     "flows/cli/plan/learned.py": (4, "a plan of training or of generation, which past runs correct"),
