@@ -128,7 +128,7 @@ def _column(content: memoryview) -> Column:
 
 def _expected(key: str, column: Column) -> Column:
     """The column, if it has the type that its readers expect. Raises _NotPlainError for text instead of numbers."""
-    if column.dtype.kind == "U" and key.partition("/")[2] not in TEXT_COLUMNS:
+    if column.dtype.kind == "U" and key.rpartition("/")[2] not in TEXT_COLUMNS:  # of a part: without its rank
         raise _NotPlainError
     return column
 
