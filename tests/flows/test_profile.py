@@ -14,7 +14,7 @@ from configs.plans.plan import Plan
 from configs.plans.record import MeasuringPass
 from flows.server.local import lease_server
 from reports.reading.load import load_run
-from tasks.campaign.ledger import missing_measurements, read_ledger
+from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside_damaged
 from tests.support.studies import rankwise
 
 STUDY = {
@@ -60,8 +60,11 @@ def _damaged_and_missing(run: RunPaths, plan: Plan) -> None:
     damaged = next(iter(run.records.glob("*/profile-r0-a1.json")))
     damaged.write_text("{")
     (measurement,) = _missing(run, plan)
-    assert (measurement.cell.key, measurement.attempt) == (damaged.parent.name, 2)
+    assert damaged.exists() and not run.set_aside.exists(), "a look moves nothing"
+    set_aside_damaged(run)
     assert len(list(run.set_aside.iterdir())) == 2, "the record and its samples"
+    assert _missing(run, plan) == [measurement]
+    assert (measurement.cell.key, measurement.attempt) == (damaged.parent.name, 2)
 
 
 def _missing(run: RunPaths, plan: Plan) -> list[Measurement]:
