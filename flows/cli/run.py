@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flows.scaling_study import RunSummary
 
 _SERVER_SECONDS = 15.0
+_PUBLISH_RETRIES = 5
 """Seconds that a run waits for the local Prefect server before it measures without one, and `publish` for any API."""
 
 _MAX_MESSAGE_CHARACTERS = 4000
@@ -181,11 +182,15 @@ def publish_folder(folder: Path) -> int:
         raise ValueError(f"{folder}: no report of a run here. Expected a run folder, such as runs/quickstart")
     with ExitStack() as leases:
         api, unavailable = _begin_api(leases)
+        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
         from flows.publishing import publish_run
 
         if api is not None:
             api.wait_until_healthy(HEALTHY_SECONDS)
-            unavailable = publish_run(folder.absolute(), _SERVER_SECONDS)
+            # Unlike in a run, nothing waits for this: a database that is busy is asked again.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: _PUBLISH_RETRIES}):
+                unavailable = publish_run(folder.absolute(), _SERVER_SECONDS)
         if api is None or unavailable:
             where = f" {shown_url(api.url)}" if api else ""
             raise LocalServerError(f"Prefect API{where}: {unavailable}; not published")

@@ -199,12 +199,12 @@ class Lease:
     @property
     def environment(self) -> dict[str, str]:
         """Variables to set before Prefect is imported, or with `apply_environment` at any time."""
-        # A run whose API went away ends sooner than with Prefect's 5 retries and 60 s. The local server limits no
-        # rates, so it needs no retries: where a busy machine makes it slow, the run is measured without it.
+        # A run whose API went away ends sooner than with Prefect's 5 retries and 60 s. The local server answers in a
+        # second even on a busy machine, or not at all; once it is asked again, since a locked database is a 503.
         local = self.home is not None
         limits = {
-            "PREFECT_CLIENT_MAX_RETRIES": "0" if local else "2",
-            "PREFECT_API_REQUEST_TIMEOUT": "10" if local else "20",
+            "PREFECT_CLIENT_MAX_RETRIES": "1" if local else "2",
+            "PREFECT_API_REQUEST_TIMEOUT": "5" if local else "20",
         }
         return prefect_environment(self.url, self.home) | limits
 

@@ -70,7 +70,7 @@ def _worth_waiting(
 ) -> bool:
     """Whether more may yet be heard of the job's end, from Slurm or from its nodes."""
     waited, every = queue.seconds_since_end(job_id), slurm_target(job).poll_seconds
-    if account is None and queue.keeps_accounts and waited < max(ACCOUNTS_SECONDS, 2 * every):
+    if account is None and queue.account_expected(job_id) and waited < max(ACCOUNTS_SECONDS, 2 * every):
         return True
     if None not in ends:
         return False

@@ -72,6 +72,8 @@ class _Watched:
     account_wanted: bool = False
     active_by_accounts: bool = False
     """sacct says that it waits or runs."""
+    details_asked: bool = False
+    """scontrol was asked for its end in the place of sacct."""
 
     def saw(self, sight: Sight) -> None:
         """Take over what was seen."""
@@ -125,6 +127,15 @@ class Queue:
     def keeps_accounts(self) -> bool:
         """Whether it is worth to wait for sacct: it has not failed again and again."""
         return self._sacct_failures < _NO_ACCOUNTS_AFTER
+
+    def account_expected(self, job_id: str) -> bool:
+        """Whether `account` may yet say more of a job that ended: by sacct, else by scontrol, which is asked once."""
+        with self._lock:
+            job = self._watched.get(job_id)
+            if job is None:
+                return False
+            asked = job.details_asked or not self._wants_details(job)
+            return self.keeps_accounts or job.account is not None or not asked
 
     def watch(self, job_id: str, every_seconds: float) -> None:
         """Have the job looked at from now on, at least this far apart."""
@@ -244,9 +255,11 @@ class Queue:
             began = time.monotonic()
             answer = self.run(details_command(job_or_array), _CALL_LIMIT_SECONDS)
             shown = read_details(answer.text)
-            if answer.failed or not (shown or answer.unknown_job):
-                return  # no answer; the next look asks again
+            unanswered = answer.failed or not (shown or answer.unknown_job)
             with self._lock:
+                self._asked_details(wanting, job_or_array)
+                if unanswered:
+                    return  # the next look asks again
                 for job_id in wanting:
                     job = self._watched.get(job_id)
                     if job is None or job_id.partition("_")[0] != job_or_array:
@@ -260,6 +273,13 @@ class Queue:
                         job.saw(Sight(details.state, details.nodes, details.reason, asked_at=began))
                         if standing(details.state).place == "ended" and not self.keeps_accounts:
                             job.account, job.account_wanted = Account(details.accounting), False
+
+    def _asked_details(self, job_ids: Sequence[str], job_or_array: str) -> None:
+        """Note that scontrol was asked in the place of sacct. Called with the lock held, as what it said is read."""
+        for job_id in job_ids:
+            job = self._watched.get(job_id)
+            if job is not None and job.sight and job.sight.ended and job_id.partition("_")[0] == job_or_array:
+                job.details_asked = True
 
     def _wants_details(self, job: _Watched) -> bool:
         if job.sight and job.sight.ended:

@@ -256,8 +256,11 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     }
 
 
-def sbatch_refusal(words: str, target: SlurmTarget) -> Refused | Limited | Unavailable:
-    """sbatch's words as an error: the field of the target that they are about, and its value."""
+def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) -> Refused | Limited | Unavailable:
+    """sbatch's words as an error: the field of the target that they are about, and its value.
+
+    about: the field, where it is known from elsewhere.
+    """
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in words.splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line)) or "sbatch failed without a message"
     limit = refusal_reason(words)
@@ -268,10 +271,10 @@ def sbatch_refusal(words: str, target: SlurmTarget) -> Refused | Limited | Unava
         return Limited(f"sbatch: {text}")
     if re.search(_PASSING, text, re.IGNORECASE):
         return Unavailable(f"sbatch: {text}")
-    for pattern, name in _REFUSALS:
-        if re.search(pattern, text, re.IGNORECASE):
-            return Refused(f"target.{name}{_given(target, name)} of {target.name}: sbatch: {text}")
-    return Refused(f"target {target.name}: sbatch: {text}")
+    name = about or next((name for pattern, name in _REFUSALS if re.search(pattern, text, re.IGNORECASE)), None)
+    if name is None:
+        return Refused(f"target {target.name}: sbatch: {text}")
+    return Refused(f"target.{name}{_given(target, name)} of {target.name}: sbatch: {text}")
 
 
 def _given(target: SlurmTarget, name: str) -> str:

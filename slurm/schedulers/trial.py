@@ -13,6 +13,9 @@ from slurm.schedulers.submission import check_extra, sbatch_refusal
 
 _LIMIT_SECONDS = 30.0
 _MAX_CHARACTERS = 400
+# sbatch's one sentence for whatever no node has: cores, memory, GPUs, a feature.
+_UNAVAILABLE = "Requested node configuration is not available"
+_NARROWING = ("memory_per_node", "gpus_per_node", "constraint")
 
 
 def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
@@ -28,6 +31,17 @@ def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
         return str(error)
     if shutil.which("sbatch") is None:
         return None
+    words = _refusal(target, nodes, cores)
+    if not words:
+        return None
+    refused = sbatch_refusal(words, target, _culprit(target, nodes, cores) if _UNAVAILABLE in words else None)
+    # Words that are about no field of the target come from an sbatch without a cluster.
+    about_a_field = isinstance(refused, Refused) and str(refused).startswith("target.")
+    return printable(str(refused), _MAX_CHARACTERS) if about_a_field else None
+
+
+def _refusal(target: SlurmTarget, nodes: int, cores: int) -> str:
+    """What sbatch says against such a job; empty where it would take it, or does not answer."""
     command = ["sbatch", "--test-only", "--wrap=true", f"--nodes={nodes}", "--ntasks-per-node=1"]
     command += [f"--cpus-per-task={cores}", *_options(target)]
     try:
@@ -35,13 +49,14 @@ def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
             command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_SECONDS, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode == 0:
-        return None
-    refused = sbatch_refusal(done.stderr, target)
-    # Words that are about no field of the target come from an sbatch without a cluster.
-    about_a_field = isinstance(refused, Refused) and str(refused).startswith("target.")
-    return printable(str(refused), _MAX_CHARACTERS) if about_a_field else None
+        return ""
+    return (done.stderr or f"exit status {done.returncode}") if done.returncode else ""
+
+
+def _culprit(target: SlurmTarget, nodes: int, cores: int) -> str | None:
+    """The field without which sbatch would take the job; None where no single one is to blame."""
+    given = [name for name in _NARROWING if getattr(target, name) is not None]
+    return next((name for name in given if not _refusal(target.model_copy(update={name: None}), nodes, cores)), None)
 
 
 def _options(target: SlurmTarget) -> list[str]:

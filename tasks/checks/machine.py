@@ -33,6 +33,7 @@ from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
 from slurm.schedulers.allocation import allocation_lacks, current_allocation
 from slurm.schedulers.partitions import ClusterError, Clusters, Need, identity, lacks
+from slurm.schedulers.trial import trial
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -73,6 +74,7 @@ def check_clusters(plan: Plan) -> None:
                 found = allocation_lacks(target, needs, current_allocation())
         except ClusterError as error:
             raise StudyError([f"targets[{place}]: {error}"]) from error
+        found = found or _refused_by_sbatch(target, needs)
         found += _shared_problems(target)
         problems += [f"targets[{place}].{problem}" for problem in found]
     if problems:
@@ -88,6 +90,15 @@ def _needs(plan: Plan, target: SlurmTarget) -> list[Need]:
             cores = cell.layout.ranks // cell.nodes * cell.cores_per_rank
             found.append(Need(cell.nodes, cores, -(-weights // cell.nodes) >> 20))
     return found
+
+
+def _refused_by_sbatch(target: SlurmTarget, needs: Sequence[Need]) -> list[str]:
+    """What sbatch says against the largest job of a target, which its partitions could hold."""
+    if not needs:
+        return []
+    largest = max(needs, key=lambda need: (need.nodes, need.cores))
+    refused = trial(target, largest.nodes, largest.cores)
+    return [] if refused is None else [refused.removeprefix("target.")]
 
 
 def _shared_problems(target: SlurmTarget) -> list[str]:

@@ -18,7 +18,6 @@ from configs.spec.target import LocalTarget, SlurmTarget
 from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
 from engine.planner.families import read_architecture
-from slurm.schedulers.trial import trial
 
 _DEEPSPEED = ("deepspeed",)
 _MORE_LIBRARIES = {"onnxruntime": ("onnx", "onnxscript")}
@@ -27,7 +26,7 @@ _MORE_LIBRARIES = {"onnxruntime": ("onnx", "onnxscript")}
 
 def check_requirements(plan: Plan, cache: Path) -> None:
     """Raise StudyError naming everything that a plan lacks, and what sbatch would refuse where there is one to ask."""
-    problems = [*requirement_problems(plan, catalog(cache)), *refused_by_sbatch(plan)]
+    problems = requirement_problems(plan, catalog(cache))
     if problems:
         raise StudyError(problems)
 
@@ -36,21 +35,6 @@ def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
     found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_live_without_training(plan)]
     return list(dict.fromkeys([*found, *_beyond_context(plan)]))
-
-
-def refused_by_sbatch(plan: Plan) -> list[str]:
-    """Return what sbatch says it would refuse, by target; nothing where there is no sbatch to ask."""
-    problems = []
-    for place, target in enumerate(plan.targets):
-        cells = [cell for cell in plan.cells.values() if cell.target == target.name]
-        if not isinstance(target, SlurmTarget) or not cells:
-            continue
-        largest = max(cells, key=lambda cell: (cell.nodes, cell.layout.ranks))
-        cores = largest.layout.ranks // largest.nodes * largest.cores_per_rank
-        refused = trial(target, largest.nodes, cores)
-        if refused is not None:
-            problems.append(f"targets[{place}]: {refused}")
-    return problems
 
 
 def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from configs.spec.measuring import Measuring
 from configs.spec.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster, ending
+from slurm.schedulers.calls import Answer
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED
 from slurm.schedulers.waiting import read_waiting
@@ -62,10 +64,10 @@ def node_ends(paths: JobPaths, status: Status) -> None:
         paths.node_end(rank).write_text(end.model_dump_json())
 
 
-def polled(paths: JobPaths, seconds: float = 0.5) -> set[str]:
-    """What polling says for a while."""
-    until, said = time.monotonic() + seconds, set()
-    while time.monotonic() < until:
+def polled(paths: JobPaths, seconds: float = 0.5, until_called: Callable[[], object] | None = None) -> set[str]:
+    """What polling says for a while; on a busy machine for longer, until what is waited for was called."""
+    until, last, said = time.monotonic() + seconds, time.monotonic() + 20, set()
+    while (now := time.monotonic()) < until or (until_called and not until_called() and now < last):
         said.add(cluster.poll(paths.folder))
         time.sleep(0.02)
     return said
@@ -100,7 +102,7 @@ def test_nothing_is_called_lost_before_it_is_cancelled(slurm: Cluster, tmp_path:
     paths = made_job(tmp_path)
     slurm.away("squeue", UNKNOWN)
     slurm.away("scancel", "Unable to contact slurm controller (connect failure)")
-    assert polled(paths, 1.0) <= {"running", "waiting"}
+    assert polled(paths, 1.0, lambda: slurm.calls("scancel")) <= {"running", "waiting"}
     assert slurm.calls("scancel") and not paths.end.exists()
     slurm.says("scancel", "")
     assert ended(paths).status is Status.LOST
@@ -117,8 +119,18 @@ def test_the_nodes_own_ends_decide_where_slurm_has_forgotten_the_job(slurm: Clus
     assert slurm.calls("scancel") == []
 
 
-def test_without_accounts_scontrol_tells_of_the_job(slurm: Cluster, tmp_path: Path) -> None:
-    paths = made_job(tmp_path)
+@pytest.mark.parametrize("takes", [0.0, 0.5], ids=["at once", "slowly"])
+def test_without_accounts_scontrol_tells_of_the_job(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float
+) -> None:
+    paths, run = made_job(tmp_path), slurm.queue.run
+
+    def delayed(command: Sequence[str], limit_seconds: float) -> Answer:
+        time.sleep(takes if command[0] == "scontrol" else 0.0)
+        return run(command, limit_seconds)
+
+    monkeypatch.setattr(slurm.queue, "run", delayed)
+    monkeypatch.setattr(ending, "ACCOUNTS_SECONDS", 10.0)
     slurm.says("squeue", "7|NODE_FAIL|n[1-2]|None\n")
     slurm.away("sacct", "Slurm accounting storage is disabled")
     slurm.says("scontrol", details("7", "NODE_FAIL", "n[1-2]"))
@@ -201,7 +213,7 @@ def test_what_never_starts_is_cancelled_and_then_ended(
     paths = made_job(tmp_path, **target)
     slurm.says("squeue", f"7|PENDING||{reason}\n")
     slurm.away("scancel", "Unable to contact slurm controller (connect failure)")
-    assert polled(paths) == {"waiting"}
+    assert polled(paths, until_called=lambda: slurm.calls("scancel")) == {"waiting"}
     assert slurm.calls("scancel") and not paths.end.exists()
     slurm.says("scancel", "")
     end = ended(paths)
