@@ -271,10 +271,11 @@ def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) ->
         return Limited(f"sbatch: {text}")
     if re.search(_PASSING, text, re.IGNORECASE):
         return Unavailable(f"sbatch: {text}")
-    name = about or next((name for pattern, name in _REFUSALS if re.search(pattern, text, re.IGNORECASE)), None)
-    if name is None:
+    matching = (name for pattern, name in _REFUSALS if re.search(pattern, text, re.IGNORECASE))
+    field = about or next(matching, None)
+    if field is None:
         return Refused(f"target {target.name}: sbatch: {text}")
-    return Refused(f"target.{name}{_given(target, name)} of {target.name}: sbatch: {text}")
+    return Refused(f"target.{field}{_given(target, field)} of {target.name}: sbatch: {text}")
 
 
 def _given(target: SlurmTarget, name: str) -> str:
