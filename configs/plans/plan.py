@@ -3,6 +3,7 @@
 Written to `plan.json` before anything runs; the report is rendered from the plan and the records alone.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,8 +21,10 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.target import Target
+from configs.workloads import descriptor_of
 
 MAX_REPEATS = 100_000
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
 ExperimentKind = Literal[
     "strong", "weak", "sweep", "optimization", "correctness", "compression", "communication", "layouts"
@@ -171,7 +174,12 @@ def _check_consistent(plan: Plan) -> None:
     if plan.repeats.keys() != plan.cells.keys():
         key = min(plan.repeats.keys() ^ plan.cells.keys())
         raise ValueError(f"repeats: cell {brief(key)} is in only one of cells and repeats")
+    for key, planned in plan.cells.items():
+        work = planned.workload.model_dump()
+        for name in descriptor_of(planned.workload).input_fields:
+            _check_input(work[name], f"cells: {brief(key)}: workload.{name}")
     for experiment in plan.experiments:
+        _check_input(experiment.reference, f"experiments: {brief(experiment.name)}: reference")
         if not experiment.points and not experiment.refused:
             raise ValueError(f"experiments: {brief(experiment.name)} has no points")
         for cell in (point.cell for point in experiment.points):
@@ -181,6 +189,12 @@ def _check_consistent(plan: Plan) -> None:
             if experiment.kind == "communication" and kind != "communication":
                 raise ValueError(f"experiments: {brief(experiment.name)}: cell {brief(cell)} is of kind {kind}")
         _check_points(experiment)
+
+
+def _check_input(name: str | None, where: str) -> None:
+    """An input is named by its content: anything else would be opened as a path. Raises ValueError."""
+    if name is not None and not _DIGEST.fullmatch(name):
+        raise ValueError(f"{where}: {brief(name)} is no SHA-256 in hexadecimal")
 
 
 def _check_points(experiment: PlannedExperiment) -> None:

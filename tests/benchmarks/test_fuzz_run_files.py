@@ -39,6 +39,14 @@ def test_points_of_compression(values: dict[str, object]) -> None:
     assert judge(targets()["run.plan"], compressed(**values)) is None
 
 
+@pytest.mark.parametrize("name", ["x" * 4096, "../../elsewhere", "", "\x00"])
+def test_an_input_that_no_digest_names(name: str) -> None:
+    document = json.loads(SEEDS["run.plan"][0])
+    (_, scaled, *_) = document["cells"].values()
+    scaled["workload"] |= {"prompts": name, "num_prompts": 4}
+    assert judge(targets()["run.plan"], json.dumps(document).encode()) is None
+
+
 def test_every_target_has_seeds() -> None:
     assert targets().keys() == SEEDS.keys()
 
