@@ -179,12 +179,12 @@ def _lowered(thread: int) -> bool:
     return False
 
 
-def run_api_server(sockets: list[socket.socket] | None, **settings: Any) -> NoReturn:
+def run_api_server(sockets: list[socket.socket] | None, yields: bool, **settings: Any) -> NoReturn:
     """Run Prefect's API and UI in this process until SIGTERM, on given sockets or as `settings` of uvicorn say.
 
     Start-up is mostly imports and, with a new database, migrations: the garbage collector finds
-    nothing there but takes a quarter of the time. The priority is lowered when the server is ready:
-    with a low one a busy machine would not let it become so.
+    nothing there but takes a quarter of the time. yields: to measured ranks, by a lower priority as soon as the server
+    is ready; with a low one a busy machine would not let it become so.
     """
     gc.disable()
     import uvicorn
@@ -195,7 +195,8 @@ def run_api_server(sockets: list[socket.socket] | None, **settings: Any) -> NoRe
             await super().startup(sockets)
             gc.freeze()
             gc.enable()
-            lower_priority()
+            if yields:
+                lower_priority()
 
     common: dict[str, Any] = {"log_level": "warning", "lifespan": "on", "timeout_graceful_shutdown": 2}
     server = QuietServer(uvicorn.Config(create_app(final=True), **common, **settings))
@@ -213,7 +214,7 @@ def main(folder: Path, descriptor: int) -> None:
     # Whoever reads our standard output to its end knows now that server.json is there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_end_when_idle, args=(folder,), name="idle", daemon=True).start()
-    run_api_server([listener], access_log=False)
+    run_api_server([listener], yields=True, access_log=False)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def start_team(setup: TeamSetup, background: bool = False) -> int:
         with locked(setup.folder / "up.lock"):
             _refuse_other_machine(setup.folder)
             if supervisord_of(setup.folder):
-                return _already_up(setup)
+                return _already_up(setup, environment)
             _refuse_what_is_in_the_way(setup)
             setup.write_configuration()
             supervisord = _start(setup, environment, background)
@@ -183,18 +183,24 @@ def register(setup: TeamSetup, environment: dict[str, str]) -> bool:
     """Register work pool, deployments, limits and automations. What goes wrong is said; nothing is ended for it."""
     log = setup.logs / "deploy.log"
     with log.open("wb") as output:
+        # A session of its own: what it starts is ended with it.
+        deploying = subprocess.Popen(
+            [*DEPLOY, "--folder", str(setup.work)],
+            cwd=setup.work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         try:
-            code = subprocess.run(
-                [*DEPLOY, "--folder", str(setup.work)],
-                cwd=setup.work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                timeout=_DEPLOY_SECONDS,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
+            code = deploying.wait(_DEPLOY_SECONDS)
+        except BaseException as error:
+            os.killpg(deploying.pid, signal.SIGKILL)
+            code = deploying.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            output.write(f"not registered within {_DEPLOY_SECONDS:.0f} s: ended\n".encode())
     if code == 0:
         print("".join(f"  {line}\n" for line in read_tail(log, MIB).splitlines()), end="", flush=True)
         return True
@@ -244,12 +250,16 @@ def _print_where(setup: TeamSetup, background: bool) -> None:
         )
 
 
-def _already_up(setup: TeamSetup) -> int:
+def _already_up(setup: TeamSetup, environment: dict[str, str]) -> int:
+    """Register the flows, which may be newer than those that are registered, and leave server and worker alone."""
     known = _known(setup.folder) or {"url": setup.url}
-    print(f"already up: {ui_url(known['url'])}, logs in {setup.logs}; nothing changed")
+    print(
+        f"already up: {ui_url(known['url'])}, logs in {setup.logs}; server and worker are left as they are", flush=True
+    )
     if known["url"] != setup.url:
         print(f"to move it to {setup.url}, first run `{_command('down', setup.folder)}`")
-    return 0
+        return 0
+    return 0 if register(setup, environment) else 1
 
 
 def _refuse_what_is_in_the_way(setup: TeamSetup) -> None:

@@ -244,6 +244,7 @@ def test_up_serves_survives_and_goes_down_without_a_trace(team: Team) -> None:
     assert "responding" in status.stdout and "online" in status.stdout and "schedules on" in status.stdout
     again = team.say("up", *options)
     assert (again.returncode, again.stdout.partition(":")[0]) == (0, "already up")
+    assert UP in again.stdout, "flows are registered again: they may be newer"
 
     with pytest.raises(urllib.error.HTTPError, match="401"):
         team.ask("/deployments/filter", {}, user="team:guess")
@@ -252,6 +253,7 @@ def test_up_serves_survives_and_goes_down_without_a_trace(team: Team) -> None:
 
     before = programs(team.folder / "supervisor.sock")
     assert before is not None
+    assert {psutil.Process(program.pid).nice() for program in before.values()} == {0}
     os.kill(before["server"].pid, signal.SIGKILL)
     wait_until(lambda: server_pid(team) not in (0, before["server"].pid), 60, "a new server")
     wait_until(Api(team.url, own=True, environment={}).answers, 90, "its answer")
@@ -361,6 +363,20 @@ def test_flows_that_cannot_be_registered_are_said_loudly(
     told = capfd.readouterr().err
     assert told.startswith("FLOWS NOT REGISTERED; server and worker are running")
     assert "the pool is broken" in told and "rankwise deploy-flows --folder" in told
+
+
+def test_registering_that_does_not_end_is_ended_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    setup = TeamSetup(tmp_path)
+    setup.prepare()
+    hangs = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    monkeypatch.setattr("flows.team.up.DEPLOY", [sys.executable, "-c", hangs])
+    monkeypatch.setattr("flows.team.up._DEPLOY_SECONDS", 3.0)
+    assert not register(setup, setup.environment())
+    assert "not registered within 3 s: ended" in capfd.readouterr().err
+    child = int((setup.logs / "deploy.log").read_text().split()[0])
+    wait_until(lambda: not psutil.pid_exists(child), 10, "the end of what it had started")
 
 
 def test_what_cannot_be_right_is_told(tmp_path: Path) -> None:
