@@ -5,13 +5,14 @@ only; the flow checks everything again and fails with the dotted field. `rankwis
 them from `prefect.yaml`; relative paths are relative to the folder in which the Prefect worker runs them.
 """
 
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Failed
+from prefect.states import Cancelled, Failed
 
 from configs.common.project_files import shipped_studies
 from configs.spec.form import StudyForm, study_of_form
@@ -19,6 +20,7 @@ from configs.spec.study import StudyError, StudySpec, load_study
 from flows.folders import cache_folder
 from flows.precheck import check_study
 from flows.scaling_study import Handover, RunSummary, handed_over, measure_study
+from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time
 
 _EXAMPLE = StudyForm()
 
@@ -62,7 +64,7 @@ def scheduled_sweep(
     runs: Path = Path("runs"),
     folder_per_run: bool = True,
 ) -> RunSummary | State[Any]:
-    """Measure a study file again, on a schedule.
+    """Measure a study file again, on a schedule. Of several scheduled runs that are due the newest is made.
 
     Args:
         study: path of the study file, or the name of a shipped study.
@@ -71,13 +73,17 @@ def scheduled_sweep(
         folder_per_run: on: measured anew each time, below a folder named by the scheduled time; off: the
             same run folder goes on, and only what is missing is measured.
     """
+    superseded = cancel_missed(flow_run.id)
+    if superseded is not None:
+        return Cancelled(message=superseded)
     try:
         path = _study_file(study)
         spec = load_study(path, assignments or [])
         below = Path(runs)
         if folder_per_run:
             # The scheduled time, not now: a run that is tried again goes on in its folder.
-            below /= flow_run.scheduled_start_time.strftime("%Y-%m-%dT%H-%M-%SZ")
+            time = own_scheduled_time(flow_run.id) or flow_run.scheduled_start_time
+            below /= time.astimezone(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
         return _checked_and_measured(spec, below, path.parent, False, False)
     except StudyError as error:
         return _refused(error)

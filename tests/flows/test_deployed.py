@@ -101,7 +101,7 @@ def test_deployed_again_everything_is_as_it_was(team: OfflineTeam) -> None:
         [(each.slug, each.active, each.parameters, each.schedule) for each in after.schedules], key=str
     )
     assert after.concurrency_options is not None
-    assert after.concurrency_options.collision_strategy.value == "CANCEL_NEW"
+    assert after.concurrency_options.collision_strategy.value == "ENQUEUE"
 
 
 def test_transient_faults_are_retried_and_secrets_stay_secret(team: OfflineTeam, tmp_path: Path) -> None:

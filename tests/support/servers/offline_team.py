@@ -114,12 +114,17 @@ class OfflineTeam:
     def start_worker(self) -> None:
         """Register the flows and start a Prefect worker; return when it is online."""
         self.rankwise("deploy-flows", "--folder", str(self.work))
-        self.start("worker", *PREFECT, "worker", "start", "--pool", "rankwise", "--type", "process", "--name", "w")
+        self.start("worker", *self.worker_command())
 
         def online() -> bool:
             return any(worker.status == "ONLINE" for worker in self.client.read_workers_for_work_pool("rankwise"))
 
         wait_until(online, START_SECONDS, "the Prefect worker")
+
+    @staticmethod
+    def worker_command() -> list[str]:
+        """What starts a Prefect worker of the pool, for `start`."""
+        return [*PREFECT, "worker", "start", "--pool", "rankwise", "--type", "process", "--name", "w"]
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """End a process of the team, with all that it started if it does not end by itself."""

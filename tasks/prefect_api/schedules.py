@@ -1,0 +1,101 @@
+"""Missed runs of a schedule: the newest stands for all of them.
+
+    superseded = cancel_missed(flow_run.id)     # "superseded by the run scheduled for 2026-11-23 02:00:00+00:00"
+
+While a sweep runs, or no Prefect worker does, further runs of its deployment become due and wait. The first of them
+that starts cancels all but the newest, whose parameters are those that hold now. Runs that a person started are left
+alone.
+"""
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled
+
+from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.stages import run_logger
+
+_PAGE = 200
+_KEY_PARTS = 4
+
+
+def scheduled_time(run: FlowRun) -> datetime | None:
+    """For when the scheduler of the server made a run; None for a run that it did not make.
+
+    It stands in the idempotency key alone (`schedule_runs` in prefect/server/models/deployments.py): the expected start
+    of a run that waits for its deployment's limit moves on.
+    """
+    parts = (run.idempotency_key or "").split(" ", _KEY_PARTS - 1)
+    if not run.auto_scheduled or len(parts) != _KEY_PARTS or parts[0] != "scheduled":
+        return None
+    try:
+        time = datetime.fromisoformat(parts[-1])
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def own_scheduled_time(flow_run_id: UUID | None) -> datetime | None:
+    """`scheduled_time` of the run that asks; None also where the API does not answer."""
+    if flow_run_id is None:
+        return None
+    try:
+        with quick_client() as client:
+            return scheduled_time(client.read_flow_run(flow_run_id))
+    except (ObjectNotFound, httpx.HTTPError):
+        return None
+
+
+def cancel_missed(flow_run_id: UUID | None) -> str | None:
+    """Cancel the runs that missed their time, all but the newest.
+
+    Returns why this run is not to go on: it is none of the newest; None where it goes on. An API that does not answer
+    cancels nothing.
+    """
+    if flow_run_id is None:
+        return None
+    try:
+        with quick_client() as client:
+            run = client.read_flow_run(flow_run_id)
+            mine = scheduled_time(run)
+            if mine is None or run.deployment_id is None:
+                return None
+            waiting = {each.id: time for each, time in _due(client, run.deployment_id) if each.id != run.id}
+            newest = max([mine, *waiting.values()])
+            message = f"superseded by the run scheduled for {newest}"
+            for identifier, time in waiting.items():
+                if time < newest:
+                    client.set_flow_run_state(identifier, Cancelled(message=message), force=True)
+            return message if mine < newest else None
+    except (ObjectNotFound, httpx.HTTPError) as error:
+        run_logger().warning("missed runs of the schedule not looked for: %s", one_line(error))
+        return None
+
+
+def _due(client: SyncPrefectClient, deployment: UUID) -> list[tuple[FlowRun, datetime]]:
+    """Runs of a deployment that the scheduler made, whose time has come, and that did not start."""
+    waiting = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
+    ours = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    now, found, offset = datetime.now(UTC), [], 0
+    while runs := client.read_flow_runs(
+        flow_run_filter=waiting,
+        deployment_filter=ours,
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=_PAGE,
+        offset=offset,
+    ):
+        found += [(run, time) for run in runs if (time := scheduled_time(run)) is not None and time <= now]
+        offset += len(runs)
+    return found

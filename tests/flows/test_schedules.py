@@ -1,0 +1,62 @@
+"""Runs of a schedule that missed their time, with a real server, its scheduler and a Prefect worker."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from prefect.client.schemas.objects import FlowRun
+
+from tasks.prefect_api.schedules import scheduled_time
+from tests.support.servers.offline_team import OfflineTeam
+from tests.support.studies import wait_until, write_study
+
+EVERY_SECONDS = 6
+
+
+def runs_of(team: OfflineTeam) -> dict[datetime, FlowRun]:
+    """What the scheduler made whose time has come, by that time."""
+    found = {time: run for run in team.client.read_flow_runs(limit=200) if (time := scheduled_time(run)) is not None}
+    return {time: run for time, run in sorted(found.items()) if time <= datetime.now(UTC)}
+
+
+def state_of(run: FlowRun) -> str:
+    return run.state.type.value if run.state else ""
+
+
+@pytest.mark.slow
+def test_the_newest_stands_for_all_that_were_missed(tmp_path: Path) -> None:
+    team = OfflineTeam(tmp_path / "team")
+    try:
+        with team.inside():
+            team.start_server()
+            team.start_worker()
+            team.stop("worker")
+            deployment = team.client.read_deployment_by_name("scheduled sweep/nightly")
+            study = str(write_study(team.work, "swept"))
+            often = {
+                "schedule": {"interval": EVERY_SECONDS, "anchor_date": datetime.now(UTC).isoformat()},
+                "active": True,
+                "slug": "often",
+                "parameters": {"study": study, "assignments": [], "folder_per_run": True},
+            }
+            made = httpx.post(f"{team.url}/deployments/{deployment.id}/schedules", json=[often], trust_env=False)
+            made.raise_for_status()
+            wait_until(lambda: len(runs_of(team)) >= 4, 120, "four runs to be missed")
+            began, missed = datetime.now(UTC), list(runs_of(team))
+            assert {state_of(run) for run in runs_of(team).values()} == {"SCHEDULED"}
+            team.start("worker", *team.worker_command())
+            wait_until(lambda: any(state_of(run) == "COMPLETED" for run in runs_of(team).values()), 180, "a sweep")
+            time.sleep(1)
+            runs = runs_of(team)
+            done = [at for at, run in runs.items() if state_of(run) == "COMPLETED"]
+            assert len([at for at in done if at <= began]) <= 1, "one stands for all that were missed"
+            left = [runs[at] for at in missed if at < min(done)]
+            assert len(left) >= 3 and {state_of(run) for run in left} == {"CANCELLED"}
+            words = {run.state.message or "" for run in left if run.state}
+            assert all(said.startswith("superseded by the run scheduled for ") for said in words)
+            folders = {path.name for path in (team.work / "runs").iterdir()}
+            assert {at.strftime("%Y-%m-%dT%H-%M-%SZ") for at in done} <= folders
+    finally:
+        team.close()
