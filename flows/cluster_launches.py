@@ -73,7 +73,7 @@ class SubmissionQueue:
                 else:
                     self._fill()
                 if self._active_jobs.jobs or self._held.groups:
-                    for name in wait_for_jobs(self._what(), self._active_jobs, self._session, self._enough):
+                    for name in self._wait():
                         self._land(name)
         except BaseException:
             for held in self._held.take_all():
@@ -84,9 +84,14 @@ class SubmissionQueue:
     def _open(self) -> bool:
         return bool(self._held.groups) or any(self._waiting.values())
 
-    def _what(self) -> str:
-        """What is waited for, for the name of the task."""
-        return several(list(self._active_jobs.jobs)) if self._active_jobs.jobs else "the scheduler"
+    def _wait(self) -> list[str]:
+        """Names of jobs that have ended, as soon as there are any."""
+        graph, titles = self._session.graph, [flown.row.title for flown in self._active_jobs.jobs.values()]
+        ended, waited = wait_for_jobs.after(*graph.before_wait())(
+            several(titles) if titles else "the scheduler", self._active_jobs, self._session, self._enough
+        )
+        graph.waited(ended, waited)
+        return ended
 
     def _adopt(self) -> None:
         """Jobs of an earlier run fly on as if they were ours."""
@@ -220,7 +225,10 @@ class SubmissionQueue:
             row.state, row.note, row.reason = "starting", "", ""
         # In flight from here on: whatever happens meanwhile, they are looked for when the run is ended.
         self._active_jobs.add(held.jobs)
-        refusal = submit_launches(several(names), names, target.adapter, session)
+        refusal, done = submit_launches.after(*session.graph.before_submit())(
+            several([row.title for _, row in held.jobs]), names, target.adapter, session
+        )
+        session.graph.submitted(names, done)
         if refusal is None:
             self._held.accepted(held)
             return
@@ -256,7 +264,7 @@ class SubmissionQueue:
 
 
 def several(names: Sequence[str]) -> str:
-    """Names of jobs for a title."""
+    """Names for a title."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 

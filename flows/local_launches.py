@@ -53,10 +53,12 @@ def _run_launches(session: Session, queue: deque[tuple[Launch, ProgressRow]], re
 def _measurement(session: Session, launch: Launch, row: ProgressRow) -> Collected:
     """One launch from submission to records."""
     job = write_job(launch, session.plan, session.run, session.cache)
-    row.state = "starting"
+    row.state, graph = "starting", session.graph
     try:
-        submit_launches(job.name, [job.name], "local", session)
-        wait_for_launch(job.name, row, session)
+        _, submitted = submit_launches.after(*graph.before_submit())(row.title, [job.name], "local", session)
+        graph.submitted([job.name], submitted)
+        _, waited = wait_for_launch.after(submitted)(job.name, row, session)
+        graph.waited([job.name], waited)
     except BaseException:
         # Whatever ends the run, be it in the midst of submitting: nothing of the launch goes on, what was
         # measured is kept, and the cause is told, not what follows from it.

@@ -20,6 +20,7 @@ from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of
 from reports.render import preload_reports
 from tasks.adopt import adopt_jobs
+from tasks.campaign.graph import RunGraph
 from tasks.campaign.ledger import missing_measurements, places, set_aside_damaged
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
@@ -32,7 +33,8 @@ def finish_leftovers(session: Session) -> None:
 
     Those of this machine are waited for; those that a scheduler has go on beside what is measured next.
     """
-    leftovers = adopt_jobs(session)
+    leftovers, adopted = adopt_jobs.after(*session.graph.before_submit())(session)
+    session.graph = RunGraph(adopted)
     session.run_progress.notes += leftovers.notes
     for name in leftovers.running:
         job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
@@ -41,7 +43,8 @@ def finish_leftovers(session: Session) -> None:
             continue
         row = row_of(Launch(job.measuring_pass, job.measurements), session.plan)
         session.run_progress.rows.append(row)
-        wait_for_launch(name, row, session)
+        _, waited = wait_for_launch.after(adopted)(name, row, session)
+        session.graph.waited([name], waited)
         collect(session, name, row)
 
 

@@ -1,5 +1,6 @@
 """Record the outcome of a launch: progress row, records, and failure records for missing measurements."""
 
+from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch
 from configs.plans.plan import Plan
@@ -30,6 +31,7 @@ def row_of(launch: Launch, plan: Plan) -> ProgressRow:
         block=launch.block + 1,
         blocks=max(plan.repeats.values()),
         measuring_pass=launch.measuring_pass,
+        attempt=max(measurement.attempt for measurement in launch.measurements),
     )
 
 
@@ -39,7 +41,9 @@ def _purpose(measurement: Measurement) -> str:
 
 def collect(session: Session, name: str, row: ProgressRow) -> Collected:
     """Records from what a launch left, and its row on the progress."""
-    collected = collect_launch(name, session)
+    in_turn = read_model(session.run.job(name).job, Job, PLAN_BYTES).target.kind == "local"
+    collected, done = collect_launch.after(*session.graph.before_collect(name))(row.title, name, session)
+    session.graph.collected(done, in_turn)
     mark_collected(session.run, name)
     account(session.run_progress, row, collected)
     return collected

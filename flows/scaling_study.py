@@ -23,10 +23,12 @@ from prefect.states import Cancelled
 
 from configs.common.base import Frozen
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan
-from configs.spec.study import StudySpec, load_study
+from configs.plans.plan import Plan, PlannedModel
+from configs.spec.study import ModelSpec, StudySpec, load_study
 from flows.folders import cache_folder
 from flows.measuring import finish_leftovers, measure_missing
+from tasks.analyze import analyze
+from tasks.campaign.graph import Done, RunGraph
 from tasks.campaign.live_credentials import live_credentials
 from tasks.campaign.progress import RunProgress, new_progress
 from tasks.campaign.run_lock import run_lock
@@ -180,23 +182,35 @@ def _run(
     cache = cache_folder()
     run_progress.stage = "resolving"
     before = EarlierPlan(earlier_plan(run))
-    models, unusable = usable_models(study, lambda spec, position: fetch_model(spec, position, cache, base, before))
+    fetched: list[Done] = []
+
+    def fetch(spec: ModelSpec, position: int) -> PlannedModel:
+        model, done = fetch_model.after()(spec, position, cache, base, before)
+        fetched.append(done)
+        return model
+
+    models, unusable = usable_models(study, fetch)
     specs = {spec.name: spec for spec in study.models}
     for note in filter(None, (resolved_note(specs[model.name], model) for model in models)):
         run_logger().info(note)
         run_progress.notes.append(f"{note}, pinned in plan.json")
-    plan = resolve_study(study, models, run, base, cache, CheckedPlan(handover.plan), unusable)
+    plan, resolved = resolve_study.after(*fetched)(
+        study, models, run, base, cache, CheckedPlan(handover.plan), unusable
+    )
     if in_flow_run():
         tag_run(flow_run.id, plan)
     session = Session(run, plan, cache, run_progress, watcher)
-    provision(session, accept_environment)
+    _, provisioned = provision.after(resolved)(session, accept_environment)
+    session.graph = RunGraph(provisioned)
     finish_leftovers(session)
-    preflight(session)
+    _, tested = preflight.after(*session.graph.before_analysis())(session)
+    session.graph = RunGraph(tested)
     run_progress.stage = "measuring"
     with live_credentials(plan.measuring.live):
         already = measure_missing(session, only_failed)
     run_progress.stage = "reporting"
-    summary = render(run)
+    analysis, analyzed = analyze.after(*session.graph.before_analysis())(run)
+    summary, rendered = render.after(analyzed)(run, analysis)
     remember_run(run, cache)
     run_progress.ended = True
     result = RunSummary(
@@ -210,14 +224,14 @@ def _run(
     handover.on_report(result)
     if in_flow_run():
         run_progress.stage = "report written; waiting for the Prefect API"
-        handover.published = await_api(handover.api_seconds) is None and _publish(study.study, run)
+        handover.published = await_api(handover.api_seconds) is None and _publish(study.study, run, rendered)
     return result
 
 
-def _publish(study: str, run: RunPaths) -> bool:
+def _publish(study: str, run: RunPaths, rendered: Done) -> bool:
     """Artifacts are a copy for the UI: the report stands without them. Returns whether they are there."""
     try:
-        publish(study, run)
+        publish.after(rendered)(study, run)
     except Exception as error:
         run_logger().warning("artifacts not published: %s", one_line(error))
         return False

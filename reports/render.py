@@ -58,11 +58,27 @@ def preload_reports() -> None:
     template_environment().get_template("report.md.j2")
 
 
-def render_report(run: RunPaths) -> ReportSummary:
-    """Write the report of a run folder. Raises the errors of `configs.plans.record` for files that cannot be read."""
+class Analysis:
+    """What the records of a run say: figures, verdicts, fits, recommendations; and the data of its plots.
+
+    A plain class: Prefect would walk through a dataclass that a task returns.
+    """
+
+    def __init__(self, study: StudyResult, album: Album, context: dict[str, Any]) -> None:
+        self.study, self.album, self.context = study, album, context
+
+
+def analyze_run(run: RunPaths) -> Analysis:
+    """Compute all that a report says. Raises the errors of `configs.plans.record` for files that cannot be read."""
     study, album = load_comparable(run), Album()
-    sentences, text = compose(study, album)
-    album.write(run)
+    return Analysis(study, album, analyzed(study, album))
+
+
+def render_analysis(run: RunPaths, analysis: Analysis) -> ReportSummary:
+    """Write `report.md`, its plots and tables to the run folder."""
+    study, sentences = analysis.study, analysis.context["sentences"]
+    text = report_text(analysis.context)
+    analysis.album.write(run)
     write_atomically(run.cells_csv, cells_csv(study))
     write_atomically(run.records_parquet, records_parquet(study))
     write_atomically(run.report, text)
@@ -74,8 +90,19 @@ def render_report(run: RunPaths) -> ReportSummary:
     )
 
 
+def render_report(run: RunPaths) -> ReportSummary:
+    """Analyze and render in one."""
+    return render_analysis(run, analyze_run(run))
+
+
 def compose(study: StudyResult, album: Album) -> tuple[list[Sentence], str]:
     """The opening sentences and the whole text of a report; its figures go to `album`."""
+    context = analyzed(study, album)
+    return context["sentences"], report_text(context)
+
+
+def analyzed(study: StudyResult, album: Album) -> dict[str, Any]:
+    """All that the parts of the template say, by name; the plots' data go to `album`."""
     verdicts = [
         (experiment, *judge_experiment(study, experiment)) for experiment in experiments_of(study, "correctness")
     ]
@@ -84,8 +111,7 @@ def compose(study: StudyResult, album: Album) -> tuple[list[Sentence], str]:
         **experiment_sections(study, album, judged),
         "correctness": [correctness_section(study, *verdict) for verdict in verdicts],
     }
-    sentences = answer(study, judged)
-    return sentences, report_text({**sections, **_study_wide(study, album, judged), "sentences": sentences})
+    return {**sections, **_study_wide(study, album, judged), "sentences": answer(study, judged)}
 
 
 def report_text(context: dict[str, Any]) -> str:

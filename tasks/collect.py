@@ -1,11 +1,24 @@
 """Stage 6: what the ranks left becomes records."""
 
+from configs.plans.record import Record
 from tasks.campaign.records import Collected, collect_job
 from tasks.campaign.session import Session
-from tasks.prefect_api.stages import stage
+from tasks.prefect_api.stages import run_logger, stage
 
 
-@stage("collect", "collect {name}")
-def collect_launch(name: str, session: Session) -> Collected:
-    """Merge the parts of a job that has ended. Safe to repeat."""
-    return collect_job(session.run, name)
+@stage("collect", "collect {what}")
+def collect_launch(what: str, name: str, session: Session) -> Collected:
+    """Merge the parts of a job that has ended, and log what became of each cell. Safe to repeat."""
+    collected = collect_job(session.run, name)
+    for record in collected.records:
+        run_logger().info(_told(record))
+    return collected
+
+
+def _told(record: Record) -> str:
+    """One line on a measurement: which it is, how it ended, how long it took."""
+    about = f"cell {record.key}, {record.cell.place}, repeat {record.repeat + 1}, attempt {record.attempt}"
+    seconds = record.figures.get("measurement_seconds")
+    took = f" in {seconds:.2f} s" if isinstance(seconds, int | float) else ""
+    why = f": {record.failure.message}" if record.failure else ""
+    return f"{about}: {record.status.value}{took}{why}"

@@ -1,4 +1,4 @@
-"""Stage 8: publish the report, the cell table and a link as Prefect artifacts.
+"""Stage 9: publish the report, the cell table and a link as Prefect artifacts.
 
 They are copies: the files in the run folder stay the truth. The UI shows nothing that lies beside the
 report, so figures are embedded, and links to files become their paths.

@@ -1,11 +1,11 @@
-"""Stage 7: records become numbers, text and plots in the run folder."""
+"""Stage 8: the analysis becomes text and plots in the run folder."""
 
 from configs.plans.paths import RunPaths
-from reports.render import ReportSummary, render_report
+from reports.render import Analysis, ReportSummary, render_analysis
 from tasks.prefect_api.stages import stage
 
 
-@stage("analyze and render", "report")
-def render(run: RunPaths) -> ReportSummary:
-    """Derive everything from raw samples and write `report.md` with its plots and tables."""
-    return render_report(run)
+@stage("render", "render the report")
+def render(run: RunPaths, analysis: Analysis) -> ReportSummary:
+    """Write `report.md` with its plots and tables."""
+    return render_analysis(run, analysis)

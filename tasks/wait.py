@@ -22,7 +22,7 @@ _SCHEDULER_GRACE_SECONDS = 300.0
 """So much later than its limit a job is taken for lost; the launcher's and the scheduler's limits come before."""
 
 
-@stage("wait", "wait for {name}")
+@stage("wait", "wait for {row.title}")
 def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
     """Return when no process of this machine's job is left. Ends the job if the run is cancelled or interrupted."""
     job = read_model(session.run.job(name).job, Job, PLAN_BYTES)

@@ -19,6 +19,7 @@ class ProgressRow:
     block: int
     blocks: int
     measuring_pass: MeasuringPass = "timed"
+    attempt: int = 1
     done: int = 0
     failed: int = 0
     state: str = "waiting"
@@ -26,6 +27,15 @@ class ProgressRow:
     reason: str = ""
     """Why a scheduler lets it wait, or does not take it, in the scheduler's words."""
     waited_seconds: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """The launch in one line: model, layout, block or pass, and which attempt it is."""
+        part = (
+            f"block {self.block} of {self.blocks}" if self.measuring_pass == "timed" else f"{self.measuring_pass} pass"
+        )
+        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        return f"{' '.join(self.label.split())}, {part}{attempt}"
 
 
 @dataclass

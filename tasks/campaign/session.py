@@ -6,6 +6,7 @@ from typing import Protocol
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.target import Target
+from tasks.campaign.graph import RunGraph
 from tasks.campaign.progress import RunProgress
 
 
@@ -36,6 +37,7 @@ class Session:
         self.watcher = watcher
         self.excluded: dict[str, frozenset[str]] = {}
         self.adopted: list[str] = []
+        self.graph = RunGraph()
 
     def target(self, name: str) -> Target:
         """The target of this name, which the plan is sure to have."""

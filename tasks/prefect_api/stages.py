@@ -3,21 +3,31 @@
     @stage("fetch model", "fetch {spec.name}", retry_on=TransientFetchError)
     def fetch_model(spec, ...): ...
 
+    model = fetch_model(spec, ...)
+    plan, resolved = resolve_study.after(fetched)(study, ...)     # an edge of the run's graph
+
 Inside a flow run a stage is a Prefect task. Without one (no Prefect API answered when the run began) it is the function
 that it decorates, with the same retries: measuring never depends on a server.
 """
 
+import inspect
 import logging
 import time
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from contextvars import ContextVar
+from functools import update_wrapper, wraps
+from typing import Any, Generic, ParamSpec, TypeVar
+from uuid import UUID
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.context import FlowRunContext
+from prefect.client.schemas.objects import State, StateDetails
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
+from prefect.states import Completed
 from prefect.tasks import exponential_backoff
+
+from tasks.campaign.graph import Done
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -35,24 +45,62 @@ def run_logger() -> Any:
     return get_run_logger() if in_flow_run() else logging.getLogger("rankwise")
 
 
-def stage(
-    name: str, run_name: str, retry_on: type[Exception] | None = None
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Declare a stage of a run. `run_name`: of one call, with its arguments in braces. `retry_on`: what may pass."""
+class Stage(Generic[_P, _R]):
+    """A stage, called like the function that it decorates; `after` draws what it waits for."""
 
-    def declare(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def __init__(self, function: Callable[_P, _R], name: str, run_name: str, retry_on: type[Exception] | None) -> None:
+        update_wrapper(self, function)
+        self._function, self._retry_on = function, retry_on
         options: dict[str, Any] = {} if retry_on is None else _task_retries(retry_on)
-        as_task = task(name=name, task_run_name=run_name, cache_policy=NO_CACHE, **options)(function)
+        self._as_task = task(name=name, task_run_name=run_name, cache_policy=NO_CACHE, **options)(_telling(function))
 
-        @wraps(function)
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            if in_flow_run():
-                return as_task(*args, **kwargs)
-            return _retried(lambda: function(*args, **kwargs), retry_on)
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return self.after()(*args, **kwargs)[0]
+
+    def after(self, *upstream: Done) -> Callable[_P, tuple[_R, Done]]:
+        """The stage with edges from others that have ended; a call returns the result, and that it is done."""
+
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_R, Done]:
+            if not in_flow_run():
+                return _retried(lambda: self._function(*args, **kwargs), self._retry_on), Done()
+            edges = [done.state for done in upstream if done.state is not None]
+            parameters = inspect.signature(self._function).bind(*args, **kwargs).arguments
+            ids: list[UUID] = []
+            token = _TASK_RUN.set(ids)
+            try:
+                result = self._as_task(**parameters, wait_for=edges or None)
+            finally:
+                _TASK_RUN.reset(token)
+            return result, Done(_completed(ids[-1]) if ids else None)
 
         return call
 
-    return declare
+
+def stage(
+    name: str, run_name: str, retry_on: type[Exception] | None = None
+) -> Callable[[Callable[_P, _R]], Stage[_P, _R]]:
+    """Declare a stage of a run. `run_name`: of one call, with its arguments in braces. `retry_on`: what may pass."""
+    return lambda function: Stage(function, name, run_name, retry_on)
+
+
+_TASK_RUN: ContextVar[list[UUID] | None] = ContextVar("task_run", default=None)
+"""Where the task run that is being made leaves its id."""
+
+
+def _telling(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    @wraps(function)
+    def told(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        context, ids = TaskRunContext.get(), _TASK_RUN.get()
+        if context is not None and ids is not None:
+            ids.append(context.task_run.id)
+        return function(*args, **kwargs)
+
+    return told
+
+
+def _completed(task_run_id: UUID) -> State[Any]:
+    """A state that names a task run and holds none of its data."""
+    return Completed(data=True, state_details=StateDetails(task_run_id=task_run_id))
 
 
 def _task_retries(retry_on: type[Exception]) -> dict[str, Any]:

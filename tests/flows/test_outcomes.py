@@ -29,6 +29,7 @@ from tasks.campaign.records import collect_job
 from tasks.campaign.repeats import Budget
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
+from tasks.prefect_api.stages import stage
 from tasks.submit import Refusal
 
 LIMIT = Refusal("sbatch: QOSMaxSubmitJobPerUserLimit", final=False, limited=True)
@@ -113,7 +114,7 @@ def filled(
     asked = cells(*nodes)
     session = session_of(tmp_path, asked, **target)
     scheduler = Scheduler(session, rule)
-    monkeypatch.setattr(cluster_launches, "submit_launches", scheduler)
+    monkeypatch.setattr(cluster_launches, "submit_launches", stage("submit", "submit")(scheduler))
     rows = [(launch_of(cell), row_of(launch_of(cell), session.plan)) for cell in asked]
     queue = SubmissionQueue(session, rows, Retries(), Budget(session))
     queue._fill()
