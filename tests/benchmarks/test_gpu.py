@@ -96,7 +96,7 @@ def test_the_page_says_what_was_seen_and_what_was_not(tmp_path: Path) -> None:
         read_runs(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_planted_crashes_cost_their_own_figures_and_a_second_call_makes_them(tmp_path: Path) -> None:
     names = ["prefill", "training", "decode-peers", "decode-quantised", "loading", "power"]
     planted = dict(zip(names, PLANTS, strict=True))

@@ -81,6 +81,7 @@ def test_tables_can_be_pasted() -> None:
     assert table("a | b", [["1", "2"]]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
 
 
+@pytest.mark.nightly
 def test_the_pipeline_runs_without_prefect(tmp_path: Path) -> None:
     study = studies.write_study(tmp_path)
     command = [sys.executable, "-c", WITHOUT, "run", str(study), "--runs", str(tmp_path / "runs")]

@@ -10,6 +10,7 @@ from configs.plans.paths import RunPaths
 from reports.reading.load import load_run
 
 
+@pytest.mark.nightly
 def test_the_made_up_study_is_as_large_as_asked_and_like_the_engines(tmp_path: Path) -> None:
     assert sum(make_plan(10_000).repeats.values()) == 10_000
     written = write_run(tmp_path / "run", 300, samples=30)

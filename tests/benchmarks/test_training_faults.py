@@ -22,7 +22,7 @@ def test_two_killed_ranks_of_ddp(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| ddp, a rank killed | 2 | 2 |" in table
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_goes_on_with_training_that_lost_a_rank(tmp_path: Path) -> None:
     study = {
         "study": "s",

@@ -117,10 +117,11 @@ def test_killed_launches_go_on(victims: dict[str, Started]) -> None:
     """What is under way ends by itself, and its records wait for the next run."""
     for run in victims.values():
         wait_until(run.gone, what="the end of the launch")
-        assert run.team.state(run.flow_run) == "RUNNING"
+        # So it stays, until heartbeats have been missing for a while; on a busy machine they are by now.
+        assert run.team.state(run.flow_run) in ("RUNNING", "CRASHED")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["worker", pytest.param("python", marks=pytest.mark.nightly)])
 def test_cancelled_from_the_ui(team: OfflineTeam, way: str, seen: Callable[..., None]) -> None:
     run = begin(team, way, f"cancel-{way}", [60.0])
     began = time.monotonic()
@@ -137,7 +138,7 @@ def test_cancelled_from_the_ui(team: OfflineTeam, way: str, seen: Callable[..., 
     assert run.statuses() == ["cancelled"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["worker", pytest.param("python", marks=pytest.mark.nightly)])
 def test_terminated(team: OfflineTeam, way: str, seen: Callable[..., None]) -> None:
     run = begin(team, way, f"terminate-{way}", [60.0])
     began = time.monotonic()
@@ -201,7 +202,7 @@ def test_the_server_restarts(team: OfflineTeam, seen: Callable[..., None]) -> No
     end_both(runs, {way: after[way] - before[way] for way in WAYS}, "server restarted", seen)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_database_is_locked(team: OfflineTeam, seen: Callable[..., None]) -> None:
     runs = begin_both(team, "locked")
     before = measured_by(runs)

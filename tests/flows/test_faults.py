@@ -171,6 +171,7 @@ def mounted_tmpfs(folder: Path, size: str) -> bool:
     return subprocess.run(mount, capture_output=True).returncode == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted, which needs root")
 def test_a_full_disk_is_named_and_nothing_that_was_measured_is_lost(tmp_path: Path) -> None:
     disk = tmp_path / "disk"

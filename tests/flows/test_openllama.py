@@ -108,6 +108,7 @@ def test_the_cluster_is_asked_for_two_nodes_with_a_gpu_each(tmp_path: Path) -> N
     assert {job.inputs for job in jobs} == {"../../inputs"}
 
 
+@pytest.mark.nightly
 def test_a_model_like_openllama_is_fetched_converted_measured_and_right(tmp_path: Path) -> None:
     """By name, without a revision: pickled weights and a sentencepiece model, as openlm-research/open_llama_3b has."""
     name = "openlm-research/open_llama_3b"

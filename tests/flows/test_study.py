@@ -97,7 +97,7 @@ def test_more_repeats_measure_only_what_is_new(finished: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".json", ".npz"])
+@pytest.mark.parametrize("suffix", [".json", pytest.param(".npz", marks=pytest.mark.nightly)])
 def test_a_record_damaged_between_runs_is_set_aside_and_measured_again(
     finished: Path, tmp_path: Path, suffix: str
 ) -> None:
@@ -166,6 +166,7 @@ def test_unpacked_every_cell_has_a_launch_of_its_own(tmp_path: Path) -> None:
     assert job_count(tmp_path / "runs" / "s") == 2
 
 
+@pytest.mark.nightly
 def test_what_the_budget_does_not_pay_for_is_said(tmp_path: Path) -> None:
     # The first launch alone takes longer than the budget, however fast launches start.
     work = {"kind": "noop", "seconds": 2.0}
@@ -176,6 +177,7 @@ def test_what_the_budget_does_not_pay_for_is_said(tmp_path: Path) -> None:
     assert rankwise("run", study, "--set", "measuring.budget_minutes=5", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.nightly
 def test_a_second_run_in_the_folder_is_refused_naming_the_first(tmp_path: Path) -> None:
     # Long enough for the second to start on a busy machine; nobody waits for its end.
     study = write_study(tmp_path, workload={"kind": "noop", "seconds": 60.0})
@@ -191,6 +193,7 @@ def test_a_second_run_in_the_folder_is_refused_naming_the_first(tmp_path: Path) 
         assert first.wait(timeout=60) != 0
 
 
+@pytest.mark.nightly
 def test_logs_can_be_followed_while_a_run_goes_on(tmp_path: Path) -> None:
     study = write_study(tmp_path, workload={"kind": "noop", "seconds": 1.0})
     first = start("run", study, cwd=tmp_path)

@@ -29,7 +29,7 @@ def test_a_target_that_is_met_at_once_costs_nothing_more(tmp_path: Path) -> None
     assert rankwise("run", study, cwd=tmp_path).returncode == 0 and job_count(run) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_target_out_of_reach_ends_at_the_most_repeats_and_goes_on_when_those_are_raised(tmp_path: Path) -> None:
     rules = STUDY | {"repeats": 6, "target_interval": 0.0000001, "max_repeats": 7}
     grid = {"grid": {"kind": "sweep", "over": {"label": ["a"]}}}
@@ -45,7 +45,7 @@ def test_a_target_out_of_reach_ends_at_the_most_repeats_and_goes_on_when_those_a
     assert "7 of 8 measurements were already completed" in more.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_spent_budget_drops_only_what_was_not_promised(tmp_path: Path) -> None:
     """No time pays for nothing: the six promised repeats are over budget, no seventh is missed."""
     rules = STUDY | {"repeats": 6, "target_interval": 0.001, "budget_minutes": 1e-9}

@@ -134,13 +134,14 @@ def ask(url: str, path: str) -> Any:
         return json.load(answer)
 
 
-@pytest.mark.parametrize("api", [broken_api, silent_api])
+@pytest.mark.parametrize("api", [broken_api, pytest.param(silent_api, marks=pytest.mark.nightly)])
 def test_an_api_that_fails_or_hangs(api: Any, folder: Path) -> None:
     with api() as port:
         done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
     assert_measured_alone(done, folder)
 
 
+@pytest.mark.nightly
 def test_a_local_server_that_is_healthy_and_then_slow(folder: Path) -> None:
     """As on a busy machine, where the server, which is nice to measurements, records nothing for minutes."""
     data = folder / "data" / "prefect"
@@ -173,6 +174,7 @@ def test_a_local_server_that_cannot_start(folder: Path) -> None:
     assert "local Prefect server" in done.stdout and "has ended" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_data_folder_that_cannot_be_written(folder: Path) -> None:
     (folder / "data").write_text("")
     done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder)
@@ -182,8 +184,10 @@ def test_a_data_folder_that_cannot_be_written(folder: Path) -> None:
 @pytest.mark.parametrize("order", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_server_that_dies_or_hangs_in_the_middle(order: signal.Signals, folder: Path) -> None:
     write_study(folder, workload={"kind": "noop", "seconds": 3.0}, pack=False)
-    run = start("run", "s.yaml", "--no-calibrate", cwd=folder)
-    wait_until(lambda: under_measurement(folder / "runs" / "s"), 120, "a measurement")
+    with lease_server() as lease:  # on a busy machine a server may need longer than a run waits for it
+        lease.wait_until_healthy()
+        run = start("run", "s.yaml", "--no-calibrate", cwd=folder)
+        wait_until(lambda: under_measurement(folder / "runs" / "s"), 120, "a measurement")
     server = read_server(folder / "data" / "prefect")
     assert server is not None
     os.kill(server.pid, order)

@@ -131,6 +131,7 @@ def test_a_killed_rank_ends_both_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
     assert leftovers(paths.folder) == []
 
 
+@pytest.mark.nightly
 def test_an_exception_on_one_node_ends_the_other(hosts: TwoHosts, tmp_path: Path) -> None:
     measurement = spread(noop_measurement("raises", ranks=2, fault="raise", fault_rank=1))
     paths = write_spread_job(tmp_path, [measurement])
@@ -198,6 +199,7 @@ def test_a_cut_link_is_noticed_on_both_nodes(hosts: TwoHosts, tmp_path: Path) ->
     assert leftovers(paths.folder) == []
 
 
+@pytest.mark.nightly
 def test_a_launcher_ends_with_the_process_that_started_it(hosts: TwoHosts, tmp_path: Path) -> None:
     measurement = spread(noop_measurement("hangs", ranks=2, fault="hang"))
     paths = write_spread_job(tmp_path, [measurement])
@@ -221,7 +223,7 @@ def test_wrong_number_of_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
     assert end == "the launcher failed: nodes: got 2 from Slurm (east1, east2), expected 1"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_node_that_does_not_come_is_named(hosts: TwoHosts, tmp_path: Path) -> None:
     paths = write_spread_job(tmp_path, [noop_measurement("a", ranks=2)])
     (launcher,) = hosts.start(paths, 0)

@@ -32,6 +32,7 @@ def test_of_a_local_run(tmp_path: Path) -> None:
     assert {"fork parent", "launcher"} <= found.roles
 
 
+@pytest.mark.nightly
 def test_of_ranks_under_deepspeed(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     paths = write_job(tmp_path, [noop_measurement("a", ranks=2, seconds=0.5)])

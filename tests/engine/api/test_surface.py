@@ -609,6 +609,7 @@ def changed(**changes: Any) -> BenchmarkConfig:
     return BenchmarkConfig(**{**TINY.__dict__, **changes})
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 def test_the_benchmark_runs_the_engine() -> None:
     results = DistributedInferenceBenchmark(TINY).run_comprehensive_benchmark()
@@ -646,6 +647,7 @@ def test_a_launch_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 # The document.
 
 
+@pytest.mark.nightly
 def test_the_examples_of_the_document_run(checkpoint: Path, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "reference" / "python-api.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

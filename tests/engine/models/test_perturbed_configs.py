@@ -62,7 +62,7 @@ def test_each_field_is_followed_or_refused(kind: str, tmp_path: Path) -> None:
     assert all(fates[fate] >= count for fate, count in _MINIMUM.items()), fates
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_each_field_of_a_further_form_is_followed_or_refused(kind: str, tmp_path: Path) -> None:
     _judge(tiny_config(kind, **VARIANTS[kind]), tmp_path)

@@ -83,6 +83,7 @@ print(peak() - before, logits.double().sum().item())
 """
 
 
+@pytest.mark.nightly
 def test_the_peak_stays_near_the_limit(tmp_path: Path) -> None:
     sizes = {"vocab_size": 500, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
     manifest = made("llama", tmp_path / "model", **sizes)

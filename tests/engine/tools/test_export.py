@@ -42,6 +42,7 @@ def test_an_exported_decoder_is_checked_against_transformers(
     assert "is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_graphs_that_say_something_else_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true = exporting._outputs
 

@@ -159,6 +159,7 @@ def test_what_is_a_secret() -> None:
     assert hidden("cannot reach http://ada:secret@host: secret", url) == "cannot reach http://(hidden)@host: (hidden)"
 
 
+@pytest.mark.nightly
 def test_a_whole_run_keeps_the_password_to_itself(tmp_path: Path, server: MlflowServer) -> None:
     study = write_study(
         tmp_path,

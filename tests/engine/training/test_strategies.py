@@ -211,7 +211,7 @@ def test_tensor_parallel_ranks_follow_one(two: RankPool, alone: dict[str, Any]) 
         np.testing.assert_allclose(weights, alone["float32"]["model"][name], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_ranks_in_two_ways_follow_one(alone: dict[str, Any]) -> None:
     """Data and tensor parallel at once, and shards within two nodes that are replicated between them."""
     ways = [

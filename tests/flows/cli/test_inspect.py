@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -179,8 +180,16 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("make", [pipe, device, sparse], ids=lambda make: make.__name__)
+def placed(others: pytest.MarkDecorator) -> list[Any]:
+    """Each file as one of three kinds of files; as the other two with a mark."""
+    return [
+        pytest.param(make, name, id=f"{make.__name__}-{name}", marks=[] if number % 3 == kind else [others])
+        for number, name in enumerate(FILES)
+        for kind, make in enumerate((pipe, device, sparse))
+    ]
+
+
+@pytest.mark.parametrize(("make", "name"), placed(pytest.mark.nightly))
 def test_nothing_is_waited_for(run: RunPaths, make: Callable[[Path], None], name: str) -> None:
     """A command that hangs ends the test run: each has ten seconds."""
     path = run.folder / name.format(key=CELLS[0].key)

@@ -147,6 +147,7 @@ def submit_and_end(run: Path, name: str, measurement: Measurement) -> tuple[int,
     return pid, paths
 
 
+@pytest.mark.nightly
 def test_ranks_import_for_themselves_where_openmp_binds_threads(tmp_path: Path) -> None:
     measurement = noop_measurement("bound", ranks=2, env={"OMP_PROC_BIND": "true"})
     paths = submit(tmp_path, "a", measurement)
@@ -169,6 +170,7 @@ def test_a_launch_outlives_its_parent_and_the_next_gets_another(tmp_path: Path) 
     assert_nothing_left(paths.folder)
 
 
+@pytest.mark.nightly
 def test_a_parent_given_up_for_its_silence_launches_nothing_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def test_ranks_end_with_torchruns_agent(tmp_path: Path) -> None:
     assert_nothing_left(paths.folder)
 
 
+@pytest.mark.nightly
 def test_two_runs_side_by_side_and_their_parents_end_with_them(tmp_path: Path, short_lived: Path) -> None:
     jobs = [write_job(tmp_path / run, [noop_measurement("cell", ranks=2, seconds=0.2)]) for run in ("one", "two")]
     environment = os.environ | {"TMPDIR": str(short_lived)}

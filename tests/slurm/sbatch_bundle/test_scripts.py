@@ -209,6 +209,7 @@ def test_the_setup_script_names_what_is_wrong(
     assert done.returncode in (2, 3) and said in done.stderr, done.stderr
 
 
+@pytest.mark.nightly
 def test_the_multi_node_example_trains_by_the_setup_script(tmp_path: Path) -> None:
     (tmp_path / "setup_multi_node.sh").write_text(setup_script())
     (tmp_path / "multi_node_example.py").write_text(multi_node_example())

@@ -104,7 +104,10 @@ def test_launcher_that_died_is_lost(tmp_path: Path) -> None:
     assert_nothing_left(paths.folder)
 
 
-@pytest.mark.parametrize("pause_seconds", [0, 0.15, 0.3, 0.6])
+@pytest.mark.parametrize(
+    "pause_seconds",
+    [0, pytest.param(0.15, marks=pytest.mark.nightly), 0.3, pytest.param(0.6, marks=pytest.mark.nightly)],
+)
 def test_cancel_at_any_moment_of_the_start(tmp_path: Path, pause_seconds: float) -> None:
     paths = write_job(tmp_path, [noop_measurement("hangs", fault="hang")])
     local.submit(paths.folder)

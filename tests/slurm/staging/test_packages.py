@@ -140,6 +140,7 @@ def test_a_synthetic_model_has_its_configuration_there(shared: Path, tmp_path: P
     assert json.loads((Path(there.folder) / "config.json").read_bytes()) == manifest.config
 
 
+@pytest.mark.nightly
 def test_two_who_push_at_once_do_not_meet(shared: Path, manifest: ModelManifest) -> None:
     failures: list[BaseException] = []
 

@@ -112,6 +112,7 @@ def test_a_second_submission_makes_no_launch_again_that_ended_well(tmp_path: Pat
     assert collected.missing == 1 and collected.not_begun == 0
 
 
+@pytest.mark.nightly
 def test_what_a_killed_rank_left_unreached_goes_on_and_the_rest_is_tried_again_later(tmp_path: Path) -> None:
     fault = {"kind": "noop", "seconds": 0.01, "fault": "kill", "fault_attempts": 1}
     cells = {

@@ -81,6 +81,7 @@ def test_a_job_is_told_paths_that_its_nodes_see(run: RunPaths, shared: Path, tmp
     assert (link / "parts").is_dir()
 
 
+@pytest.mark.nightly
 def test_the_code_goes_into_a_container_too(run: RunPaths, shared: Path) -> None:
     target = cluster(shared, python=None, container=Container(image="a.sif", python="/usr/bin/python3"))
     job = placed_job(job_of(run, target), run)

@@ -35,7 +35,7 @@ def hub(served: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         huggingface_hub.close_session()
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_openllama_is_fetched_converted_and_checked(tmp_path: Path, served: Path, hub: HubServer, shards: int) -> None:
     model, cache = make_openllama(served, shards), tmp_path / "cache"
     (served / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')

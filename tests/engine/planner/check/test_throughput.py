@@ -185,6 +185,7 @@ def test_a_row_to_learn_from_needs_a_figure(rows: list[PublishedRow]) -> None:
     assert predict([EXAMPLE], useless) == predict([EXAMPLE], [])
 
 
+@pytest.mark.nightly
 def test_the_benchmark_prints_its_tables_and_refuses_a_folder_without_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[PublishedRow]
 ) -> None:

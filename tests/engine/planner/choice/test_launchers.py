@@ -86,9 +86,9 @@ def test_deepspeed_takes_its_file_in_every_stage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "accelerator", "kind", "held"),
     [
-        ("ddp", CPU, "MULTI_CPU", PARAMETERS),
+        pytest.param("ddp", CPU, "MULTI_CPU", PARAMETERS, marks=pytest.mark.nightly),
         ("fsdp", GPU, "FSDP", PARAMETERS // 2),
-        ("zero2", GPU, "DEEPSPEED", PARAMETERS),
+        pytest.param("zero2", GPU, "DEEPSPEED", PARAMETERS, marks=pytest.mark.nightly),
     ],
 )
 def test_accelerate_takes_its_file(
@@ -102,6 +102,7 @@ def test_accelerate_takes_its_file(
     assert len(result["losses"]) == 4
 
 
+@pytest.mark.nightly
 def test_the_trainer_takes_its_arguments(tmp_path: Path) -> None:
     folders = [
         written(tmp_path / "ddp", setup_of("ddp", checkpointing="full")),
