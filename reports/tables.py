@@ -4,10 +4,12 @@ Each function takes the study as read and gives a `Table`, or None where there i
 `reports.provenance` has those that say where the figures come from.
 """
 
+from collections import Counter
 from statistics import fmean, median
 
 from configs.common.printable import shortened
-from configs.plans.record import Status
+from configs.plans.passes import passes_of
+from configs.plans.record import MeasuringPass, Status
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.text import UNKNOWN, Table, code, count, escaped, joined, mebibytes, number, percent, plural
@@ -145,7 +147,7 @@ def noise_warning(study: StudyResult) -> str | None:
 
 def failures_table(study: StudyResult) -> Table | None:
     """Every repeat without a figure: how it ended, why, and where to read more; then what this version has not."""
-    rows = [row for result in study.cells.values() for row in _failures(result)]
+    rows = [row for result in study.cells.values() for row in _failures(result, passes_of(study.plan, result.key))]
     for experiment in study.plan.experiments:
         for item in experiment.refused:
             name = (escaped(experiment.model or UNKNOWN), escaped(f"{experiment.name}: {item.label}"))
@@ -162,17 +164,11 @@ def unreadable_table(study: StudyResult) -> Table | None:
     return first_rows(Table(("file", "why"), rows, text_columns=2)) if rows else None
 
 
-def _failures(result: CellResult) -> list[tuple[str, ...]]:
+def _failures(result: CellResult, passes: tuple[MeasuringPass, ...]) -> list[tuple[str, ...]]:
     failed = [
         (str(repeat), measurement) for repeat, measurement in result.measurements.items() if not measurement.completed
     ]
-    untimed_measurements = {
-        "memory": result.memory,
-        "profile": result.profile,
-        "perf": result.perf,
-        "nsys": result.nsys,
-    }
-    for measuring_pass, untimed in untimed_measurements.items():
+    for measuring_pass, untimed in result.passes.items():
         if untimed is not None and not untimed.completed:
             failed.append((f"{measuring_pass} pass", untimed))
     rows: list[tuple[str, ...]] = []
@@ -191,6 +187,7 @@ def _failures(result: CellResult) -> list[tuple[str, ...]]:
             )
         )
     missing = [str(repeat) for repeat in range(result.planned) if repeat not in result.measurements]
+    missing += [f"{name} pass" for name in passes if result.completed and result.passes[name] is None]
     if missing:
         why = "no attempt has left a record"
         name = (escaped(result.model), escaped(result.name))
@@ -199,7 +196,10 @@ def _failures(result: CellResult) -> list[tuple[str, ...]]:
 
 
 def status_counts(study: StudyResult) -> dict[str, int]:
-    """How many planned repeats ended in each way; `missing` are those without a record."""
+    """How many planned repeats ended in each way; `missing` are those without a record.
+
+    Then passes that left no figures of cells that were measured, as `memory pass failed`.
+    """
     counts: dict[str, int] = {}
     for result in study.cells.values():
         for measurement in result.measurements.values():
@@ -209,7 +209,13 @@ def status_counts(study: StudyResult) -> dict[str, int]:
         if missing:
             counts[MISSING] = counts.get(MISSING, 0) + missing
     order = [*(status.value for status in Status), MISSING]
-    return {name: counts[name] for name in order if name in counts}
+    lost = Counter(
+        f"{name} pass {result.pass_status(name)}"
+        for result in study.cells.values()
+        for name in passes_of(study.plan, result.key)
+        if result.completed and result.pass_status(name) != Status.COMPLETED.value
+    )
+    return {name: counts[name] for name in order if name in counts} | dict(lost)
 
 
 def leftover_sentence(study: StudyResult) -> str | None:

@@ -59,6 +59,16 @@ class CellResult:
         """Repeats that were measured."""
         return {repeat: measurement for repeat, measurement in self.measurements.items() if measurement.completed}
 
+    @property
+    def passes(self) -> dict[str, Reading | None]:
+        """The passes beside the timed repeats, each measured once."""
+        return {"memory": self.memory, "profile": self.profile, "perf": self.perf, "nsys": self.nsys}
+
+    def pass_status(self, name: str) -> str:
+        """How a pass ended; `missing` where it left no record."""
+        reading = self.passes[name]
+        return MISSING if reading is None else reading.record.status.value
+
     def values(self, figure: str) -> dict[int, float]:
         """One field of `Rates` by repeat, where it is known."""
         found = {repeat: getattr(measurement.rates, figure, None) for repeat, measurement in self.completed.items()}

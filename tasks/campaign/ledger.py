@@ -10,14 +10,14 @@ import shutil
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from configs.common.printable import printable
 from configs.plans.job import Measurement
+from configs.plans.passes import passes_of
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.record import MeasuringPass, Record, SchemaError, Status, place_set_aside, read_record
-from configs.spec.cell import Cell
-from configs.workloads import descriptor_of
 from reports.reading.read import measured
 
 RepeatKey = tuple[str, MeasuringPass, int]
@@ -119,21 +119,9 @@ def damaged_places(ledger: Ledger) -> dict[RepeatKey, str]:
 def places(plan: Plan) -> list[RepeatKey]:
     """Everything that the plan asks for."""
     timed: list[RepeatKey] = [(key, "timed", repeat) for key in plan.cells for repeat in range(plan.repeats[key])]
-    memory: list[RepeatKey] = [(key, "memory", 0) for key in plan.cells if _has_memory_pass(plan, key)]
-    profiled = [key for key, cell in plan.cells.items() if is_profiled(cell)]
-    profiles = ("profile",) if plan.measuring.profile else ()
-    passes = (*profiles, plan.measuring.profiler) if plan.measuring.profiler else profiles
-    return timed + memory + [(key, name, 0) for name in passes for key in profiled]
-
-
-def _has_memory_pass(plan: Plan, key: str) -> bool:
-    workload = plan.cells[key].workload
-    return plan.measuring.memory and not workload.keeps_answers
-
-
-def is_profiled(cell: Cell) -> bool:
-    """Whether a profiling pass measures the cell: its workload marks what is to be recorded, and is no comparison."""
-    return descriptor_of(cell.workload).marks_work and not cell.workload.keeps_answers
+    order = get_args(MeasuringPass)
+    once = [(key, name, 0) for key in plan.cells for name in passes_of(plan, key)]
+    return timed + sorted(once, key=lambda place: order.index(place[1]))
 
 
 def missing_measurements(

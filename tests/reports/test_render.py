@@ -142,7 +142,7 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
     )
     assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text
     assert "| 4 | 3.00 | 1.50 | 1.50 | 4.482 | 2,048 |" in text
-    assert summary.statuses == {"completed": 21, "out_of_memory": 3}
+    assert summary.statuses == {"completed": 21, "out_of_memory": 3, "memory pass missing": 3}
     assert summary.cells_without_measurement == 1
     assert summary.path == quick.report
 
@@ -241,7 +241,8 @@ def test_the_attempt_that_decides(tmp_path: Path) -> None:
     write_record(run, other, 0, samples=generated(other, 1.0))
     summary = render_report(run)
     text = run.report.read_text()
-    assert summary.statuses == {"completed": 1, "preempted": 1}
+    assert summary.statuses == {"completed": 1, "preempted": 1, "memory pass missing": 1}
+    assert "memory pass | missing" in text, "a pass that was asked for and is not there is a failure"
     assert "second" in text and "first |" not in text
     assert "2 records of 2 cells in this folder are no part of this plan and are left out." in text
     assert summary.sentences[-1] == "Every cell has a figure, but 1 repeat failed."
@@ -268,7 +269,7 @@ def test_damaged_records_are_left_out_and_told(tmp_path: Path) -> None:
     path.with_suffix(".npz").write_bytes(whole[: len(whole) // 2])
     summary = render_report(run)
     relative = path.relative_to(run.folder).as_posix()
-    assert summary.statuses == {"completed": 1, "missing": 1}
+    assert summary.statuses == {"completed": 1, "missing": 1, "memory pass missing": 1}
     assert summary.sentences[0].startswith(f"1 file of the run cannot be read: {relative} (")
     assert "figures and recommendations may be others" in summary.sentences[0]
     text = run.report.read_text()
@@ -324,7 +325,7 @@ def test_a_thousand_records_render_quickly(tmp_path: Path) -> None:
     for cell in cells:
         for repeat in range(4):
             write_record(run, cell, repeat, samples={"0/pass_seconds": [0.01]})
-    assert render_report(run).statuses == {"completed": 1000}
+    assert render_report(run).statuses == {"completed": 1000, "memory pass missing": 250}
     assert len(cells_of(run)) == 250 and "100 items/s" in run.report.read_text()
 
 

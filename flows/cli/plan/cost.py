@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import ceil
 
+from configs.plans.passes import is_profiled
 from configs.plans.plan import Plan
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from tasks.campaign.ledger import is_profiled
 
 LAUNCH_SECONDS = 3.8
 """Overhead of a launch: docs/measurements/pipeline.md, 2026-11, two cores."""
