@@ -32,6 +32,7 @@ _OTHERS_SECONDS = 20
 # qsub's words (pbs_err_to_txt of src/lib/Liblog/pbs_messages.c) and the field of the target that they are about.
 _REFUSALS = (
     (r"unknown queue|queue (is )?not enabled|access to queue|queue type|route", "queue"),
+    (r"-N value", "job_name"),
     (r"account", "account"),
     (r"project", "project"),
     (r"walltime", "time_limit_minutes"),

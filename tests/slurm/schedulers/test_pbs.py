@@ -264,6 +264,7 @@ def test_the_script_hands_the_nodes_on(tmp_path: Path) -> None:
         ("qsub: Unknown resource Resource_List.nosuch", Refused, "target.resources"),
         ("qsub: Illegal attribute or resource value Resource_List.walltime", Refused, "target.time_limit_minutes"),
         ("qsub: Invalid account", Refused, "target.account 'a'"),
+        ("qsub: illegal -N value", Refused, "target.job_name of lab"),
         ("qsub: something new", Refused, "target lab: qsub: something new"),
         ("qsub: would exceed limit on jobs in the queue", Limited, "would exceed"),
         ("Connection refused\nqsub: cannot connect to server head (errno=15010)", Unavailable, "cannot connect"),
