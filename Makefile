@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training gpu-check gpu-rehearsal gpu-wheels structure test-faults test-resume fuzz screenshots clean
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training gpu-check gpu-rehearsal gpu-wheels structure test-faults test-resume fuzz screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -38,6 +38,9 @@ fuzz: $(VENV)/.installed-fuzz  ## hostile inputs for every reader, hypothesis an
 
 lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started or enabled at boot
 	sh slurm/lab/install.sh
+
+pbs-install:  ## OpenPBS from its sources into /opt/rankwise-pbs, for the tests of it; about 6 minutes, nothing is started
+	sh slurm/lab/install_pbs.sh
 
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
 	$(BIN)/ruff format --check .

@@ -1,8 +1,8 @@
 """Launcher on the nodes of a job: start the ranks with torchrun, monitor them, end them, and record the outcome.
 
 Without a scheduler, the launcher runs in its own session, so neither Ctrl-C at a terminal nor the death of the
-submitter affects it. Under Slurm, one launcher runs on each node (`srun --ntasks-per-node=1`), receives the scheduler's
-signals, and ends with its parent process. The launchers of a job first register with the head node
+submitter affects it. Under Slurm or PBS, one launcher runs on each node (a task of srun or pbsdsh), receives the
+scheduler's signals, and ends with its parent process. The launchers of a job first register with the head node
 (`slurm.launcher.node_registration`). All processes started by a launcher die with it.
 
     python -m slurm.launch JOB_JSON
@@ -26,11 +26,12 @@ from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.plans.job import Job, Launcher
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
+from configs.spec.target import ClusterTarget
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end
 from slurm.launcher.machine_lock import launch_lock
-from slurm.launcher.node import JobNode, node_of, restarts, under_slurm
+from slurm.launcher.node import JobNode, node_of, pbs_node, rank_under, restarts, under_pbs
 from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of, free_port
 from slurm.launcher.ranks import RankSupervisor
 
@@ -58,10 +59,9 @@ def isolate(log: Path, scheduled: bool) -> None:
 
 
 def scheduled_rank(paths: JobPaths) -> int | None:
-    """Which node of a Slurm job this is; None for a job that no scheduler started, wherever it runs."""
+    """Which node of a scheduler's job this is; None for a job that no scheduler started, wherever it runs."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        if read_json(paths.job, PLAN_BYTES)["target"]["kind"] == "slurm" and under_slurm(os.environ):
-            return int(os.environ["SLURM_NODEID"])
+        return rank_under(read_json(paths.job, PLAN_BYTES)["target"]["kind"], os.environ)
     return None
 
 
@@ -82,11 +82,13 @@ def write_launcher(paths: JobPaths, node_rank: int | None, lock_acquired_at: str
     write_atomically(path, launcher.model_dump_json())
 
 
-def is_second_time(paths: JobPaths) -> bool:
-    """Whether Slurm runs a job of ours again that had begun before: it would overwrite what the first time left.
+def is_second_time(paths: JobPaths, node_rank: int) -> bool:
+    """Whether a scheduler runs a job of ours again that had begun before: it would overwrite what the first time left.
 
-    A bundle's job, which nobody submitted from here, goes on where it stopped instead.
+    A bundle's job, which nobody submitted from here, goes on where it stopped instead. PBS does not count.
     """
+    if under_pbs(os.environ):
+        return paths.node_launcher(node_rank).exists()
     if not paths.submitting.exists() or not (now := restarts(os.environ)):
         return False
     for path in paths.folder.glob("launcher_*.json"):
@@ -111,7 +113,8 @@ def launch(paths: JobPaths, node_rank: int | None) -> tuple[JobVerdict, int | No
     if node_rank is None:
         verdict = _holding_lock(running)
     else:
-        verdict = _with_other_nodes(running, node_of(os.environ))
+        node = pbs_node(os.environ) if job.target.kind == "pbs" else node_of(os.environ)
+        verdict = _with_other_nodes(running, node)
     return verdict, running.agent.returncode if running.agent else None
 
 
@@ -119,8 +122,8 @@ def _holding_lock(running: RankSupervisor) -> JobVerdict:
     """Without a scheduler: all of the job, when this machine is free."""
     if running.job.cell.nodes != 1:
         raise ValueError(
-            f"{running.paths.job}: cell.nodes: got {running.job.cell.nodes}. Multiple nodes require a slurm target "
-            "and a launch by Slurm"
+            f"{running.paths.job}: cell.nodes: got {running.job.cell.nodes}. Multiple nodes require a target "
+            "of a cluster and a launch by its scheduler"
         )
     with launch_lock(give_up=lambda: running.cancelled) as mine:
         if not mine:
@@ -133,13 +136,18 @@ def _holding_lock(running: RankSupervisor) -> JobVerdict:
 
 
 def _with_other_nodes(running: RankSupervisor, node: JobNode) -> JobVerdict:
-    """Under Slurm, which gives nodes to one job at a time or knows why not."""
+    """Under a scheduler, which gives nodes to one job at a time or knows why not."""
     job = running.job
     if node.count != job.cell.nodes:
-        raise ValueError(f"nodes: got {node.count} from Slurm ({', '.join(node.names)}), expected {job.cell.nodes}")
+        raise ValueError(
+            f"nodes: got {node.count} from {_scheduler(job)} ({', '.join(node.names)}), expected {job.cell.nodes}"
+        )
     running.node = node
     digest = digest_of(running.paths.job)
-    running.meeting, running.peer_monitor = call_roll(node, job.name, digest, give_up=lambda: running.cancelled)
+    try:
+        running.meeting, running.peer_monitor = call_roll(node, job.name, digest, give_up=lambda: running.cancelled)
+    except NotStartedError as error:
+        raise (NotStartedError(running.cancellation()) if running.orphaned else error) from None
     running.began = time.monotonic()
     try:
         return running.run()
@@ -147,6 +155,11 @@ def _with_other_nodes(running: RankSupervisor, node: JobNode) -> JobVerdict:
         processes.end_tree(processes.below_me)
         running.peer_monitor.confer(_launcher_failed(error), give_up=lambda: True)
         raise
+
+
+def _scheduler(job: Job) -> str:
+    assert isinstance(job.target, ClusterTarget), "another target has no scheduler"
+    return job.target.scheduler
 
 
 def _launcher_failed(error: Exception) -> JobVerdict:
@@ -167,10 +180,10 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(f"{paths.folder}: not usable on {socket.gethostname()}: {error.strerror}", file=sys.stderr)
         return NOT_SEEN
-    if node_rank is not None and is_second_time(paths):
+    if node_rank is not None and is_second_time(paths, node_rank):
         with suppress(OSError):
             paths.requeued.touch()
-        print(f"{paths.folder}: requeued by Slurm, and not run again", file=sys.stderr)
+        print(f"{paths.folder}: requeued, and not run again", file=sys.stderr)
         return 0
     return_code = None
     try:

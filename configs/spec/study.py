@@ -35,7 +35,7 @@ from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.plain import plain_problems
 from configs.spec.size import size_problems
-from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.spec.target import LocalTarget, PbsTarget, SlurmTarget, Target
 from configs.workloads import STUDIED, Workload
 
 MAX_NAME = 100
@@ -240,7 +240,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "compression": CompressionPasses,
         "layouts": Layouts,
     },
-    "targets": {"local": LocalTarget, "slurm": SlurmTarget},
+    "targets": {"local": LocalTarget, "slurm": SlurmTarget, "pbs": PbsTarget},
 }
 _PLAIN: dict[str, type[BaseModel]] = {
     "models": ModelSpec,
@@ -289,8 +289,10 @@ def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
         return f"expected text, got {str(given).lower()}: unquoted, yes, no, on and off mean true or false. Use quotes"
     if kind == "string_type" and isinstance(given, int | float | date):
         return f"expected text, got {'a date' if isinstance(given, date) else brief(given)}. Use quotes"
-    if kind == "extra_forbidden" and model is LocalTarget and name in SlurmTarget.model_fields:
-        return "supported by targets of kind slurm only. Set `kind: slurm`"
+    if kind == "extra_forbidden" and model in _KINDS["targets"].values():
+        others = [kind for kind, other in _KINDS["targets"].items() if name in other.model_fields]
+        if others:
+            return f"supported by targets of kind {' or '.join(others)} only. Set `kind: {others[0]}`"
     if kind == "extra_forbidden":
         return f"unknown key{suggestion(name, list(model.model_fields))}"
     if kind == "missing":

@@ -1,8 +1,18 @@
 """Targets: machines and clusters on which cells run, and each rank's share of them."""
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from configs.common.base import Frozen
 from configs.common.execution import Degree
@@ -32,6 +42,11 @@ _OF_ALLOCATIONS = (
     "extra",
     "comment",
 )
+_QSUB_OURS = {
+    "chunk": ("ncpus", "ngpus", "mem", "mpiprocs", "ompthreads"),
+    "resources": ("select", "place", "walltime", "nodes", "ncpus", "mem"),
+    "attributes": ("block", "stagein", "stageout", "sandbox", "depend"),
+}
 
 
 class Resources(Frozen):
@@ -112,42 +127,25 @@ class NodeLink(Frozen):
     bytes_per_second: PositiveFloat = Field(description="one direction, of the whole node")
 
 
-class SlurmTarget(Resources):
-    """A partition of a cluster under Slurm. Jobs get whole numbers of nodes, with `ranks_per_node` ranks on each."""
+class ClusterTarget(Resources):
+    """Common fields of targets under a batch scheduler, which gives whole numbers of nodes to its jobs.
 
-    kind: Literal["slurm"] = "slurm"
-    name: str = "slurm"
+    A job has `ranks_per_node` ranks on each of its nodes.
+    """
+
+    scheduler: ClassVar[str]
+    """Its name for a person."""
+
     nodes: Degree = Field(1, description="maximum number of nodes of a job")
     ranks_per_node: Degree = Field(
         1, description="ranks per node; not set: one for each of its gpus_per_node, or one on CPUs"
     )
-    gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
-    gres: str | None = Field(
-        None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
-    )
-    allocation: Literal["current"] | None = Field(
-        None, description="current: run as steps of the allocation that this runs in; none: submit jobs with sbatch"
-    )
-    cluster: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9][\w.-]{0,39}$",
-        description="value of --clusters: another cluster of the same slurmdbd; none: the one that SLURM_CONF names",
-    )
-    partition: str | None = None
+    gpus_per_node: PositiveInt | None = Field(None, description="GPUs to ask for on each node; none: ranks on CPUs")
     account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    memory_per_node: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="value of --mem: 16G")
-    exclusive: bool = Field(False, description="no other jobs on the nodes")
+    memory_per_node: str | None = None
     time_limit_minutes: PositiveInt | None = Field(None, description="maximum time limit of a job; none: unlimited")
-    extra: dict[str, str | int | bool] = Field({}, description="additional options of sbatch: {licenses: gpfs}")
-    srun_args: list[str] = Field([], description="additional options of srun, after Rankwise's own: [--mpi=pmix]")
     job_name: str | None = Field(
         None, pattern=r"^[A-Za-z0-9][\w.-]{0,39}$", description="beginning of the jobs' names; none: rw"
-    )
-    comment: str | None = Field(
-        None, min_length=1, max_length=200, pattern=r"^[^\n]*$", description="none: path of the run folder"
     )
     modules: list[str] = Field([], description="environment modules to load on the nodes")
     setup: list[str] = Field([], description="shell lines run on every node before the ranks")
@@ -177,13 +175,93 @@ class SlurmTarget(Resources):
     preflight: bool | None = Field(
         None, description="run preflight checks before measuring; none: only for multi-node jobs"
     )
-    poll_seconds: PositiveFloat = Field(5.0, description="polling interval of squeue and sacct")
+    poll_seconds: PositiveFloat = Field(5.0, description="polling interval of the scheduler")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_rank_for_each_gpu(cls, data: Any) -> Any:
+        gpus = data.get("gpus_per_node") if isinstance(data, dict) else None
+        if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
+            return data | {"ranks_per_node": gpus}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent_nodes(self) -> Self:
+        if self.gpus_per_node is not None and self.device == "cpu":
+            raise ValueError(f"device: got cpu, but gpus_per_node is {self.gpus_per_node}. Leave one of them out")
+        if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
+            raise ValueError(
+                f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
+                f"Use at most {self.gpus_per_node}"
+            )
+        if self.shared is not None and not self.shared.startswith("/"):
+            raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
+        return self
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The type of GPU that the target names; None where it names none."""
+        return None
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether jobs of one shape are submitted as an array, which itself runs no more than `max_running`."""
+        return False
+
+    @property
+    def where(self) -> str:
+        """Which of the cluster's nodes, for a person: `partition gpu`."""
+        raise NotImplementedError
+
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        raise NotImplementedError
+
+    @property
+    def rank_limit(self) -> int:
+        """Maximum number of ranks of a job."""
+        held = self.nodes * self.ranks_per_node
+        return min(held, self.max_ranks or held)
+
+    def nodes_for(self, ranks: int) -> int:
+        """Return the fewest nodes that hold the ranks in equal numbers: 3 ranks on nodes of 2 need 3 nodes."""
+        return ranks // next(held for held in range(min(self.ranks_per_node, ranks), 0, -1) if ranks % held == 0)
+
+
+class SlurmTarget(ClusterTarget):
+    """A partition of a cluster under Slurm."""
+
+    scheduler: ClassVar[str] = "Slurm"
+
+    kind: Literal["slurm"] = "slurm"
+    name: str = "slurm"
+    gres: str | None = Field(
+        None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
+    )
+    allocation: Literal["current"] | None = Field(
+        None, description="current: run as steps of the allocation that this runs in; none: submit jobs with sbatch"
+    )
+    cluster: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][\w.-]{0,39}$",
+        description="value of --clusters: another cluster of the same slurmdbd; none: the one that SLURM_CONF names",
+    )
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    memory_per_node: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="value of --mem: 16G")
+    exclusive: bool = Field(False, description="no other jobs on the nodes")
+    extra: dict[str, str | int | bool] = Field({}, description="additional options of sbatch: {licenses: gpfs}")
+    srun_args: list[str] = Field([], description="additional options of srun, after Rankwise's own: [--mpi=pmix]")
+    comment: str | None = Field(
+        None, min_length=1, max_length=200, pattern=r"^[^\n]*$", description="none: path of the run folder"
+    )
 
     @field_validator("extra")
     @classmethod
     def _options(cls, extra: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-        import re
-
         for name in extra:
             if not re.match(NAME_OF_OPTION, name):
                 raise ValueError(
@@ -200,16 +278,8 @@ class SlurmTarget(Resources):
                 raise ValueError(f"got {option!r}, expected an option such as --mpi=pmix, and none of {_SRUN_OURS}")
         return options
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_rank_for_each_gpu(cls, data: Any) -> Any:
-        gpus = data.get("gpus_per_node") if isinstance(data, dict) else None
-        if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
-            return data | {"ranks_per_node": gpus}
-        return data
-
     @model_validator(mode="after")
-    def _consistent(self) -> "SlurmTarget":
+    def _consistent(self) -> Self:
         given = [name for name in _OF_ALLOCATIONS if getattr(self, name)]
         if self.allocation is not None and given:
             raise ValueError(
@@ -221,15 +291,6 @@ class SlurmTarget(Resources):
                 f"gres: got {self.gres}, and gpus_per_node {self.gpus_per_node}. Both name the GPUs of a node: make "
                 "them equal"
             )
-        if self.gpus_per_node is not None and self.device == "cpu":
-            raise ValueError(f"device: got cpu, but gpus_per_node is {self.gpus_per_node}. Leave one of them out")
-        if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
-            raise ValueError(
-                f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
-                f"Use at most {self.gpus_per_node}"
-            )
-        if self.shared is not None and not self.shared.startswith("/"):
-            raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
         return self
 
     @property
@@ -239,19 +300,69 @@ class SlurmTarget(Resources):
         return parts[1] if len(parts) == 3 else None
 
     @property
+    def has_arrays(self) -> bool:
+        """Whether jobs are submitted to Slurm, and are no steps."""
+        return self.allocation is None
+
+    @property
+    def where(self) -> str:
+        """Which of the cluster's nodes, for a person: `partition gpu`."""
+        if self.allocation is not None:
+            return "the current allocation"
+        return f"partition {self.partition}" if self.partition else "default partition"
+
+    @property
     def adapter(self) -> str:
         """Which of `slurm.schedulers` starts its jobs."""
         return "slurm" if self.allocation is None else "steps"
 
-    @property
-    def rank_limit(self) -> int:
-        """Maximum number of ranks of a job."""
-        held = self.nodes * self.ranks_per_node
-        return min(held, self.max_ranks or held)
 
-    def nodes_for(self, ranks: int) -> int:
-        """Return the fewest nodes that hold the ranks in equal numbers: 3 ranks on nodes of 2 need 3 nodes."""
-        return ranks // next(held for held in range(min(self.ranks_per_node, ranks), 0, -1) if ranks % held == 0)
+class PbsTarget(ClusterTarget):
+    """A queue of a cluster under OpenPBS or PBS Professional. A job is a chunk on each of its nodes."""
+
+    scheduler: ClassVar[str] = "PBS"
+
+    kind: Literal["pbs"] = "pbs"
+    name: str = "pbs"
+    server: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9][\w.-]*(:[0-9]+)?$", description="host[:port] of the server; none: as in pbs.conf"
+    )
+    queue: str | None = Field(None, pattern=r"^[A-Za-z0-9_][\w.-]*$", description="value of -q; none: the default one")
+    project: str | None = Field(None, description="value of -P")
+    memory_per_node: str | None = Field(None, pattern=r"^[0-9]+([kmgt]?[bw])?$", description="mem of each chunk: 16gb")
+    place: Literal["scatter", "scatter:excl", "scatter:exclhost", "scatter:shared"] = Field(
+        "scatter", description="value of -l place; excl: no other jobs on the nodes"
+    )
+    chunk: dict[str, str | int] = Field({}, description="further resources of each chunk of select: {gpu_model: a100}")
+    resources: dict[str, str | int] = Field({}, description="further -l options of the job: {filesystems: home}")
+    attributes: dict[str, str | int] = Field({}, description="further -W options: {umask: 27}")
+
+    @field_validator("chunk", "resources", "attributes")
+    @classmethod
+    def _named(cls, given: dict[str, str | int], info: ValidationInfo) -> dict[str, str | int]:
+        for name, value in given.items():
+            if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in _QSUB_OURS[info.field_name or ""]:
+                ours = ", ".join(_QSUB_OURS[info.field_name or ""])
+                raise ValueError(f"{name!r}: expected the name of a resource, and none of {ours}")
+            if re.search(r"[\s,+]" if info.field_name == "chunk" else r"\n", str(value)):
+                raise ValueError(f"{name}: got {value!r}, which qsub would read as several values")
+        return given
+
+    @model_validator(mode="after")
+    def _apptainer(self) -> Self:
+        if self.container is not None and self.container.runtime != "apptainer":
+            raise ValueError("container.runtime: got pyxis, a plugin of Slurm's srun. Use apptainer")
+        return self
+
+    @property
+    def where(self) -> str:
+        """Which of the cluster's nodes, for a person: `queue workq`."""
+        return f"queue {self.queue}" if self.queue else "default queue"
+
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        return "pbs"
 
 
 def kind_of_target(data: Any) -> str:
@@ -261,5 +372,6 @@ def kind_of_target(data: Any) -> str:
 
 
 Target = Annotated[
-    Annotated[LocalTarget, Tag("local")] | Annotated[SlurmTarget, Tag("slurm")], Discriminator(kind_of_target)
+    Annotated[LocalTarget, Tag("local")] | Annotated[SlurmTarget, Tag("slurm")] | Annotated[PbsTarget, Tag("pbs")],
+    Discriminator(kind_of_target),
 ]

@@ -1,6 +1,7 @@
-"""Where this process stands among the nodes of a Slurm job, and by which way it reaches the others.
+"""Where this process stands among the nodes of a job under a scheduler, and by which way it reaches the others.
 
     node = node_of(os.environ)      # from the variables that srun sets (man srun, OUTPUT ENVIRONMENT VARIABLES)
+    node = pbs_node(os.environ)     # from those of pbsdsh's tasks, and PBS_NODES
     host_names("node[01-03,7],gpu1")
 
 Lists of hosts are read by submitit and not by `scontrol show hostnames`, which a container need not have.
@@ -19,6 +20,9 @@ from configs.common.reading import brief
 from configs.plans.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 
+PBS_NODES = "RANKWISE_PBS_NODES"
+"""Variable in which a job's script hands on the lines of PBS_NODEFILE, which only the first node has."""
+
 _NAME = re.compile(r"[^,\[\]]+")
 _HOST_LIST = re.compile(r"[^\[\]]*(\[[0-9,-]*\][^\[\]]*)*")
 _MAX_NAMES = 65_536
@@ -26,7 +30,10 @@ _MAX_NAMES = 65_536
 
 @dataclass(frozen=True)
 class JobNode:
-    """One node of a job (of a step, where a job has several). `names` are Slurm's, by rank; the first is the head."""
+    """One node of a job (of a step, where a job has several).
+
+    `names` are the scheduler's, by rank; the first is the head.
+    """
 
     rank: int
     names: tuple[str, ...]
@@ -53,6 +60,23 @@ def under_slurm(environment: Mapping[str, str]) -> bool:
     return told and any(
         environment.get(f"SLURM_{of}_NUM_NODES") and environment.get(f"SLURM_{of}_NODELIST") for of in ("STEP", "JOB")
     )
+
+
+def under_pbs(environment: Mapping[str, str]) -> bool:
+    """Whether pbsdsh started this process on a node of a job."""
+    return all(environment.get(name) for name in ("PBS_JOBID", "PBS_NODENUM", PBS_NODES))
+
+
+def rank_under(kind: str, environment: Mapping[str, str]) -> int | None:
+    """Which node of a job of a target's kind this is; None where its scheduler did not start this process.
+
+    Raises KeyError and ValueError.
+    """
+    if kind == "slurm" and under_slurm(environment):
+        return int(environment["SLURM_NODEID"])
+    if kind == "pbs" and under_pbs(environment):
+        return int(environment["PBS_NODENUM"])
+    return None
 
 
 def restarts(environment: Mapping[str, str]) -> int:
@@ -83,6 +107,14 @@ def node_of(environment: Mapping[str, str]) -> JobNode:
             )
         )
     return JobNode(rank, names, environment["SLURM_JOB_ID"], environment.get("SLURM_STEP_ID") or "batch")
+
+
+def pbs_node(environment: Mapping[str, str]) -> JobNode:
+    """This node, by pbsdsh's number of it. Raises ValueError where there is none of that number."""
+    names, rank = tuple(environment[PBS_NODES].split(",")), int(environment["PBS_NODENUM"])
+    if not 0 <= rank < len(names) or len({*names}) < len(names):
+        raise ValueError(f"PBS_NODENUM: got {rank}, but the nodes are {', '.join(names)}, each expected once")
+    return JobNode(rank, names, environment["PBS_JOBID"])
 
 
 def _integer(environment: Mapping[str, str], name: str | None) -> int:

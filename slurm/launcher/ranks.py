@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from configs.common.failure_kinds import OTHER_NODE, PEER_LOST, PROCESS_DIED
+from configs.common.failure_kinds import NODE_LOST, OTHER_NODE, PEER_LOST, PROCESS_DIED
 from configs.common.forking import Forked
 from configs.common.proc import is_alive
 from configs.common.reading import read_json
@@ -50,6 +50,7 @@ class RankSupervisor:
     paths: JobPaths
     node: JobNode | None = None
     cancelled: bool = False
+    parent: int = field(default_factory=os.getppid)
     meeting: Rendezvous = field(default_factory=lambda: Rendezvous(0))
     peer_monitor: PeerMonitor = field(default_factory=Alone)
     agent: "subprocess.Popen[bytes] | Forked | None" = None
@@ -133,8 +134,26 @@ class RankSupervisor:
         """What each rank of this node does now."""
         return {rank: read_progress(self.paths, rank) for rank in self.ranks}
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether the scheduler's daemon that started the launcher has ended.
+
+        As a cancellation it arrives as SIGTERM (`end_with_parent`), but the launcher then has another parent.
+        """
+        return os.getppid() != self.parent
+
     def cancellation(self) -> JobVerdict:
-        """Return the verdict of a cancellation request."""
+        """Return the verdict of a cancellation request, or of the end of the scheduler's daemon on this node."""
+        if self.node is not None and self.orphaned:
+            name = self.node.name
+            message = f"{name}: the scheduler's daemon ended, which had started this job's part"
+            return JobVerdict(
+                status=Status.NODE_FAILED,
+                kind=NODE_LOST,
+                nodes=(name,),
+                measurement=measurement_under_way(self.paths),
+                message=message,
+            )
         message = "cancelled on request"
         return JobVerdict(status=Status.CANCELLED, measurement=measurement_under_way(self.paths), message=message)
 

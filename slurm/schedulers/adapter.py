@@ -15,6 +15,7 @@ _ADAPTERS = {
     "local": "slurm.schedulers.local",
     "slurm": "slurm.schedulers.cluster",
     "steps": "slurm.schedulers.steps",
+    "pbs": "slurm.schedulers.cluster",
 }
 
 

@@ -1,4 +1,4 @@
-"""Calls of Slurm's programs and what they answer.
+"""Calls of Slurm's programs and what they answer; and how any scheduler's is called.
 
     answer = run_slurm(["squeue", "--jobs=12"], environment, limit_seconds=30)
     on_cluster(["squeue", "--jobs=12"], "a")                # squeue --clusters=a --jobs=12
@@ -8,6 +8,7 @@ slurmctld denies a job that it has forgotten, or never had, with "Invalid job id
 it is asked for one job alone, scontrol always, scancel never (Slurm 22.05).
 """
 
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ _USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_CLUSTERS
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program of Slurm said. `failed`: it failed, is missing or did not end, so it said nothing of any job."""
+    """What a program of a scheduler said. `failed`: it failed, is missing or did not end: no word on any job."""
 
     text: str = ""
     failed: bool = False
@@ -36,24 +37,32 @@ def on_cluster(command: Sequence[str], cluster: str | None) -> list[str]:
     return [program, *([f"--clusters={cluster}"] if cluster else []), *arguments]
 
 
+def called(
+    command: Sequence[str], environment: Mapping[str, str], limit_seconds: float
+) -> "subprocess.CompletedProcess[str] | None":
+    """Run a program of a scheduler; None where it is missing, did not end or wrote no text. Raises nothing."""
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=limit_seconds,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+
+
 def run_slurm(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, cluster: str | None = None
 ) -> Answer:
     """Run a program of Slurm; times in what it says are seconds since the epoch. Raises nothing."""
-    try:
-        done = subprocess.run(
-            on_cluster(command, cluster),
-            capture_output=True,
-            text=True,
-            timeout=limit_seconds,
-            env={name: value for name, value in environment.items() if not name.startswith(_USERS_DEFAULTS)}
-            | {"SLURM_TIME_FORMAT": "%s"},
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        return Answer(failed=True, keeps_nothing=command[0] == "sacct")
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return Answer(failed=True)
+    own = {name: value for name, value in environment.items() if not name.startswith(_USERS_DEFAULTS)}
+    done = called(on_cluster(command, cluster), own | {"SLURM_TIME_FORMAT": "%s"}, limit_seconds)
+    if done is None:
+        missing = shutil.which(command[0], path=environment.get("PATH")) is None
+        return Answer(failed=True, keeps_nothing=missing and command[0] == "sacct")
     if done.returncode == 0:
         return Answer(done.stdout)
     unknown = _UNKNOWN_JOB in done.stderr

@@ -1,12 +1,12 @@
-"""Jobs on a cluster under Slurm, as an adapter (`slurm.schedulers.adapter`).
+"""Jobs on a cluster under Slurm or PBS, as an adapter (`slurm.schedulers.adapter`).
 
-    submit_many(folders)      # one sbatch for each shape of job, an array where there are several of it
-    poll(folder)              # from the shared look at the queue (slurm.schedulers.queue)
+    submit_many(folders)      # under Slurm one sbatch for each shape of job, an array where there are several of it
+    poll(folder)              # from the shared look at the queue (slurm.schedulers.queue, slurm.schedulers.pbs.queue)
 
 All that is known of a job lies in its folder, so that any later process goes on with it: `submitting.json`, written
-before sbatch is asked, names the job; `submission.json` has the id that sbatch gave; `queue.json` says why it waits;
-each node leaves an `end_<n>.json`. When Slurm says that the job is over, `poll` makes of these and of Slurm's word the
-`end.json` (`slurm.schedulers.ending`), with what the accounts say beside it in `accounting.json`.
+before the scheduler is asked, names the job; `submission.json` has the id that it gave; `queue.json` says why it waits;
+each node leaves an `end_<n>.json`. When the scheduler says that the job is over, `poll` makes of these and of its word
+the `end.json` (`slurm.schedulers.ending`), with what the accounts say beside it in `accounting.json`.
 """
 
 import time
@@ -21,19 +21,19 @@ from configs.common.reading import read_model
 from configs.plans.job import JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget, PbsTarget, SlurmTarget
 from slurm.launcher.job_files import reserve_end, write_unlaunched_end
-from slurm.schedulers.accounting import read_accounts, sacct_named_command
-from slurm.schedulers.ending import CALL_SECONDS, asked_to_end, finish, give_up, job_of
-from slurm.schedulers.pending import field_to_correct, pending_note, waits_for_own_jobs
-from slurm.schedulers.queue import Queue, Sight, named_command, read_squeue, shared_queue
+from slurm.schedulers.ending import finish, give_up
+from slurm.schedulers.job_files import cluster_target, job_of
+from slurm.schedulers.job_queue import JobQueue, Sight
+from slurm.schedulers.pbs.queue import shared_pbs_queue
+from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, JobState, Limited, Refused, Unavailable
-from slurm.schedulers.states import standing
-from slurm.schedulers.submission import sbatch, slurm_target
+from slurm.schedulers.states import UNKNOWN_JOB, standing
 from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.staging.packages import run_digest
 
-_SUBMITTING_SECONDS = 90.0  # sbatch may take so long; until then a job that nobody knows can still appear
+_SUBMITTING_SECONDS = 90.0  # sbatch or qsub may take so long; until then a job that nobody knows can still appear
 _SEARCHES = 2  # so many looks for a job by its name must find nothing
 _HOPELESS_SECONDS = 15.0  # a reason to wait for ever that is still there then is believed
 _CANCEL_SECONDS = 7.5
@@ -55,53 +55,50 @@ def submit_many(folders: Sequence[Path]) -> None:
     """Submit jobs of one target, those of one shape as an array. Raises Refused, Unavailable, OSError."""
     groups: dict[tuple[object, ...], list[Path]] = {}
     for folder in folders:
-        groups.setdefault(job_of(folder).shape, []).append(folder)
+        job = job_of(folder)
+        groups.setdefault(job.shape if cluster_target(job).has_arrays else (folder,), []).append(folder)
     for group in groups.values():
         _submit_group(group)
 
 
 def _submit_group(folders: list[Path]) -> None:
-    """One sbatch. A group that Slurm did not take before is looked for first: sbatch may have timed out too early."""
+    """One submission. A group that was not taken before is looked for first: sbatch may have timed out too early."""
     if all(JobPaths(folder).submitting.exists() and _found_by_name(JobPaths(folder)) for folder in folders):
         return
     run_folder = folders[0].parents[1].absolute()
-    seen_by_nodes = [folder.resolve() for folder in folders]
-    prefix = slurm_target(job_of(folders[0])).job_name or "rw"
+    prefix = cluster_target(job_of(folders[0])).job_name or "rw"
     name = f"{prefix}-{run_digest(run_folder)}-{folders[0].name}"
     for index, folder in enumerate(folders):
         paths = JobPaths(folder)
         reserve_end(paths)
         intent = Submitting(name=name, index=index if len(folders) > 1 else None)
         write_atomically(paths.submitting, intent.model_dump_json())
-    work = seen_by_nodes[0].parents[1] / "submitit"
+    queue = _queue_of(folders[0])
     try:
-        job_ids = sbatch(seen_by_nodes, name, str(run_folder), work)
+        job_ids = queue.submit(folders, name, run_folder)
     except (Refused, Limited):
         for folder in folders:
             JobPaths(folder).submitting.unlink(missing_ok=True)
         raise
     for folder, job_id in zip(folders, job_ids, strict=True):
-        _submitted(JobPaths(folder), job_id)
+        _submitted(JobPaths(folder), job_id, queue)
 
 
-def _submitted(paths: JobPaths, job_id: str) -> None:
-    """Keep a job's id, and let its folder show what Slurm's programs say on each node."""
+def _submitted(paths: JobPaths, job_id: str, queue: JobQueue) -> None:
+    """Keep a job's id, and let its folder show what the scheduler's programs say of it."""
     write_atomically(paths.submission, Submission(job_id=job_id, submitted_at=utc_now()).model_dump_json())
-    for node_rank in range(job_of(paths.folder).cell.nodes):
-        link = paths.scheduler_log(node_rank)
-        with suppress(FileExistsError):
-            link.symlink_to(Path("..", "..", "submitit", f"{job_id}_{node_rank}_log.out"))
+    queue.show_logs(paths, job_id)
 
 
 def poll(folder: Path) -> JobState:
-    """Where the job stands. One that is over on all nodes is given an `end.json`. Slurm is asked by a thread."""
+    """Where the job stands. One that is over on all nodes is given an `end.json`. A thread asks the scheduler."""
     paths = JobPaths(folder)
     if paths.end.exists():
         return "ended"
     job_id = _job_id(paths) or _searched_for(paths)
     if job_id is None:
         return "ended" if paths.end.exists() else "waiting"
-    queue, target = _queue_of(folder), slurm_target(job_of(folder))
+    queue, target = _queue_of(folder), cluster_target(job_of(folder))
     queue.watch(job_id, target.poll_seconds)
     sight = queue.sight(job_id)
     if sight is None:
@@ -116,10 +113,10 @@ def poll(folder: Path) -> JobState:
     if standing(sight.state).place == "running":
         return "running"
     note_waiting(paths, sight.state, "" if sight.reason == "None" else sight.reason)
-    end = _hopeless(folder, sight, target) or overdue(
-        folder, target, sight.reason, queue.any_running() or waits_for_own_jobs(sight.reason)
+    end = _hopeless(folder, sight, target, queue) or overdue(
+        folder, target, sight.reason, queue.any_running() or queue.waits_for_own_jobs(sight.reason)
     )
-    if end is None or not asked_to_end(queue, [job_id]):
+    if end is None or not queue.end([job_id]):
         return "waiting"
     give_up(paths, job_id, end)
     queue.forget(job_id)
@@ -127,7 +124,7 @@ def poll(folder: Path) -> JobState:
 
 
 def _is_requeued(paths: JobPaths, sight: Sight) -> bool:
-    """Whether Slurm put a job that had begun back into its queue, or runs it again.
+    """Whether the scheduler put a job that had begun back into its queue, or runs it again.
 
     A job that waits has no launcher, unless it is the second time: one that was seen before the look began.
     """
@@ -140,14 +137,14 @@ def _is_requeued(paths: JobPaths, sight: Sight) -> bool:
     return waits_again or standing(sight.state).place == "requeued" or paths.requeued.exists()
 
 
-def _refuse_requeue(paths: JobPaths, job_id: str, queue: Queue) -> None:
+def _refuse_requeue(paths: JobPaths, job_id: str, queue: JobQueue) -> None:
     """Cancel a requeued job, again and again until it is seen to have ended: only then another is submitted."""
     with suppress(OSError):
         paths.requeued.touch()
-    every = max(2.0, slurm_target(job_of(paths.folder)).poll_seconds)
+    every = max(2.0, cluster_target(job_of(paths.folder)).poll_seconds)
     if time.monotonic() - _ending.get(paths.folder, -every) >= every:
         _ending[paths.folder] = time.monotonic()
-        asked_to_end(queue, [job_id])
+        queue.end([job_id])
 
 
 def await_end(folder: Path, seconds: float) -> None:
@@ -164,7 +161,7 @@ def note(folder: Path) -> str:
     if sight is None or sight.ended:
         return f"job {job_id}"
     if standing(sight.state).place == "waiting":
-        return pending_note(job_id, sight.reason)
+        return _queue_of(folder).pending_note(job_id, sight.reason)
     return f"job {job_id} on {', '.join(sight.nodes)}"
 
 
@@ -176,33 +173,35 @@ def cancel(folder: Path) -> None:
 def cancel_many(folders: Sequence[Path]) -> None:
     """End jobs, and return when none is left in the queue, within 8 s for each cluster.
 
-    Raises OSError where Slurm does not answer.
+    Raises OSError where the scheduler does not answer.
     """
-    groups: dict[str | None, list[Path]] = {}
+    groups: dict[int, tuple[JobQueue, list[Path]]] = {}
     for folder in folders:
         if JobPaths(folder).job.exists() and not JobPaths(folder).end.exists():
-            groups.setdefault(slurm_target(job_of(folder)).cluster, []).append(folder)
-    for cluster, group in groups.items():
-        _cancel_on(shared_queue(cluster), group)
+            queue = _queue_of(folder)
+            groups.setdefault(id(queue), (queue, []))[1].append(folder)
+    for queue, group in groups.values():
+        _cancel_on(queue, group)
 
 
-def _cancel_on(queue: Queue, folders: Sequence[Path]) -> None:
+def _cancel_on(queue: JobQueue, folders: Sequence[Path]) -> None:
     """End jobs of one cluster."""
-    ids = {}
+    ids: dict[Path, str] = {}
+    scheduler = cluster_target(job_of(folders[0])).scheduler
     for folder in folders:
         paths = JobPaths(folder)
         job_id = _job_id(paths) or _found_by_name(paths)
         if job_id is None and paths.submitting.exists() and not _none_of_that_name(paths):
-            raise Unavailable(f"Slurm does not respond; job of {folder.name} not cancelled")
+            raise Unavailable(f"{scheduler} does not respond; job of {folder.name} not cancelled")
         if job_id is None:
-            write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request, before submission to Slurm")
+            write_unlaunched_end(paths, Status.CANCELLED, f"cancelled on request, before submission to {scheduler}")
         else:
-            queue.watch(job_id, slurm_target(job_of(folder)).poll_seconds)
+            queue.watch(job_id, cluster_target(job_of(folder)).poll_seconds)
             ids[folder] = job_id
     deadline = time.monotonic() + _CANCEL_SECONDS
     told = False
     while ids:
-        told = told or asked_to_end(queue, list(ids.values()))
+        told = told or queue.end(list(ids.values()))
         queue.look()
         last = time.monotonic() > deadline
         for folder, job_id in list(ids.items()):
@@ -213,20 +212,22 @@ def _cancel_on(queue: Queue, folders: Sequence[Path]) -> None:
             break
         time.sleep(_CANCEL_LOOK_SECONDS if ids else 0)
     if ids and not told:
-        raise Unavailable(f"Slurm does not respond; jobs not cancelled: {', '.join(ids.values())}")
+        raise Unavailable(f"{scheduler} does not respond; jobs not cancelled: {', '.join(ids.values())}")
     for folder in ids:
-        write_unlaunched_end(JobPaths(folder), Status.CANCELLED, "cancelled on request; Slurm is still ending it")
+        write_unlaunched_end(
+            JobPaths(folder), Status.CANCELLED, f"cancelled on request; {scheduler} is still ending it"
+        )
 
 
-def _hopeless(folder: Path, sight: Sight, target: SlurmTarget) -> JobEnd | None:
+def _hopeless(folder: Path, sight: Sight, target: ClusterTarget, queue: JobQueue) -> JobEnd | None:
     """The end of a job that waits for a reason that will not pass; None while it can still start."""
-    field = field_to_correct(sight.reason)
+    field = queue.field_to_correct(sight.reason)
     if field is None:
         _blocked.pop(folder, None)
         return None
     if time.monotonic() - _blocked.setdefault(folder, time.monotonic()) <= _HOPELESS_SECONDS:
         return None
-    message = f"target.{field} of {target.name}: Slurm cannot start the job: {sight.reason}"
+    message = f"target.{field} of {target.name}: {target.scheduler} cannot start the job: {sight.reason}"
     return JobEnd(status=Status.FAILED, return_code=None, kind=REFUSED, message=message, finished_at=utc_now())
 
 
@@ -238,7 +239,7 @@ def _searched_for(paths: JobPaths) -> str | None:
     if not paths.submitting.exists():
         write_unlaunched_end(paths, Status.LOST, "the job was never submitted")
         return None
-    every = slurm_target(job_of(paths.folder)).poll_seconds
+    every = cluster_target(job_of(paths.folder)).poll_seconds
     with _lock:
         last, times = _searched.get(paths.folder, (-every, 0))
         if time.monotonic() - last < every:
@@ -247,20 +248,24 @@ def _searched_for(paths: JobPaths) -> str | None:
     job_id = _found_by_name(paths)
     age = time.time() - paths.submitting.stat().st_mtime
     if job_id is None and age > _SUBMITTING_SECONDS and times + 1 >= _SEARCHES and _none_of_that_name(paths):
-        why = "job in neither `squeue` nor `sacct`: the submitting process ended before sbatch"
+        why = f"{UNKNOWN_JOB[cluster_target(job_of(paths.folder)).scheduler]}: the submitting process ended too early"
         write_unlaunched_end(paths, Status.LOST, why)
     return job_id
 
 
-def _queue_of(folder: Path) -> Queue:
+def _queue_of(folder: Path) -> JobQueue:
     """The queue of the cluster that the job's target names."""
-    return shared_queue(slurm_target(job_of(folder)).cluster)
+    target = job_of(folder).target
+    if isinstance(target, PbsTarget):
+        return shared_pbs_queue(target.server)
+    assert isinstance(target, SlurmTarget)
+    return shared_queue(target.cluster)
 
 
 def _none_of_that_name(paths: JobPaths) -> bool:
-    """Cancel whatever bears the job's name. Returns whether scancel succeeded: what it did not find is not there."""
+    """Cancel whatever bears the job's name. Returns whether that was answered: what was not found is not there."""
     intent = read_model(paths.submitting, Submitting)
-    return asked_to_end(_queue_of(paths.folder), [f"--name={intent.name}"])
+    return _queue_of(paths.folder).end_named(intent.name)
 
 
 def _found_by_name(paths: JobPaths) -> str | None:
@@ -270,23 +275,18 @@ def _found_by_name(paths: JobPaths) -> str | None:
     except (FileNotFoundError, ValueError):
         return None
     queue = _queue_of(paths.folder)
-    ids = set(read_squeue(queue.run(named_command(intent.name), CALL_SECONDS).text))
-    if not ids:  # slurmctld may have forgotten it
-        day = datetime.fromtimestamp(paths.submitting.stat().st_mtime)
-        answer = queue.run(sacct_named_command(intent.name, day), CALL_SECONDS)
-        with suppress(ValueError):
-            ids = set(read_accounts(answer.text))
+    ids = queue.find(intent.name, datetime.fromtimestamp(paths.submitting.stat().st_mtime))
     if not ids:
         return None
     # A task of an array whose end was forgotten has siblings by which its id is known.
-    newest = max((name.partition("_")[0] for name in ids), key=int)
+    newest = max((name.partition("_")[0] for name in ids), key=lambda name: int(name.partition(".")[0]))
     job_id = newest if intent.index is None else f"{newest}_{intent.index}"
-    _submitted(paths, job_id)
+    _submitted(paths, job_id, queue)
     return job_id
 
 
 def _job_id(paths: JobPaths) -> str | None:
-    """The id that Slurm gave the job; None before."""
+    """The id that the scheduler gave the job; None before."""
     try:
         return read_model(paths.submission, Submission).job_id
     except FileNotFoundError:

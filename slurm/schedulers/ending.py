@@ -1,41 +1,35 @@
-"""How a job under Slurm ended: what its nodes left and what Slurm says become `end.json` and `accounting.json`.
+"""How a job under a scheduler ended: of what its nodes left and the scheduler says, `end.json` and `accounting.json`.
 
     finish(paths, job_id, sight, queue)      # False while something is still worth to wait for
 
-Nothing is called lost before it is cancelled: a job that Slurm has only failed to mention would start later, in a
-folder that has an end already, and beside its own second attempt.
+Nothing is called lost before it is cancelled: a job that the scheduler has only failed to mention would start later,
+in a folder that has an end already, and beside its own second attempt.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
-from pathlib import Path
 
 from configs.common.base import write_atomically
-from configs.common.reading import PLAN_BYTES, read_model
-from configs.plans.job import Job, JobEnd, Launcher
+from configs.plans.job import Job, JobEnd
 from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
 from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.schedulers.accounting import Account
-from slurm.schedulers.queue import Queue, Sight
+from slurm.schedulers.job_files import cluster_target, job_of, node_end, node_launcher
+from slurm.schedulers.job_queue import JobQueue, Sight
 from slurm.schedulers.states import REQUEUED, FinalState, bare, composed
-from slurm.schedulers.submission import slurm_target
 
 ACCOUNTS_SECONDS = 10.0
 """How long after a job's end its accounts are waited for; and its nodes' ends, where a file system is slow to show."""
 
 LOST_SECONDS = 20.0
-"""After this long without a word from Slurm, and without the nodes' ends, a job is cancelled and lost."""
+"""After this long without a word from the scheduler, and without the nodes' ends, a job is cancelled and lost."""
 
 STALE_SECONDS = 600.0
 """So long sacct is believed that a job is there which slurmctld denies: the database may never hear of its end."""
 
-CALL_SECONDS = 10.0
 
-
-def finish(paths: JobPaths, job_id: str, sight: Sight, queue: Queue, cancelled: bool = False) -> bool:
-    """Write `end.json` for a job that Slurm no longer runs; False while something is still worth to wait for."""
+def finish(paths: JobPaths, job_id: str, sight: Sight, queue: JobQueue, cancelled: bool = False) -> bool:
+    """Write `end.json` for a job that is over for its scheduler; False while something is still worth to wait for."""
     job = job_of(paths.folder)
     account = queue.account(job_id)
     ends = [node_end(paths, rank) for rank in range(job.cell.nodes)]
@@ -49,7 +43,7 @@ def finish(paths: JobPaths, job_id: str, sight: Sight, queue: Queue, cancelled: 
         nodes = tuple(launcher.host for launcher in launchers if launcher)
     began = [launcher is not None for launcher in launchers]
     end = composed(job, ends, word, nodes, began, measurement_under_way(paths))
-    if end.status is Status.LOST and not cancelled and not asked_to_end(queue, [job_id]):
+    if end.status is Status.LOST and not cancelled and not queue.end([job_id]):
         return False
     if cancelled and end.status is Status.CANCELLED:
         end = end.model_copy(update={"message": "cancelled on request"})
@@ -59,17 +53,17 @@ def finish(paths: JobPaths, job_id: str, sight: Sight, queue: Queue, cancelled: 
         accounting = _with_nodes(account.accounting, nodes)
     with suppress(OSError):  # a full disk: the end has its place reserved
         write_atomically(paths.accounting, accounting.model_dump_json())
-    _bring_logs(paths, job_id)
+    queue.bring_logs(paths, job_id)
     write_end(paths, end)
     queue.forget(job_id)
     return True
 
 
 def _worth_waiting(
-    job: Job, job_id: str, queue: Queue, account: Account | None, word: FinalState | None, ends: list[JobEnd | None]
+    job: Job, job_id: str, queue: JobQueue, account: Account | None, word: FinalState | None, ends: list[JobEnd | None]
 ) -> bool:
-    """Whether more may yet be heard of the job's end, from Slurm or from its nodes."""
-    waited, every = queue.seconds_since_end(job_id), slurm_target(job).poll_seconds
+    """Whether more may yet be heard of the job's end, from the scheduler or from its nodes."""
+    waited, every = queue.seconds_since_end(job_id), cluster_target(job).poll_seconds
     if account is None and queue.account_expected(job_id) and waited < max(ACCOUNTS_SECONDS, 2 * every):
         return True
     if None not in ends:
@@ -82,7 +76,7 @@ def _worth_waiting(
 
 
 def _word(sight: Sight, account: Account | None) -> FinalState | None:
-    """Slurm's final state of a job, from the accounting, else from the queue; None if unknown."""
+    """The scheduler's final state of a job, from the accounting, else from the queue; None if unknown."""
     if account is not None:
         return FinalState(account.accounting.state, account.failed_nodes, account.reason)
     return None if sight.gone else FinalState(sight.state, reason=sight.reason)
@@ -93,47 +87,8 @@ def _with_nodes(accounting: Accounting, seen: tuple[str, ...]) -> Accounting:
     return accounting.model_copy(update={"nodes": seen}) if len(seen) > len(accounting.nodes) else accounting
 
 
-def _bring_logs(paths: JobPaths, job_id: str) -> None:
-    """Put what Slurm's programs said in the place of the links to it; submitit's pickles have served."""
-    work = paths.folder.resolve().parents[1] / "submitit"
-    with suppress(OSError):
-        for node_rank in range(job_of(paths.folder).cell.nodes):
-            log = work / f"{job_id}_{node_rank}_log.out"
-            if log.exists():
-                log.replace(paths.scheduler_log(node_rank))
-            (work / f"{job_id}_{node_rank}_result.pkl").unlink(missing_ok=True)
-        (work / f"{job_id}_submitted.pkl").unlink(missing_ok=True)
-
-
-def asked_to_end(queue: Queue, what: Sequence[str]) -> bool:
-    """Have Slurm cancel jobs. Returns whether scancel succeeded: what slurmctld does not know needs no ending."""
-    return not queue.run(["scancel", *what], CALL_SECONDS).failed
-
-
 def give_up(paths: JobPaths, job_id: str, end: JobEnd) -> None:
     """Keep the end of a job that never started, and was cancelled."""
     with suppress(OSError):
         write_atomically(paths.accounting, Accounting(job_id=job_id, state="CANCELLED").model_dump_json())
     write_end(paths, end)
-
-
-@lru_cache(maxsize=1024)
-def job_of(folder: Path) -> Job:
-    """A job as it was written; it does not change."""
-    return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
-
-
-def node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
-    """How the job ended on one node; None where it has not said."""
-    try:
-        return read_model(paths.node_end(node_rank), JobEnd)
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
-    """Who runs the job on one node; None where no launcher came up."""
-    try:
-        return read_model(paths.node_launcher(node_rank), Launcher)
-    except (FileNotFoundError, ValueError):
-        return None

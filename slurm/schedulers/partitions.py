@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget, SlurmTarget
 from slurm.launcher.node import host_names
 from slurm.schedulers.calls import on_cluster
 
@@ -176,16 +176,22 @@ def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Cluster) -> list[
     if partition.nodes and not nodes:
         problems.append(f"constraint: no node of partition {partition.name} has the feature {target.constraint}")
         return problems
+    memory = megabytes(target.memory_per_node) if target.memory_per_node else 0
     for need in dict.fromkeys(needs):
-        problem = _too_few(target, need, nodes)
+        problem = too_few(target, need, nodes, memory, "scontrol show node")
         if problem is not None:
             problems.append(f"partition: {partition.name} {problem}")
     return problems
 
 
-def _too_few(target: SlurmTarget, need: Need, nodes: Sequence[ClusterNode]) -> str | None:
-    """Return why these nodes cannot meet a requirement."""
-    memory = max(need.memory_mb, megabytes(target.memory_per_node) if target.memory_per_node else 0)
+def too_few(
+    target: ClusterTarget, need: Need, nodes: Sequence[ClusterNode], memory_mb: int, command: str
+) -> str | None:
+    """Return why these nodes cannot meet a requirement; None where they can.
+
+    memory_mb: on each node, by the target. command: says why a node takes no jobs.
+    """
+    memory = max(need.memory_mb, memory_mb)
     large = [
         node
         for node in nodes
@@ -202,7 +208,7 @@ def _too_few(target: SlurmTarget, need: Need, nodes: Sequence[ClusterNode]) -> s
     away = [node for node in large if not node.usable]
     if len(large) - len(away) < need.nodes:
         states = ", ".join(f"{node.name} is {node.state}" for node in away[:4])
-        return f"cannot give {wanted} now: {states} (scontrol show node says why)"
+        return f"cannot give {wanted} now: {states} ({command} says why)"
     return None
 
 

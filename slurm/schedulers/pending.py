@@ -36,6 +36,8 @@ _FIELDS = (
 )
 _HELD = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "RESV_DEL_HOLD")
 _ORDINARY = ("", "None", "Priority", "Resources", "BeginTime", "Cleaning", "JobArrayTaskLimit", "Prolog")
+# Beginnings of the comments that PBS gives such jobs.
+_PBS_ORDINARY = ("Insufficient amount of resource", "Not enough free nodes available")
 
 
 def field_to_correct(reason: str) -> str | None:
@@ -59,7 +61,7 @@ def is_held(reason: str) -> bool:
 
 def is_ordinary(reason: str) -> bool:
     """Whether the job only waits for its turn, so that nobody need be told at once."""
-    return reason in _ORDINARY
+    return reason in _ORDINARY or reason.startswith(_PBS_ORDINARY)
 
 
 def waits_for_own_jobs(reason: str) -> bool:

@@ -4,10 +4,8 @@
     queue.watch("123_4", every_seconds=5.0)
     queue.sight("123_4")                         # from the latest look; a new one is taken meanwhile, if it is time
 
-Polling runs in a thread, and callers get the last known states without waiting. squeue is queried for all states, so
-it reports the end of a job for as long as slurmctld keeps it (MinJobAge). sacct is queried for ended jobs without
-accounting. A call that fails or takes more than a second doubles the interval before the next of its kind, up to one
-minute (exponential back-off); meanwhile the last known states are kept.
+How polling is paced: `slurm.schedulers.job_queue`. squeue is queried for all states, so it reports the end of a job
+for as long as slurmctld keeps it (MinJobAge). sacct is queried for ended jobs without accounting.
 
 That squeue does not show a job says little: it has answered nothing, successfully, while jobs ran. An answer without a
 line of ours counts as a failure. A job that two looks did not show is asked for by `scontrol show job` and sacct; it
@@ -17,21 +15,27 @@ is gone only when slurmctld denies it by itself, and what sacct says of its end,
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Literal
 
+from configs.plans.paths import JobPaths
 from slurm.launcher.node import host_names
-from slurm.schedulers.accounting import Account, read_accounts, sacct_command
+from slurm.schedulers import pending
+from slurm.schedulers.accounting import Account, read_accounts, sacct_command, sacct_named_command
 from slurm.schedulers.calls import Answer, run_slurm
 from slurm.schedulers.details import details_command, read_details
+from slurm.schedulers.job_files import job_of
+from slurm.schedulers.job_queue import JobQueue, Pace, Sight, Watched
 from slurm.schedulers.states import standing
+from slurm.schedulers.submission import sbatch
 
-LONGEST_PAUSE_SECONDS = 60.0
-SLOW_SECONDS = 1.0
 _CALL_LIMIT_SECONDS = 30.0
 _SACCT_LIMIT_SECONDS = 15.0
+_SHORT_CALL_SECONDS = 10.0
 _IDENTITY = "%i|%T|%N|%r"  # the reason last: what it may hold is the cluster's choice
 _NO_ACCOUNTS_AFTER = 2  # failures of sacct in a row
 AGREEING_LOOKS = 2
@@ -41,78 +45,11 @@ _ASKED_AT_ONCE = 8  # jobs for which scontrol is called in one look
 SlurmProgram = Literal["squeue", "sacct"]
 
 
-@dataclass(frozen=True)
-class Sight:
-    """A job as squeue shows it; `gone` where slurmctld denies it, with what was seen of it last."""
-
-    state: str = ""
-    nodes: tuple[str, ...] = ()
-    reason: str = ""
-    gone: bool = False
-    asked_at: float = field(default=0.0, compare=False)
-    """When the look began, by the monotonic clock."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come of it."""
-        return self.gone or standing(self.state).place == "ended"
-
-
 @dataclass
-class _Watched:
-    """A job that somebody asks for, and what is known of it."""
+class Queue(JobQueue):
+    """The jobs of one cluster under Slurm that this process watches."""
 
-    since: float
-    every_seconds: float
-    sight: Sight | None = None
-    missed: int = 0
-    """Looks in a row that did not show it."""
-    ended_at: float | None = None
-    account: Account | None = None
-    account_wanted: bool = False
-    active_by_accounts: bool = False
-    """sacct says that it waits or runs."""
-    details_asked: bool = False
-    """scontrol was asked for its end in the place of sacct."""
-
-    def saw(self, sight: Sight) -> None:
-        """Take over what was seen."""
-        self.sight, self.missed = sight, 0
-        if not sight.ended:
-            self.ended_at = None
-        elif self.ended_at is None:
-            self.ended_at, self.account_wanted = time.monotonic(), self.account is None
-
-
-@dataclass
-class _Pace:
-    """When a program may be called again, and how often it was."""
-
-    calls: int = 0
-    failures: int = 0
-    next_at: float = 0.0
-    pause: float = 0.0
-
-    def called(self, took: float, failed: bool, every: float, now: float) -> None:
-        """Settle the pause after a call: the interval, or twice the last pause after a bad one."""
-        self.calls += 1
-        self.failures += failed
-        bad = failed or took > SLOW_SECONDS
-        self.pause = min(LONGEST_PAUSE_SECONDS, max(every, 2 * self.pause)) if bad else every
-        self.next_at = now + self.pause
-
-
-@dataclass
-class Queue:
-    """The jobs of one cluster that this process watches. Every method may be called from any thread."""
-
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    cluster: str | None = None
-    """Another than the one that SLURM_CONF names."""
-    _watched: dict[str, _Watched] = field(default_factory=dict)
-    _paces: dict[SlurmProgram, _Pace] = field(default_factory=lambda: {"squeue": _Pace(), "sacct": _Pace()})
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _looking: threading.Lock = field(default_factory=threading.Lock)
+    _paces: dict[SlurmProgram, Pace] = field(default_factory=lambda: {"squeue": Pace(), "sacct": Pace()})
     _sacct_failures: int = 0
 
     @property
@@ -137,27 +74,6 @@ class Queue:
             asked = job.details_asked or not self._wants_details(job)
             return self.keeps_accounts or job.account is not None or not asked
 
-    def watch(self, job_id: str, every_seconds: float) -> None:
-        """Have the job looked at from now on, at least this far apart."""
-        with self._lock:
-            self._watched.setdefault(job_id, _Watched(time.monotonic(), every_seconds))
-
-    def forget(self, job_id: str) -> None:
-        """No longer look at a job."""
-        with self._lock:
-            self._watched.pop(job_id, None)
-
-    def sight(self, job_id: str) -> Sight | None:
-        """What was last seen of a watched job; None before the first look at it. Takes a look if it is time."""
-        self._look_if_due()
-        return self.seen(job_id)
-
-    def seen(self, job_id: str) -> Sight | None:
-        """What was last seen of a job; takes no look."""
-        with self._lock:
-            watched = self._watched.get(job_id)
-            return watched.sight if watched else None
-
     def account(self, job_id: str) -> Account | None:
         """What the accounts say of a watched job that ended; None before they do. Has sacct asked for it."""
         with self._lock:
@@ -168,42 +84,11 @@ class Queue:
         self._look_if_due()
         return watched.account
 
-    def any_running(self) -> bool:
-        """Whether a watched job ran when last looked at."""
-        with self._lock:
-            sights = [job.sight for job in self._watched.values() if job.sight and not job.sight.ended]
-        return any(standing(sight.state).place == "running" for sight in sights)
-
     def active_by_accounts(self, job_id: str) -> bool:
         """Whether sacct, when it was last asked, said that the job waits or runs."""
         with self._lock:
             watched = self._watched.get(job_id)
             return watched is not None and watched.active_by_accounts
-
-    def seconds_since_end(self, job_id: str) -> float:
-        """How long it is known that the job ended; 0 while it is not."""
-        with self._lock:
-            watched = self._watched.get(job_id)
-            ended_at = watched.ended_at if watched else None
-        return 0.0 if ended_at is None else time.monotonic() - ended_at
-
-    def look(self) -> None:
-        """Take a look now and wait for it, whatever the interval: for whoever ends a job. One look at a time."""
-        with self._looking:
-            self._refresh(time.monotonic(), forced=True)
-
-    def _look_if_due(self) -> None:
-        now = time.monotonic()
-        if not self._due(now) or not self._looking.acquire(blocking=False):
-            return
-
-        def look() -> None:
-            try:
-                self._refresh(now, forced=False)
-            finally:
-                self._looking.release()
-
-        threading.Thread(target=look, name="slurm-queue", daemon=True).start()
 
     def _due(self, now: float) -> bool:
         active, wanting = self._asked()
@@ -217,10 +102,6 @@ class Queue:
             active = [job_id for job_id, job in jobs if not (job.sight and job.sight.ended and not job.sight.gone)]
             wanting = [job_id for job_id, job in jobs if job.account_wanted]
         return active, wanting
-
-    def _every(self) -> float:
-        with self._lock:
-            return min((job.every_seconds for job in self._watched.values()), default=5.0)
 
     def _refresh(self, began: float, forced: bool) -> None:
         """One squeue and one sacct, each where it is its time and somebody asks; `forced`: squeue at any time."""
@@ -281,7 +162,7 @@ class Queue:
             if job is not None and job.sight and job.sight.ended and job_id.partition("_")[0] == job_or_array:
                 job.details_asked = True
 
-    def _wants_details(self, job: _Watched) -> bool:
+    def _wants_details(self, job: Watched) -> bool:
         if job.sight and job.sight.ended:
             return not self.keeps_accounts and job.account_wanted and not job.sight.gone
         return job.missed >= AGREEING_LOOKS
@@ -307,6 +188,58 @@ class Queue:
                 if not job.active_by_accounts:
                     job.account, job.account_wanted = account, False
 
+    def submit(self, folders: Sequence[Path], name: str, run_folder: Path) -> list[str]:
+        """One sbatch, of an array where there are several."""
+        seen_by_nodes = [folder.resolve() for folder in folders]
+        return sbatch(seen_by_nodes, name, str(run_folder), _work(JobPaths(folders[0])))
+
+    def end(self, job_ids: Sequence[str]) -> bool:
+        """Have Slurm cancel jobs. Returns whether scancel succeeded: what slurmctld does not know needs no ending."""
+        return not self.run(["scancel", *job_ids], _SHORT_CALL_SECONDS).failed
+
+    def end_named(self, name: str) -> bool:
+        """The same of whatever bears a name."""
+        return self.end([f"--name={name}"])
+
+    def find(self, name: str, since: datetime) -> set[str]:
+        """Ids of jobs of a name, by squeue, else by sacct: slurmctld may have forgotten them."""
+        ids = set(read_squeue(self.run(named_command(name), _SHORT_CALL_SECONDS).text))
+        if not ids:
+            answer = self.run(sacct_named_command(name, since), _SHORT_CALL_SECONDS)
+            with suppress(ValueError):
+                ids = set(read_accounts(answer.text))
+        return ids
+
+    def show_logs(self, paths: JobPaths, job_id: str) -> None:
+        """Links to what Slurm's programs say on each node; every node has a task of submitit's."""
+        for node_rank in range(job_of(paths.folder).cell.nodes):
+            link = paths.scheduler_log(node_rank)
+            with suppress(FileExistsError):
+                link.symlink_to(Path("..", "..", "submitit", f"{job_id}_{node_rank}_log.out"))
+
+    def bring_logs(self, paths: JobPaths, job_id: str) -> None:
+        """Put what Slurm's programs said in the place of the links to it; submitit's pickles have served."""
+        work = _work(paths)
+        with suppress(OSError):
+            for node_rank in range(job_of(paths.folder).cell.nodes):
+                log = work / f"{job_id}_{node_rank}_log.out"
+                if log.exists():
+                    log.replace(paths.scheduler_log(node_rank))
+                (work / f"{job_id}_{node_rank}_result.pkl").unlink(missing_ok=True)
+            (work / f"{job_id}_submitted.pkl").unlink(missing_ok=True)
+
+    def pending_note(self, job_id: str, reason: str) -> str:
+        """One line on a job that waits."""
+        return pending.pending_note(job_id, reason)
+
+    def field_to_correct(self, reason: str) -> str | None:
+        """The target's field to blame for a reason that will not pass."""
+        return pending.field_to_correct(reason)
+
+    def waits_for_own_jobs(self, reason: str) -> bool:
+        """Whether a job waits for others of its array."""
+        return pending.waits_for_own_jobs(reason)
+
     def run(self, command: Sequence[str], limit_seconds: float) -> Answer:
         """Run a program of Slurm on this queue's cluster. Raises nothing."""
         return run_slurm(command, self.environment, limit_seconds, self.cluster)
@@ -319,6 +252,11 @@ class Queue:
         empty = program == "squeue" and not answer.unknown_job and not read_squeue(answer.text)
         self._paces[program].called(now - began, answer.failed or empty, self._every(), now)
         return answer
+
+
+def _work(paths: JobPaths) -> Path:
+    """Folder for submitit's files, as the nodes see it."""
+    return paths.folder.resolve().parents[1] / "submitit"
 
 
 def squeue_command(job_ids: Sequence[str]) -> list[str]:

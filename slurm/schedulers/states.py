@@ -18,7 +18,7 @@ from configs.common.base import utc_now
 from configs.common.failure_kinds import HEAD_LOST, NODE_LOST, OTHER_NODE, PEER_LOST
 from configs.plans.job import Job, JobEnd
 from configs.plans.record import Status
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 from slurm.launcher.containers import interpreter
 
 REQUEUED = "REQUEUED"
@@ -82,15 +82,18 @@ STANDINGS: dict[str, StateMeaning] = {
     "SPECIAL_EXIT": _REQUEUED,
 }
 
+UNKNOWN_JOB = {"Slurm": "job in neither `squeue` nor `sacct`", "PBS": "job unknown to `qstat -x`"}
+"""What is said, by scheduler, of a job that it does not know."""
+
 _FOR_A_PERSON = {
-    Status.CANCELLED: "cancelled through Slurm",
-    Status.TIMEOUT: "Slurm ended the job at its time limit",
-    Status.OUT_OF_MEMORY: "the job exceeded its memory limit in Slurm. Increase targets[].memory_per_node",
-    Status.PREEMPTED: "Slurm preempted the job for one of higher priority",
-    Status.NODE_FAILED: "Slurm reports a node failure",
-    Status.LOST: "job in neither `squeue` nor `sacct`",
+    Status.CANCELLED: "cancelled through {scheduler}",
+    Status.TIMEOUT: "{scheduler} ended the job at its time limit",
+    Status.OUT_OF_MEMORY: "the job exceeded its memory limit in {scheduler}. Increase targets[].memory_per_node",
+    Status.PREEMPTED: "{scheduler} preempted the job for one of higher priority",
+    Status.NODE_FAILED: "{scheduler} reports a node failure",
+    Status.LOST: "job unknown to {scheduler}",
 }
-_REQUEUE = "Slurm requeued the job, which was cancelled: a measurement is not begun twice in one job"
+_REQUEUE = "{scheduler} requeued the job, which was cancelled: a measurement is not begun twice in one job"
 _FOR_A_STATE = {"DEADLINE": "the job's deadline had passed"} | dict.fromkeys(
     (state for state, meaning in STANDINGS.items() if meaning.place == "requeued"), _REQUEUE
 )
@@ -179,7 +182,7 @@ def _composed(
     if settled and not (meaning and meaning.specific and _knows_better(meaning, own)):
         return _first(own, measurement)
     if word and meaning and meaning.specific:
-        return _by_scheduler(meaning, word, ends, nodes, measurement)
+        return _by_scheduler(meaning, word, ends, nodes, measurement, _scheduler(job))
     if own or said:
         return _first(own or [end for end in said if end.status is Status.CANCELLED] or said, measurement)
     return _without_a_word(job, word, nodes, any(began or ()), measurement)
@@ -209,6 +212,7 @@ def _by_scheduler(
     ends: Sequence[JobEnd | None],
     nodes: Sequence[str],
     measurement: str | None,
+    scheduler: str,
 ) -> JobEnd:
     assert meaning.status is not None
     blamed = word.failed or _blamed(ends)
@@ -216,7 +220,7 @@ def _by_scheduler(
         # The nodes that could still speak were told to end; those that say nothing have failed.
         silent = [name for name, end in zip(nodes, ends, strict=True) if end is None]
         blamed = tuple(silent) if silent else tuple(nodes if len(nodes) == 1 else ())
-    message = _FOR_A_STATE.get(bare(word.state)) or _FOR_A_PERSON[meaning.status]
+    message = (_FOR_A_STATE.get(bare(word.state)) or _FOR_A_PERSON[meaning.status]).format(scheduler=scheduler)
     details = [bare(word.state), word.reason if word.reason != "None" else ""]
     details += [f"nodes {', '.join(blamed)}" if blamed else ""]
     return JobEnd(
@@ -230,6 +234,11 @@ def _by_scheduler(
     )
 
 
+def _scheduler(job: Job) -> str:
+    assert isinstance(job.target, ClusterTarget), f"{job.name} is of target kind {job.target.kind}"
+    return job.target.scheduler
+
+
 def _without_a_word(
     job: Job, word: FinalState | None, nodes: Sequence[str], began: bool, measurement: str | None
 ) -> JobEnd:
@@ -241,11 +250,12 @@ def _without_a_word(
             status=Status.LOST, return_code=None, measurement=measurement, message=message, finished_at=utc_now()
         )
     if word is None:
-        message = "job in neither `squeue` nor `sacct`, and no launcher started"
+        message = f"{UNKNOWN_JOB[_scheduler(job)]}, and no launcher started"
         return JobEnd(status=Status.LOST, return_code=None, kind=NEVER_BEGAN, message=message, finished_at=utc_now())
-    python = interpreter(job.target) if isinstance(job.target, SlurmTarget) else "the interpreter"
+    assert isinstance(job.target, ClusterTarget)
+    python = interpreter(job.target)
     message = (
         f"no launcher started on {where}, which may not see the job's folder or {python}. Set targets[].shared to a "
-        "folder shared by all nodes. See slurm_0.log for Slurm's output"
+        f"folder shared by all nodes. See slurm_0.log for {_scheduler(job)}'s output"
     )
     return JobEnd(status=Status.FAILED, return_code=None, kind=NEVER_BEGAN, message=message, finished_at=utc_now())

@@ -28,7 +28,7 @@ from slurm.launcher.job_files import measurement_under_way, reserve_end, write_e
 from slurm.schedulers.accounting import SACCT_ARGUMENTS, read_step
 from slurm.schedulers.allocation import Allocation, current_allocation, read_allocation
 from slurm.schedulers.calls import run_slurm
-from slurm.schedulers.ending import CALL_SECONDS, job_of, node_end, node_launcher
+from slurm.schedulers.job_files import job_of, node_end, node_launcher
 from slurm.schedulers.partitions import ClusterError
 from slurm.schedulers.refusals import REFUSED, JobState, Refused
 from slurm.schedulers.states import FinalState, composed, standing
@@ -37,6 +37,7 @@ from slurm.schedulers.submission import slurm_target
 from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.staging.packages import run_digest
 
+_CALL_SECONDS = 10.0
 _CANCEL_SECONDS = 7.5
 _CANCEL_LOOK_SECONDS = 0.2
 _NEXT_WORD_SECONDS = 60.0
@@ -181,7 +182,7 @@ def _end_step(paths: JobPaths, again: bool = False) -> None:
     step, _ = _step_of(paths)
     if step is not None:
         if not again or not paths.node_launcher(0).exists():
-            run_slurm(["scancel", step], os.environ, CALL_SECONDS)
+            run_slurm(["scancel", step], os.environ, _CALL_SECONDS)
     elif not paths.node_launcher(0).exists():
         _signal(paths, signal.SIGTERM)
 
@@ -197,7 +198,7 @@ def _step_of(paths: JobPaths) -> tuple[str | None, bool]:
     """`123.4`, the step of the job's name that Slurm has now, None without one; and whether Slurm answered."""
     held, name = read_model(paths.submission, Submission).job_id, read_model(paths.submitting, Submitting).name
     command = ["squeue", "--steps", "--noheader", f"--jobs={held}", "--format=%i|%j"]
-    answer = run_slurm(command, os.environ, CALL_SECONDS)
+    answer = run_slurm(command, os.environ, _CALL_SECONDS)
     lines = [line.strip().split("|") for line in answer.text.splitlines()]
     return next((line[0] for line in lines if len(line) == 2 and line[1] == name), None), not answer.failed
 
@@ -239,7 +240,7 @@ def _accounting(held_id: str, launchers: Sequence[Launcher | None]) -> Accountin
     step = next((launcher.step_id for launcher in launchers if launcher and launcher.step_id), None)
     if step is None:
         return None
-    answer = run_slurm(["sacct", *SACCT_ARGUMENTS, f"--jobs={held_id}"], os.environ, CALL_SECONDS)
+    answer = run_slurm(["sacct", *SACCT_ARGUMENTS, f"--jobs={held_id}"], os.environ, _CALL_SECONDS)
     with suppress(ValueError):
         account = read_step(answer.text, f"{held_id}.{step}")
         return account.accounting if account else None

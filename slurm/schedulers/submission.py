@@ -25,7 +25,7 @@ from configs.common.live_variables import SOCKET_VARIABLE
 from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget, SlurmTarget
 from slurm.launcher.containers import interpreter, srun_container, wrapped
 from slurm.launcher.exec_launch import exec_launch
 from slurm.launcher.setup_lines import prepared
@@ -116,7 +116,7 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
     }
 
 
-def minutes_of(jobs: Sequence[Job], target: SlurmTarget) -> int:
+def minutes_of(jobs: Sequence[Job], target: ClusterTarget) -> int:
     """The time limit to ask for: that of the longest job and what is around it, within the target's."""
     minutes = math.ceil((max(job.timeout_seconds for job in jobs) + AROUND_SECONDS) / 60)
     return minutes if target.time_limit_minutes is None else min(minutes, target.time_limit_minutes)
@@ -173,7 +173,7 @@ def slurm_target(job: Job) -> SlurmTarget:
     return job.target
 
 
-def folders_needed(jobs: Sequence[Job], folders: Sequence[Path], target: SlurmTarget) -> list[str]:
+def folders_needed(jobs: Sequence[Job], folders: Sequence[Path], target: ClusterTarget) -> list[str]:
     """Folders that a container must show: what the jobs read and write, the folder of the run first."""
     needed = [str(folders[0].parents[1])]
     for job, folder in zip(jobs, folders, strict=True):

@@ -20,7 +20,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import StudyError
-from configs.spec.target import SlurmTarget, Target
+from configs.spec.target import ClusterTarget, Target
 from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model
 
 _interpreters: dict[tuple[str, str | None], Path] = {}
@@ -49,7 +49,7 @@ def stage_target(
 
     thorough: hash also the files that are there already. Raises StudyError naming `where`, the target's field.
     """
-    if not isinstance(target, SlurmTarget) or target.shared is None:
+    if not isinstance(target, ClusterTarget) or target.shared is None:
         return
     shared = Path(target.shared)
     if not shared.is_absolute() or not shared.is_dir():
@@ -66,7 +66,7 @@ def stage_target(
         raise StudyError([f"{where}.shared: {error}"]) from error
 
 
-def _with_our_code(target: SlurmTarget, notice: Notice) -> SlurmTarget:
+def _with_our_code(target: ClusterTarget, notice: Notice) -> ClusterTarget:
     """The target with an interpreter that has the code which runs here."""
     assert target.shared is not None
     named = target.container.python if target.container else target.python
@@ -90,7 +90,7 @@ def placed_job(job: Job, run: RunPaths) -> Job:
     Without a shared folder both are as they are here. Raises OSError.
     """
     target, folder = job.target, run.job(job.name).folder
-    if not isinstance(target, SlurmTarget) or target.shared is None:
+    if not isinstance(target, ClusterTarget) or target.shared is None:
         run.job(job.name).parts.mkdir(parents=True, exist_ok=True)
         return job
     shared = Path(target.shared)

@@ -26,14 +26,13 @@ from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError
-from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.spec.target import ClusterTarget, LocalTarget, Target
 from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
-from slurm.schedulers.allocation import allocation_lacks, current_allocation
-from slurm.schedulers.partitions import ClusterError, Clusters, Need, identity, lacks
-from slurm.schedulers.trial import trial
+from slurm.schedulers.inventory import Inventory
+from slurm.schedulers.partitions import ClusterError, Need
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -62,26 +61,21 @@ def check_resources(plan: Plan, folder: Path) -> None:
 def check_clusters(plan: Plan) -> None:
     """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer."""
     problems: list[str] = []
-    clusters = Clusters()
+    inventory = Inventory()
     for place, target in enumerate(plan.targets):
-        if not isinstance(target, SlurmTarget):
+        if not isinstance(target, ClusterTarget):
             continue
-        needs = _needs(plan, target)
         try:
-            if target.allocation is None:
-                found = lacks(target, needs, clusters.of(target))
-            else:
-                found = allocation_lacks(target, needs, current_allocation())
+            found = inventory.lacks(target, _needs(plan, target))
         except ClusterError as error:
             raise StudyError([f"targets[{place}]: {error}"]) from error
-        found = found or _refused_by_sbatch(target, needs)
         found += _shared_problems(target)
         problems += [f"targets[{place}].{problem}" for problem in found]
     if problems:
         raise StudyError(problems)
 
 
-def _needs(plan: Plan, target: SlurmTarget) -> list[Need]:
+def _needs(plan: Plan, target: ClusterTarget) -> list[Need]:
     """What each cell needs of the nodes of a cluster."""
     sizes, found = _sizes(plan), []
     for cell in plan.cells.values():
@@ -92,16 +86,7 @@ def _needs(plan: Plan, target: SlurmTarget) -> list[Need]:
     return found
 
 
-def _refused_by_sbatch(target: SlurmTarget, needs: Sequence[Need]) -> list[str]:
-    """What sbatch says against the largest job of a target, which its partitions could hold."""
-    if not needs:
-        return []
-    largest = max(needs, key=lambda need: (need.nodes, need.cores))
-    refused = trial(target, largest.nodes, largest.cores)
-    return [] if refused is None else [refused.removeprefix("target.")]
-
-
-def _shared_problems(target: SlurmTarget) -> list[str]:
+def _shared_problems(target: ClusterTarget) -> list[str]:
     """That the folder which all nodes see can be written here, where jobs are made."""
     if target.shared is None:
         return []
@@ -210,7 +195,7 @@ def _memory_problems(plan: Plan) -> list[str]:
 
 def _cluster_memory_problems(plan: Plan) -> list[str]:
     """The same of clusters whose GPUs are known: by the instance that `machine` names, or the type in `gres`."""
-    devices = {target.name: _cluster_device(target) for target in plan.targets if isinstance(target, SlurmTarget)}
+    devices = {target.name: _cluster_device(target) for target in plan.targets if isinstance(target, ClusterTarget)}
     sizes = _sizes(plan)
     problems = []
     for cell in plan.cells.values():
@@ -223,7 +208,7 @@ def _cluster_memory_problems(plan: Plan) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def _cluster_device(target: SlurmTarget) -> Accelerator | None:
+def _cluster_device(target: ClusterTarget) -> Accelerator | None:
     """The GPU that a rank of a cluster has; None where it has none, or the catalog does not know it."""
     if target.gpus_per_node is None:
         return None
@@ -296,10 +281,10 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
     another one. Raises ClusterError.
     """
     facts: dict[str, Any] = {}
-    clusters = Clusters()
+    inventory = Inventory()
     for target in targets:
-        if isinstance(target, SlurmTarget):
-            facts[f"target {target.name}"] = identity(target, clusters.of(target))
+        if isinstance(target, ClusterTarget):
+            facts[f"target {target.name}"] = inventory.identity(target)
         else:
             facts |= this_machine() | {f"gpus of target {target.name}": described(local_devices(target)) or None}
     return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}

@@ -14,12 +14,15 @@ import pytest
 
 from configs.common.proc import start_ticks
 from configs.plans.job import Job, Launcher, Submitting
+from configs.plans.paths import JobPaths
 from configs.plans.record import Status
 from configs.spec.target import SlurmTarget
 from slurm.launch import is_second_time
 from slurm.launcher.end_cause import NotStartedError
+from slurm.launcher.node import PBS_NODES, JobNode
 from slurm.launcher.node_registration import Rendezvous, free_port
 from slurm.launcher.processes import oom_kills
+from slurm.launcher.ranks import RankSupervisor
 from slurm.launcher.starting import is_private, rank_environment, start_argv, torchrun_argv
 from slurm.staging.version import code_version
 from tests.support.launches import (
@@ -64,7 +67,7 @@ def test_a_requeued_job_is_not_begun_twice(
     if written is not None:
         launcher = Launcher(pid=1, pid_started=1, host="n1", started_at="2026-11-01T12:00:00Z", restarts=written)
         paths.node_launcher(0).write_text(launcher.model_dump_json())
-    assert is_second_time(paths) is second
+    assert is_second_time(paths, 0) is second
 
 
 def test_torchrun_argv(tmp_path: Path) -> None:
@@ -271,3 +274,23 @@ def test_job_that_cannot_be_read_ends_with_the_reason(tmp_path: Path) -> None:
     end = launch(paths)
     assert (end.status, end.kind) == (Status.FAILED, "ValueError")
     assert "launcher failed" in (end.message or "")
+
+
+def test_the_end_of_the_schedulers_daemon_is_no_cancellation(tmp_path: Path) -> None:
+    job, node = spread_job(tmp_path), JobNode(1, ("n1", "n2"), "7")
+    asked = RankSupervisor(job, JobPaths(tmp_path), node)
+    assert asked.cancellation().status is Status.CANCELLED
+    orphan = RankSupervisor(job, JobPaths(tmp_path), node, parent=os.getpid())
+    assert (orphan.cancellation().status, orphan.cancellation().nodes) == (Status.NODE_FAILED, ("n2",))
+
+
+def test_a_second_time_under_pbs_is_known_by_what_the_first_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PBS_JOBID": "7.head", "PBS_NODENUM": "0", PBS_NODES: "n1"}.items():
+        monkeypatch.setenv(name, value)
+    paths = JobPaths(tmp_path)
+    paths.submitting.touch()
+    assert not is_second_time(paths, 0)
+    paths.node_launcher(0).touch()
+    assert is_second_time(paths, 0) and not is_second_time(paths, 1)

@@ -1,4 +1,4 @@
-"""Job folders for a real Slurm, and what became of them."""
+"""Job folders for a real scheduler, and what became of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,16 @@ from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster
 from tests.support.launches import read_end, wait_until
 
 
-def made(run: Path, number: int = 1, nodes: int = 1, seconds: float = 0.01, **target: Any) -> JobPaths:
-    """A job folder of a noop cell with a rank on each node."""
+def made(
+    run: Path, number: int = 1, nodes: int = 1, seconds: float = 0.01, under: ClusterTarget | None = None, **target: Any
+) -> JobPaths:
+    """A job folder of a noop cell with a rank on each node; under Slurm, or the target that is given."""
     workload = NoopWorkload(seconds=seconds, label=str(number))
     measurement = Measurement(cell=Cell(workload=workload, layout=Layout(dp=nodes), nodes=nodes), repeat=0, attempt=1)
     paths = JobPaths(run / "jobs" / f"{number:04d}-timed")
@@ -28,7 +30,7 @@ def made(run: Path, number: int = 1, nodes: int = 1, seconds: float = 0.01, **ta
         study="test",
         measuring_pass="timed",
         measuring=Measuring(),
-        target=SlurmTarget.model_validate(fields),
+        target=under or SlurmTarget.model_validate(fields),  # type: ignore[arg-type]
         measurements=(measurement,),
         ranks_per_node=1,
         timeout_seconds=90,

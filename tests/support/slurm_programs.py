@@ -1,4 +1,4 @@
-"""Stand-ins for Slurm's programs: they print what a test had them say, fail as it had them fail, and keep calls."""
+"""Stand-ins for programs of Slurm and PBS: they say what a test had them say, fail as it had them, and keep calls."""
 
 import os
 from collections.abc import Callable
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.schedulers.accounting import SACCT_FORMAT
+from slurm.schedulers.job_queue import JobQueue
+from slurm.schedulers.pbs.queue import PbsQueue
 from slurm.schedulers.queue import Queue
 from tests.support.launches import wait_until
 
 PROGRAM = """#!/bin/sh
 echo "$@" >> {folder}/{name}.calls
-test -e {folder}/{name}.away && {{ cat {folder}/{name}.away >&2; exit 1; }}
+test -e {folder}/{name}.away && {{ cat {folder}/{name}.away >&2; exit $(cat {folder}/{name}.code); }}
 cat {folder}/{name}.says
 """
 
@@ -21,13 +23,16 @@ class Cluster:
     """Two programs whose answers a test gives."""
 
     folder: Path
-    queue: Queue
+    queue: JobQueue
 
     def says(self, program: str, text: str) -> None:
         (self.folder / f"{program}.away").unlink(missing_ok=True)
         (self.folder / f"{program}.says").write_text(text)
 
-    def away(self, program: str, words: str = "Unable to contact slurm controller (connect failure)") -> None:
+    def away(
+        self, program: str, words: str = "Unable to contact slurm controller (connect failure)", code: int = 1
+    ) -> None:
+        (self.folder / f"{program}.code").write_text(str(code))
         (self.folder / f"{program}.away").write_text(words)
 
     def calls(self, program: str) -> list[str]:
@@ -40,16 +45,31 @@ class Cluster:
 
 def stand_in_cluster(folder: Path) -> Cluster:
     """Programs that know of no job, and a view of the queue by them."""
-    for name in ("squeue", "sacct", "scontrol", "scancel"):
-        program = folder / name
-        program.write_text(PROGRAM.format(folder=folder, name=name))
-        program.chmod(0o755)
+    _write_programs(folder, "squeue", "sacct", "scontrol", "scancel")
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SQUEUE_STATES": "PENDING"}
     made = Cluster(folder, Queue(environment=environment))
     for name in ("squeue", "sacct", "scancel"):
         made.says(name, "")
     made.away("scontrol", UNKNOWN)
     return made
+
+
+def stand_in_pbs(folder: Path) -> Cluster:
+    """Programs of PBS that know of no job, and a view of its jobs by them."""
+    names = ("qsub", "qstat", "qselect", "qdel", "pbsnodes")
+    _write_programs(folder, *names)
+    made = Cluster(folder, PbsQueue(environment={"PATH": f"{folder}:{os.environ['PATH']}"}))
+    for name in names:
+        made.says(name, "")
+    made.away("qstat", "qstat: Unknown Job Id 7.head", 153)
+    return made
+
+
+def _write_programs(folder: Path, *names: str) -> None:
+    for name in names:
+        program = folder / name
+        program.write_text(PROGRAM.format(folder=folder, name=name))
+        program.chmod(0o755)
 
 
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from configs.spec.study import StudyError, load_study, suggestion
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 
 
 def push(name: str, path: Path, assignments: list[str]) -> int:
@@ -18,8 +18,8 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
         raise StudyError([f"targets: no target {name!r}{suggestion(name, names)}"])
     position = names.index(name)
     target, where = study.targets[position], f"targets[{position}]"
-    if not isinstance(target, SlurmTarget):
-        raise StudyError([f"{where}.kind: {name} is this machine, expected a target of kind slurm"])
+    if not isinstance(target, ClusterTarget):
+        raise StudyError([f"{where}.kind: {name} is this machine, expected a target of a cluster"])
     if target.shared is None:
         raise StudyError(
             [f"{where}.shared: not set, so nodes are assumed to see this file system. Set a folder shared by all nodes"]

@@ -179,6 +179,11 @@ def test_a_layout_of_a_ranking_may_have_no_place() -> None:
         ([{"kind": "slrum"}], "targets[0]: kind: unknown value 'slrum'\n  use one of: local, slurm"),
         ([{"kind": "slurm", "partitoin": "x"}], "targets[0].partitoin: unknown key (did you mean partition?)"),
         ([{"partition": "x"}], "targets[0].partition: supported by targets of kind slurm only. Set `kind: slurm`"),
+        ([{"kind": "pbs", "qos": "x"}], "targets[0].qos: supported by targets of kind slurm only. Set `kind: slurm`"),
+        ([{"kind": "slurm", "queue": "x"}], "targets[0].queue: supported by targets of kind pbs only. Set `kind: pbs`"),
+        ([{"nodes": 2}], "targets[0].nodes: supported by targets of kind slurm or pbs only. Set `kind: slurm`"),
+        ([{"kind": "pbs", "chunk": {"ncpus": 4}}], "targets[0].chunk: 'ncpus': expected the name of a resource"),
+        ([{"kind": "pbs", "place": "pack"}], "targets[0].place: unknown value 'pack'"),
         ([{"kind": "slurm", "nodes": 0}], "targets[0].nodes: input should be greater than 0, got 0"),
         (
             [{"kind": "slurm", "ranks_per_node": 4, "gpus_per_node": 2}],

@@ -54,7 +54,7 @@ def kill(process: "subprocess.Popen[str]") -> str:
 def test_adapter_is_chosen_by_its_name() -> None:
     assert adapter_for("local").submit is local.submit
     with pytest.raises(ValueError, match=r"target\.adapter.*'local'"):
-        adapter_for("pbs")
+        adapter_for("lsf")
 
 
 def test_job_outlives_its_submitter_and_is_adopted(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from configs.spec.measuring import Measuring
 from configs.spec.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers.cluster import poll
-from slurm.schedulers.queue import LONGEST_PAUSE_SECONDS, Queue, Sight, _Pace, read_squeue, squeue_command
+from slurm.schedulers.job_queue import LONGEST_PAUSE_SECONDS, Pace, Sight
+from slurm.schedulers.queue import Queue, read_squeue, squeue_command
 from tests.support.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
 
 
@@ -239,7 +240,7 @@ def test_a_job_that_came_while_squeue_was_on_its_way_is_not_gone(cluster: Cluste
 
 
 def test_pauses_double_after_bad_calls_up_to_a_minute() -> None:
-    pace = _Pace()
+    pace = Pace()
     pauses = []
     for failed, took in [(False, 0.1), (True, 0.1), (False, 2.0), (True, 0.1), (True, 0.1), (True, 0.1), (False, 0.1)]:
         pace.called(took=took, failed=failed, every=5, now=100)

@@ -1,0 +1,37 @@
+"""What adapters read of a job's folder: the job, and what each node says of itself."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from configs.common.reading import PLAN_BYTES, read_model
+from configs.plans.job import Job, JobEnd, Launcher
+from configs.plans.paths import JobPaths
+from configs.spec.target import ClusterTarget
+
+
+def cluster_target(job: Job) -> ClusterTarget:
+    """The job's target, of whose kind the adapter was chosen."""
+    assert isinstance(job.target, ClusterTarget), f"{job.name} is of target kind {job.target.kind}"
+    return job.target
+
+
+@lru_cache(maxsize=1024)
+def job_of(folder: Path) -> Job:
+    """A job as it was written; it does not change."""
+    return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
+
+
+def node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
+    """How the job ended on one node; None where it has not said."""
+    try:
+        return read_model(paths.node_end(node_rank), JobEnd)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
+    """Who runs the job on one node; None where no launcher came up."""
+    try:
+        return read_model(paths.node_launcher(node_rank), Launcher)
+    except (FileNotFoundError, ValueError):
+        return None

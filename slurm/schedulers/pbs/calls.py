@@ -1,0 +1,29 @@
+"""Calls of PBS's programs and what they answer.
+
+    answer = run_pbs(["qstat", "-x", "-f", "-w", "12.server"], environment, limit_seconds=30)
+
+Exit codes are the last byte of the error's number (src/include/pbs_error.h of OpenPBS 23.06): 153 of
+PBSE_UNKJOBID 15001, 35 of PBSE_HISTJOBID 15139.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from slurm.schedulers.calls import Answer, called
+
+UNKNOWN_JOB = 153
+FINISHED_JOB = 35
+
+
+def run_pbs(
+    command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, server: str | None = None
+) -> Answer:
+    """Run a program of PBS, for another server where one is named. Raises nothing.
+
+    An answer on several jobs of which the server does not know some has the others in it.
+    """
+    environment = {**environment, **({"PBS_SERVER": server} if server else {})}
+    done = called(command, environment, limit_seconds)
+    if done is None:
+        return Answer(failed=True)
+    unknown = done.returncode in (UNKNOWN_JOB, FINISHED_JOB)
+    return Answer(done.stdout, failed=done.returncode != 0 and not unknown, unknown_job=unknown)
