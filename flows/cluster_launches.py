@@ -17,11 +17,12 @@ from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.plan import Stop
 from configs.plans.record import Status
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget, SlurmTarget
 from flows.held_groups import HeldGroup, HeldGroups, asked_of
 from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.partitions import ClusterError, usable_nodes
+from slurm.schedulers.partitions import ClusterError
+from slurm.schedulers.usable import usable_nodes
 from slurm.schedulers.waiting import note_waiting
 from tasks.campaign.active_jobs import ActiveJobs, Flown
 from tasks.campaign.jobs import write_job
@@ -137,7 +138,7 @@ class SubmissionQueue:
         """Submit as much as the targets' bounds and the scheduler allow."""
         for name in self._in_order():
             target = self._session.target(name)
-            assert isinstance(target, SlurmTarget)
+            assert isinstance(target, ClusterTarget)
             self._give_up_overdue(target)
             for held in self._held.take_due(name, time.monotonic()):
                 if len(held.jobs) <= room_for(target, self._active_jobs):
@@ -147,7 +148,7 @@ class SubmissionQueue:
             while not self._held.is_away(name) and (jobs := self._next_jobs(target)):
                 self._submit(target, HeldGroup(name, jobs))
 
-    def _give_up_overdue(self, target: SlurmTarget) -> None:
+    def _give_up_overdue(self, target: ClusterTarget) -> None:
         """Record what the scheduler has refused for longer than the target allows, while nothing of the run ran."""
         now = time.monotonic()
         if any(flown.running_since is not None for flown in self._active_jobs.jobs.values()):
@@ -174,7 +175,7 @@ class SubmissionQueue:
         """Targets, those first that have most to do yet: drift of what they share then hits all alike."""
         return sorted(self._waiting, key=lambda name: -len(self._waiting[name]))
 
-    def _next_jobs(self, target: SlurmTarget) -> list[tuple[Job, ProgressRow]]:
+    def _next_jobs(self, target: ClusterTarget) -> list[tuple[Job, ProgressRow]]:
         """Write the jobs of the next launches of one shape, of one block, no more than may be in the queue.
 
         Shapes that the scheduler refuses now are passed over; others go on.
@@ -194,14 +195,14 @@ class SubmissionQueue:
         exclude = self._exclude(target, taken[0][0]) if taken else ()
         return [(write_job(launch, session.plan, session.run, session.cache, exclude), row) for launch, row in taken]
 
-    def _exclude(self, target: SlurmTarget, launch: Launch) -> tuple[str, ...]:
+    def _exclude(self, target: ClusterTarget, launch: Launch) -> tuple[str, ...]:
         blamed = self._retries.blamed(launch)
         slow = self._session.excluded.get(target.name, frozenset())
         if not blamed and not slow:
             return ()
         return nodes_to_leave_out(blamed, slow, self._nodes(target), launch.measurements[0].cell.nodes)
 
-    def _nodes(self, target: SlurmTarget) -> tuple[str, ...]:
+    def _nodes(self, target: ClusterTarget) -> tuple[str, ...]:
         """Nodes that the scheduler would use now; none where it cannot say."""
         now = time.monotonic()
         asked, nodes = self._usable.get(target.name, (-_USABLE_SECONDS, ()))
@@ -213,7 +214,7 @@ class SubmissionQueue:
             self._usable[target.name] = (now, nodes)
         return nodes
 
-    def _submit(self, target: SlurmTarget, held: HeldGroup) -> None:
+    def _submit(self, target: ClusterTarget, held: HeldGroup) -> None:
         """Hand a group over. One that the scheduler does not take now is kept; of a limited one half is tried."""
         session, names = self._session, [job.name for job, _ in held.jobs]
         for _, row in held.jobs:
@@ -267,15 +268,16 @@ def _node_seconds(flown: Flown, collected: Collected) -> float:
     return flown.node_seconds if elapsed is None else elapsed * flown.job.cell.nodes
 
 
-def room_for(target: SlurmTarget, active_jobs: ActiveJobs) -> int:
+def room_for(target: ClusterTarget, active_jobs: ActiveJobs) -> int:
     """How many jobs of one shape may be added to a target's queue now, as one array.
 
     With `max_running` an array runs at most so many of its jobs, but arrays know nothing of each other, nor of those
     on another target, which may be the same machines: beside others there is room only for what may run at once, and
-    for a long array only where nothing else is. Steps of an allocation are no array: each is bounded here.
+    for a long array only where nothing else is. Where there are no arrays, each job is bounded here.
     """
     room = target.max_queued - active_jobs.queued(target.name)
-    if target.max_running is None or (not active_jobs.jobs and target.allocation is None):
+    in_arrays = isinstance(target, SlurmTarget) and target.allocation is None
+    if target.max_running is None or (not active_jobs.jobs and in_arrays):
         return room
     return min(room, target.max_running - active_jobs.may_run())
 

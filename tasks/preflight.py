@@ -10,7 +10,7 @@ from functools import partial
 from configs.common.base import write_atomically
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.ledger import places, set_aside_damaged
@@ -55,7 +55,7 @@ def _predict_again(session: Session, found: Preflight) -> None:
         write_atomically(session.run.plan, session.plan.model_dump_json(indent=1))
 
 
-def wanted(session: Session) -> list[SlurmTarget]:
+def wanted(session: Session) -> list[ClusterTarget]:
     """Targets whose nodes are to be tested: as they say, else where a cell that is not measured yet has several."""
     ledger = set_aside_damaged(session.run)
     session.run_progress.notes += ledger.set_aside
@@ -67,13 +67,13 @@ def wanted(session: Session) -> list[SlurmTarget]:
     return [
         target
         for target in session.plan.targets
-        if isinstance(target, SlurmTarget)
+        if isinstance(target, ClusterTarget)
         and target.name in nodes
         and (nodes[target.name] > 1 if target.preflight is None else target.preflight)
     ]
 
 
-def _holds(found: TargetPreflight, target: SlurmTarget) -> bool:
+def _holds(found: TargetPreflight, target: ClusterTarget) -> bool:
     """Whether an earlier test still says what a new one would: it tested something, lately, and nothing was changed."""
     age = datetime.now(UTC) - datetime.fromisoformat(found.at)
     return bool(found.nodes) and age < REUSED and found.settings == settings_of(target)
@@ -87,5 +87,5 @@ def _end_earlier(run: RunPaths, name: str) -> None:
             adapter.cancel(folder)
 
 
-def _say(session: Session, target: SlurmTarget, waits: str = "") -> None:
+def _say(session: Session, target: ClusterTarget, waits: str = "") -> None:
     session.run_progress.stage = f"preflight checks of {target.name}" + (f": {waits}" if waits else "")

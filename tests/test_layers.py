@@ -35,6 +35,7 @@ OWNERS = {
     "tensorrt": {"engine"},
     "yaml": {"configs"},
     "submitit": {"slurm"},
+    "asyncssh": {"slurm"},
     "pandas": {"reports"},
     "pyarrow": {"reports"},
     "scipy": {"reports", "engine.planner"},
@@ -63,7 +64,7 @@ ORDER = {
         "rank",
         ("parallel", "kernels"),
     ),
-    "slurm": ("sbatch_bundle", "schedulers", "forking", "launch", "launcher", "staging"),
+    "slurm": ("sbatch_bundle", "schedulers", "forking", "launch", "launcher", "ssh", "staging"),
 }
 """Inside a package: what stands left may import what stands right; for those in one group no circle is enough."""
 MODULES = sorted(path for folder in MAY_IMPORT if "." not in folder for path in (ROOT / folder).rglob("*.py"))

@@ -9,7 +9,7 @@ study sets `nodes`. Slurm is not queried here: `slurm.schedulers.partitions` che
 from configs.common.execution import Layout
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft
-from configs.spec.target import SlurmTarget, Target
+from configs.spec.target import ClusterTarget, Target
 
 
 def placed(cell: Cell, target: Target, asked: int | None) -> Cell:
@@ -51,7 +51,7 @@ def grown_over_nodes(draft: Draft, times: int, target: Target) -> int:
 
     Returns the number of nodes. Raises ValueError for a target with a single node.
     """
-    if not isinstance(target, SlurmTarget):
+    if not isinstance(target, ClusterTarget):
         raise ValueError(f"grow: target {target.name} is this machine, a single node\n  use one of: dp, tp, pp")
     base = Layout.model_validate(draft["layout"])
     nodes: int = (draft.get("nodes") or target.nodes_for(base.ranks)) * times

@@ -1,12 +1,13 @@
 """Targets: machines and clusters on which cells run, and each rank's share of them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator, model_validator
 
 from configs.common.base import Frozen
 from configs.common.execution import Degree
 from configs.common.secrets import holds_secret, is_secret
+from configs.spec.ssh_host import SshHost
 
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
 _GRES = r"^gpu(:[A-Za-z][\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"
@@ -112,46 +113,19 @@ class NodeLink(Frozen):
     bytes_per_second: PositiveFloat = Field(description="one direction, of the whole node")
 
 
-class SlurmTarget(Resources):
-    """A partition of a cluster under Slurm. Jobs get whole numbers of nodes, with `ranks_per_node` ranks on each."""
+class ClusterTarget(Resources):
+    """Common fields of targets with nodes. Jobs get whole nodes, with `ranks_per_node` ranks on each."""
 
-    kind: Literal["slurm"] = "slurm"
-    name: str = "slurm"
     nodes: Degree = Field(1, description="maximum number of nodes of a job")
     ranks_per_node: Degree = Field(
         1, description="ranks per node; not set: one for each of its gpus_per_node, or one on CPUs"
     )
-    gpus_per_node: PositiveInt | None = Field(None, description="value of --gpus-per-node; none: ranks on CPUs")
-    gres: str | None = Field(
-        None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
+    gpus_per_node: PositiveInt | None = Field(
+        None, description="GPUs that a job gets of each node; none: ranks on CPUs"
     )
-    allocation: Literal["current"] | None = Field(
-        None, description="current: run as steps of the allocation that this runs in; none: submit jobs with sbatch"
-    )
-    cluster: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9][\w.-]{0,39}$",
-        description="value of --clusters: another cluster of the same slurmdbd; none: the one that SLURM_CONF names",
-    )
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    memory_per_node: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="value of --mem: 16G")
-    exclusive: bool = Field(False, description="no other jobs on the nodes")
     time_limit_minutes: PositiveInt | None = Field(None, description="maximum time limit of a job; none: unlimited")
-    extra: dict[str, str | int | bool] = Field({}, description="additional options of sbatch: {licenses: gpfs}")
-    srun_args: list[str] = Field([], description="additional options of srun, after Rankwise's own: [--mpi=pmix]")
-    job_name: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9][\w.-]{0,39}$", description="beginning of the jobs' names; none: rw"
-    )
-    comment: str | None = Field(
-        None, min_length=1, max_length=200, pattern=r"^[^\n]*$", description="none: path of the run folder"
-    )
     modules: list[str] = Field([], description="environment modules to load on the nodes")
     setup: list[str] = Field([], description="shell lines run on every node before the ranks")
-    container: Container | None = None
     python: str | None = Field(
         None, description="interpreter with Rankwise on the nodes; none: the path of the current one"
     )
@@ -177,7 +151,82 @@ class SlurmTarget(Resources):
     preflight: bool | None = Field(
         None, description="run preflight checks before measuring; none: only for multi-node jobs"
     )
-    poll_seconds: PositiveFloat = Field(5.0, description="polling interval of squeue and sacct")
+    poll_seconds: PositiveFloat = Field(5.0, description="seconds between two looks at the jobs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_rank_for_each_gpu(cls, data: Any) -> Any:
+        gpus = data.get("gpus_per_node") if isinstance(data, dict) else None
+        if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
+            return data | {"ranks_per_node": gpus}
+        return data
+
+    @model_validator(mode="after")
+    def _nodes_hold_their_ranks(self) -> Self:
+        if self.gpus_per_node is not None and self.device == "cpu":
+            raise ValueError(f"device: got cpu, but gpus_per_node is {self.gpus_per_node}. Leave one of them out")
+        if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
+            raise ValueError(
+                f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
+                f"Use at most {self.gpus_per_node}"
+            )
+        if self.shared is not None and not self.shared.startswith("/"):
+            raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
+        return self
+
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        raise NotImplementedError
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The type of GPU that a node has, where the target names it: `a100`."""
+        return None
+
+    @property
+    def rank_limit(self) -> int:
+        """Maximum number of ranks of a job."""
+        held = self.nodes * self.ranks_per_node
+        return min(held, self.max_ranks or held)
+
+    def nodes_for(self, ranks: int) -> int:
+        """Return the fewest nodes that hold the ranks in equal numbers: 3 ranks on nodes of 2 need 3 nodes."""
+        return ranks // next(held for held in range(min(self.ranks_per_node, ranks), 0, -1) if ranks % held == 0)
+
+
+class SlurmTarget(ClusterTarget):
+    """A partition of a cluster under Slurm."""
+
+    kind: Literal["slurm"] = "slurm"
+    name: str = "slurm"
+    gres: str | None = Field(
+        None, pattern=_GRES, description="value of --gres, in place of --gpus-per-node: gpu:a100:4"
+    )
+    allocation: Literal["current"] | None = Field(
+        None, description="current: run as steps of the allocation that this runs in; none: submit jobs with sbatch"
+    )
+    cluster: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][\w.-]{0,39}$",
+        description="value of --clusters: another cluster of the same slurmdbd; none: the one that SLURM_CONF names",
+    )
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    memory_per_node: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="value of --mem: 16G")
+    exclusive: bool = Field(False, description="no other jobs on the nodes")
+    extra: dict[str, str | int | bool] = Field({}, description="additional options of sbatch: {licenses: gpfs}")
+    srun_args: list[str] = Field([], description="additional options of srun, after Rankwise's own: [--mpi=pmix]")
+    job_name: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9][\w.-]{0,39}$", description="beginning of the jobs' names; none: rw"
+    )
+    comment: str | None = Field(
+        None, min_length=1, max_length=200, pattern=r"^[^\n]*$", description="none: path of the run folder"
+    )
+    container: Container | None = None
 
     @field_validator("extra")
     @classmethod
@@ -200,14 +249,6 @@ class SlurmTarget(Resources):
                 raise ValueError(f"got {option!r}, expected an option such as --mpi=pmix, and none of {_SRUN_OURS}")
         return options
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_rank_for_each_gpu(cls, data: Any) -> Any:
-        gpus = data.get("gpus_per_node") if isinstance(data, dict) else None
-        if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
-            return data | {"ranks_per_node": gpus}
-        return data
-
     @model_validator(mode="after")
     def _consistent(self) -> "SlurmTarget":
         given = [name for name in _OF_ALLOCATIONS if getattr(self, name)]
@@ -221,15 +262,6 @@ class SlurmTarget(Resources):
                 f"gres: got {self.gres}, and gpus_per_node {self.gpus_per_node}. Both name the GPUs of a node: make "
                 "them equal"
             )
-        if self.gpus_per_node is not None and self.device == "cpu":
-            raise ValueError(f"device: got cpu, but gpus_per_node is {self.gpus_per_node}. Leave one of them out")
-        if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
-            raise ValueError(
-                f"ranks_per_node: got {self.ranks_per_node}, more than gpus_per_node ({self.gpus_per_node}). "
-                f"Use at most {self.gpus_per_node}"
-            )
-        if self.shared is not None and not self.shared.startswith("/"):
-            raise ValueError(f"shared: got {self.shared}, expected an absolute path that is the same on all nodes")
         return self
 
     @property
@@ -243,15 +275,58 @@ class SlurmTarget(Resources):
         """Which of `slurm.schedulers` starts its jobs."""
         return "slurm" if self.allocation is None else "steps"
 
-    @property
-    def rank_limit(self) -> int:
-        """Maximum number of ranks of a job."""
-        held = self.nodes * self.ranks_per_node
-        return min(held, self.max_ranks or held)
 
-    def nodes_for(self, ranks: int) -> int:
-        """Return the fewest nodes that hold the ranks in equal numbers: 3 ranks on nodes of 2 need 3 nodes."""
-        return ranks // next(held for held in range(min(self.ranks_per_node, ranks), 0, -1) if ranks % held == 0)
+class SshTarget(ClusterTarget):
+    """Hosts that are reached by SSH. Each runs one job at a time, whoever's."""
+
+    kind: Literal["ssh"] = "ssh"
+    name: str = "ssh"
+    hosts: list[SshHost] = Field(min_length=1, max_length=1024, description="names, or mappings with the fields below")
+    user: str | None = Field(None, pattern=r"^[^\s:@-][^\s:@]*$", description="on hosts that name none of their own")
+    port: int | None = Field(None, ge=1, le=65_535, description="of hosts that name none of their own")
+    key: str | None = Field(None, description="private key for hosts that name none of their own")
+    jump: str | None = Field(
+        None, pattern=r"^[^\s,-][^\s]*$", description="jump host, `user@host:port`; none: ProxyJump of ~/.ssh/config"
+    )
+    known_hosts: str | None = Field(None, description="file of known host keys; none: ~/.ssh/known_hosts")
+    nodes: int = Field(0, ge=0, le=65_536, description="maximum number of hosts of a job; not set: all of them")
+    python: str | None = Field(
+        None,
+        description="interpreter or virtual environment on the hosts that has the libraries; none: they are installed",
+    )
+    shared: str | None = Field(
+        None, description="folder that all hosts and this machine see; none: everything is carried to each host"
+    )
+    folder: str = Field(
+        ".rankwise",
+        pattern=r"^[A-Za-z0-9_./+-]+$",
+        description="on each host, for jobs, models and code; from its home folder",
+    )
+    lost_after_seconds: PositiveFloat = Field(
+        300.0, description="a host that cannot be reached for so long is lost, and its jobs with it"
+    )
+    poll_seconds: PositiveFloat = Field(2.0, description="seconds between two looks at the jobs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_hosts(cls, data: Any) -> Any:
+        hosts = data.get("hosts") if isinstance(data, dict) else None
+        return {"nodes": len(hosts)} | data if isinstance(hosts, list | tuple) else data
+
+    @model_validator(mode="after")
+    def _known_apart(self) -> "SshTarget":
+        names = [host.name for host in self.hosts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"hosts: {', '.join(twice)} named twice. Give each host a name of its own")
+        if not 1 <= self.nodes <= len(names):
+            raise ValueError(f"nodes: got {self.nodes}, but the target has {len(names)} hosts")
+        return self
+
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        return "ssh"
 
 
 def kind_of_target(data: Any) -> str:
@@ -261,5 +336,6 @@ def kind_of_target(data: Any) -> str:
 
 
 Target = Annotated[
-    Annotated[LocalTarget, Tag("local")] | Annotated[SlurmTarget, Tag("slurm")], Discriminator(kind_of_target)
+    Annotated[LocalTarget, Tag("local")] | Annotated[SlurmTarget, Tag("slurm")] | Annotated[SshTarget, Tag("ssh")],
+    Discriminator(kind_of_target),
 ]

@@ -95,7 +95,7 @@ def alone_device() -> "torch.device":
 def choose_job_device(job: "Job", place: RankPlace) -> "tuple[torch.device, str | None]":
     """Return a rank's device and backend for a job. On a cluster GPUs are expected if the target asks for them."""
     target = job.target
-    expected = target.gpus_per_node is not None if target.kind == "slurm" else None
+    expected = target.gpus_per_node is not None if target.kind != "local" else None
     return choose_device(place, target.device, expected, job.cell.dtype)
 
 

@@ -20,7 +20,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.plans.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
-from configs.spec.target import SlurmTarget, Target
+from configs.spec.target import ClusterTarget, SlurmTarget, SshTarget, Target
 from flows.cli.errors import WrongArgument
 from flows.server.local import Lease, LocalServerError
 
@@ -256,9 +256,12 @@ def _place_of(target: Target) -> str:
     from engine.planner.local import local_devices
     from tasks.checks.machine import this_machine
 
-    if isinstance(target, SlurmTarget):
+    if isinstance(target, ClusterTarget):
         most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
         ranks = f"{target.ranks_per_node} rank{'s' if target.ranks_per_node > 1 else ''} per node"
+        if isinstance(target, SshTarget):
+            return f"SSH, hosts {', '.join(host.name for host in target.hosts)}, {most}, {ranks}"
+        assert isinstance(target, SlurmTarget)
         where = f"partition {target.partition}" if target.partition else "default partition"
         return f"Slurm, {where if target.allocation is None else 'the current allocation'}, {most}, {ranks}"
     here, devices = this_machine(), described(local_devices(target))

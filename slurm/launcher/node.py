@@ -1,4 +1,4 @@
-"""Where this process stands among the nodes of a Slurm job, and by which way it reaches the others.
+"""Where this process stands among the nodes of a job, and by which way it reaches the others.
 
     node = node_of(os.environ)      # from the variables that srun sets (man srun, OUTPUT ENVIRONMENT VARIABLES)
     host_names("node[01-03,7],gpu1")
@@ -15,9 +15,12 @@ from dataclasses import dataclass
 
 import psutil
 
-from configs.common.reading import brief
+from configs.common.reading import brief, parse_json
 from configs.plans.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
+
+GIVEN = "RANKWISE_NODE"
+"""Variable that names the nodes of a job which no scheduler started: a JSON object."""
 
 _NAME = re.compile(r"[^,\[\]]+")
 _HOST_LIST = re.compile(r"[^\[\]]*(\[[0-9,-]*\][^\[\]]*)*")
@@ -26,12 +29,17 @@ _MAX_NAMES = 65_536
 
 @dataclass(frozen=True)
 class JobNode:
-    """One node of a job (of a step, where a job has several). `names` are Slurm's, by rank; the first is the head."""
+    """One node of a job (of a step, where a job has several). `names` are the scheduler's, by rank; the first is the
+    head.
+
+    addresses: by which the others reach each node, where its name does not say.
+    """
 
     rank: int
     names: tuple[str, ...]
     job_id: str
     step_id: str = "batch"
+    addresses: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -40,6 +48,11 @@ class JobNode:
     @property
     def head(self) -> str:
         return self.names[0]
+
+    @property
+    def head_address(self) -> str:
+        """Name or address of the head, by which the others reach it."""
+        return self.addresses[0] if self.addresses else self.head
 
     @property
     def count(self) -> int:
@@ -53,6 +66,20 @@ def under_slurm(environment: Mapping[str, str]) -> bool:
     return told and any(
         environment.get(f"SLURM_{of}_NUM_NODES") and environment.get(f"SLURM_{of}_NODELIST") for of in ("STEP", "JOB")
     )
+
+
+def given_node(environment: Mapping[str, str]) -> JobNode | None:
+    """This node, where whoever started the launcher says so by the variable GIVEN; None where it is not set.
+
+    Raises ValueError.
+    """
+    if GIVEN not in environment:
+        return None
+    told = parse_json(environment[GIVEN].encode(), GIVEN)
+    node = JobNode(int(told["rank"]), tuple(told["names"]), str(told["job_id"]), addresses=tuple(told["addresses"]))
+    if not 0 <= node.rank < node.count or len(node.addresses) != node.count:
+        raise ValueError(f"{GIVEN}: got {brief(environment[GIVEN])}, expected a rank, and an address for each name")
+    return node
 
 
 def restarts(environment: Mapping[str, str]) -> int:

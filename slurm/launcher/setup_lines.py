@@ -8,10 +8,10 @@ They run on every node, outside the container, in the shell that then executes t
 import shlex
 from collections.abc import Sequence
 
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 
 
-def setup_lines(target: SlurmTarget) -> list[str]:
+def setup_lines(target: ClusterTarget) -> list[str]:
     """Lines of bash; none where the target asks for nothing."""
     lines = [f"module load {shlex.quote(module)}" for module in target.modules]
     if lines:  # a function of login shells; what sbatch was called from need not have been one
@@ -19,7 +19,7 @@ def setup_lines(target: SlurmTarget) -> list[str]:
     return [*lines, *target.setup]
 
 
-def prepared(command: Sequence[str], target: SlurmTarget) -> list[str]:
+def prepared(command: Sequence[str], target: ClusterTarget) -> list[str]:
     """The command after the target's lines; the first line that fails ends the job on that node."""
     lines = setup_lines(target)
     if not lines:

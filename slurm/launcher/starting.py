@@ -19,7 +19,7 @@ from configs.common.proc import end_with_parent
 from configs.common.secrets import holds_secret
 from configs.plans.job import Job
 from configs.plans.record import Status
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node_registration import Rendezvous
 
@@ -65,7 +65,7 @@ def start_argv(
     job: Job, job_json: Path, node_rank: int, meeting: Rendezvous, folder: Path, devices: str | None
 ) -> list[str]:
     """The command of the launcher that the target names. Raises NotStartedError."""
-    if isinstance(job.target, SlurmTarget) and job.target.launcher == "deepspeed":
+    if isinstance(job.target, ClusterTarget) and job.target.launcher == "deepspeed":
         return deepspeed_argv(job, job_json, node_rank, meeting, folder, devices)
     return torchrun_argv(job, job_json, node_rank, meeting, folder)
 

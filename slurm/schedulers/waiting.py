@@ -14,7 +14,7 @@ from configs.common.reading import read_model
 from configs.plans.job import JobEnd, QueueState
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 
 _pending: dict[Path, float] = {}  # job folder -> since when it waits and nothing of this process runs
 
@@ -35,7 +35,7 @@ def read_waiting(paths: JobPaths) -> QueueState | None:
         return None
 
 
-def overdue(folder: Path, target: SlurmTarget, reason: str, others_run: bool) -> JobEnd | None:
+def overdue(folder: Path, target: ClusterTarget, reason: str, others_run: bool) -> JobEnd | None:
     """The end of a job that waits for longer than its target allows, while nothing of this run runs; None before."""
     if others_run:
         _pending.pop(folder, None)
@@ -43,5 +43,5 @@ def overdue(folder: Path, target: SlurmTarget, reason: str, others_run: bool) ->
     if target.max_queue_minutes is None or waited <= 60 * target.max_queue_minutes:
         return None
     limit = f"target.max_queue_minutes {target.max_queue_minutes:g} of {target.name}"
-    message = f"{limit}: Slurm did not start the job in time: {reason or 'no reason given'}"
+    message = f"{limit}: the job was not started in time: {reason or 'no reason given'}"
     return JobEnd(status=Status.CANCELLED, return_code=None, message=message, finished_at=utc_now())

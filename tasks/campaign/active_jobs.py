@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from configs.plans.job import Job
 from configs.plans.packing import Launch
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.leftovers import mark_collected
 from tasks.campaign.progress import ProgressRow
@@ -90,4 +90,4 @@ class ActiveJobs:
 
 def _max_running(flown: Flown) -> int | None:
     target = flown.job.target
-    return target.max_running if isinstance(target, SlurmTarget) else None
+    return target.max_running if isinstance(target, ClusterTarget) else None

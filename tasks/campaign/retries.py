@@ -19,7 +19,7 @@ from configs.common.failure_kinds import OTHER_NODE, PEER_LOST
 from configs.plans.job import JobEnd, Measurement
 from configs.plans.packing import Launch
 from configs.plans.record import Record, Status
-from configs.spec.target import SlurmTarget, Target
+from configs.spec.target import ClusterTarget, Target
 from slurm.schedulers.refusals import REFUSED
 from tasks.campaign.records import Collected
 
@@ -80,12 +80,12 @@ class Retries:
         self, collected: Collected, end: JobEnd, measuring_pass: str, target: Target
     ) -> RetryDecision:
         measurements, why = collected.unreached, collected.start_failure or ""
-        cluster = isinstance(target, SlurmTarget)
+        cluster = isinstance(target, ClusterTarget)
         if cluster and (end.status in _FINAL or end.kind == REFUSED):
             return RetryDecision(given_up=tuple(measurements), status=end.status, message=why)
         self._tries.update(_place(measurement, measuring_pass) for measurement in measurements)
         tries = {measurement.name: self._tries[_place(measurement, measuring_pass)] for measurement in measurements}
-        most = target.retries if isinstance(target, SlurmTarget) else LOCAL_RETRIES
+        most = target.retries if isinstance(target, ClusterTarget) else LOCAL_RETRIES
         return RetryDecision(
             again=tuple(next_attempt(each) for each in measurements if tries[each.name] <= most),
             given_up=tuple(measurement for measurement in measurements if tries[measurement.name] > most),
@@ -104,11 +104,11 @@ class Retries:
             measurement = next_attempt(made)
             place = _place(measurement, measuring_pass)
             # A record is lost too where a rank's own file was damaged: that is no fault of the cluster.
-            cluster = isinstance(target, SlurmTarget)
+            cluster = isinstance(target, ClusterTarget)
             fault = cluster and record.status in _FAULTS_OF_THE_CLUSTER and record.status is end.status
             if not fault and measuring_pass == "timed" and measurement.keeps_checkpoints:
                 fault = _lost_a_rank(record, end)
-            if fault and self._tries[place] < (target.retries if isinstance(target, SlurmTarget) else LOCAL_RESUMES):
+            if fault and self._tries[place] < (target.retries if isinstance(target, ClusterTarget) else LOCAL_RESUMES):
                 self._tries[place] += 1
                 again.append(measurement)
         return again

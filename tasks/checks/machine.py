@@ -26,7 +26,7 @@ from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError
-from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.spec.target import ClusterTarget, LocalTarget, SlurmTarget, SshTarget, Target
 from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
@@ -34,6 +34,9 @@ from slurm.launcher.profilers import why_not
 from slurm.schedulers.allocation import allocation_lacks, current_allocation
 from slurm.schedulers.partitions import ClusterError, Clusters, Need, identity, lacks
 from slurm.schedulers.trial import trial
+from slurm.ssh.host_checks import HostNeed, lacking
+from slurm.ssh.host_checks import identity as identity_of_hosts
+from slurm.ssh.loop import wait_for
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -64,6 +67,9 @@ def check_clusters(plan: Plan) -> None:
     problems: list[str] = []
     clusters = Clusters()
     for place, target in enumerate(plan.targets):
+        if isinstance(target, SshTarget):
+            found = wait_for(lacking(target, _host_need(plan, target))) + _shared_problems(target)
+            problems += [f"targets[{place}].{problem}" for problem in found]
         if not isinstance(target, SlurmTarget):
             continue
         needs = _needs(plan, target)
@@ -81,7 +87,7 @@ def check_clusters(plan: Plan) -> None:
         raise StudyError(problems)
 
 
-def _needs(plan: Plan, target: SlurmTarget) -> list[Need]:
+def _needs(plan: Plan, target: ClusterTarget) -> list[Need]:
     """What each cell needs of the nodes of a cluster."""
     sizes, found = _sizes(plan), []
     for cell in plan.cells.values():
@@ -90,6 +96,19 @@ def _needs(plan: Plan, target: SlurmTarget) -> list[Need]:
             cores = cell.layout.ranks // cell.nodes * cell.cores_per_rank
             found.append(Need(cell.nodes, cores, -(-weights // cell.nodes) >> 20))
     return found
+
+
+def _host_need(plan: Plan, target: SshTarget) -> HostNeed:
+    """The most that a cell needs of each of its hosts, and room for the models of all."""
+    needs = _needs(plan, target) or [Need(1, 1)]
+    models = {cell.model for cell in plan.cells.values() if cell.target == target.name}
+    manifests = [Path(model.manifest) for model in plan.models if model.manifest and model.identity in models]
+    files = [file for path in manifests for file in read_model(path, ModelManifest, PLAN_BYTES).files.values()]
+    return HostNeed(
+        cores=max(need.cores for need in needs),
+        memory_bytes=max(need.memory_mb for need in needs) << 20,
+        model_bytes=sum(file.size_bytes for file in files),
+    )
 
 
 def _refused_by_sbatch(target: SlurmTarget, needs: Sequence[Need]) -> list[str]:
@@ -101,7 +120,7 @@ def _refused_by_sbatch(target: SlurmTarget, needs: Sequence[Need]) -> list[str]:
     return [] if refused is None else [refused.removeprefix("target.")]
 
 
-def _shared_problems(target: SlurmTarget) -> list[str]:
+def _shared_problems(target: ClusterTarget) -> list[str]:
     """That the folder which all nodes see can be written here, where jobs are made."""
     if target.shared is None:
         return []
@@ -210,7 +229,7 @@ def _memory_problems(plan: Plan) -> list[str]:
 
 def _cluster_memory_problems(plan: Plan) -> list[str]:
     """The same of clusters whose GPUs are known: by the instance that `machine` names, or the type in `gres`."""
-    devices = {target.name: _cluster_device(target) for target in plan.targets if isinstance(target, SlurmTarget)}
+    devices = {target.name: _cluster_device(target) for target in plan.targets if isinstance(target, ClusterTarget)}
     sizes = _sizes(plan)
     problems = []
     for cell in plan.cells.values():
@@ -223,7 +242,7 @@ def _cluster_memory_problems(plan: Plan) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def _cluster_device(target: SlurmTarget) -> Accelerator | None:
+def _cluster_device(target: ClusterTarget) -> Accelerator | None:
     """The GPU that a rank of a cluster has; None where it has none, or the catalog does not know it."""
     if target.gpus_per_node is None:
         return None
@@ -300,6 +319,8 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
     for target in targets:
         if isinstance(target, SlurmTarget):
             facts[f"target {target.name}"] = identity(target, clusters.of(target))
+        elif isinstance(target, SshTarget):
+            facts[f"target {target.name}"] = wait_for(identity_of_hosts(target))
         else:
             facts |= this_machine() | {f"gpus of target {target.name}": described(local_devices(target)) or None}
     return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}

@@ -24,11 +24,11 @@ from configs.plans.preflight import NodeFigures, PairFigures, TargetPreflight, r
 from configs.plans.record import Figure, Record, Status
 from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 from configs.workloads.preflight import PreflightWorkload
 from reports.preflight import judge_nodes
-from slurm.schedulers.partitions import usable_nodes
 from slurm.schedulers.refusals import Refused, Unavailable
+from slurm.schedulers.usable import usable_nodes
 from tasks.campaign.jobs import run_job, write_job
 from tasks.campaign.leftovers import mark_collected
 from tasks.campaign.records import Collected
@@ -76,18 +76,18 @@ class _Seen:
         return slow | self.broken.keys() | self.suspects.keys()
 
 
-def settings_of(target: SlurmTarget) -> str:
+def settings_of(target: ClusterTarget) -> str:
     """Changes when a target's trial would."""
     return content_hash(target.model_dump(mode="json", exclude={"price_usd_per_hour", "machine"}), digits=8)
 
 
-def check_nodes(target: SlurmTarget, plan: Plan, run: RunPaths, cache: Path, told: Observer) -> TargetPreflight:
+def check_nodes(target: ClusterTarget, plan: Plan, run: RunPaths, cache: Path, told: Observer) -> TargetPreflight:
     """Test the target's nodes by jobs in the folder `run`."""
     return checked(target, lambda: usable_nodes(target), partial(_check, target, plan, run, cache, told))
 
 
 def checked(
-    target: SlurmTarget, usable: Callable[[], Sequence[str]], test: Callable[[int, Sequence[str]], NodeCheck]
+    target: ClusterTarget, usable: Callable[[], Sequence[str]], test: Callable[[int, Sequence[str]], NodeCheck]
 ) -> TargetPreflight:
     """Test until enough nodes were found sound, or no more can be learnt.
 
@@ -130,7 +130,7 @@ def _learn(seen: _Seen, check: NodeCheck) -> bool:
     return bool(check.broken or check.suspects)
 
 
-def _found(target: SlurmTarget, seen: _Seen) -> TargetPreflight:
+def _found(target: ClusterTarget, seen: _Seen) -> TargetPreflight:
     nodes, pairs = seen.judged()
     for name, failure in seen.suspects.items():
         seen.notes.append(f"node {name} failed, and no check without it was possible: {failure}")
@@ -148,7 +148,7 @@ def _found(target: SlurmTarget, seen: _Seen) -> TargetPreflight:
 
 
 def _check(
-    target: SlurmTarget, plan: Plan, run: RunPaths, cache: Path, told: Observer, nodes: int, without: Sequence[str]
+    target: ClusterTarget, plan: Plan, run: RunPaths, cache: Path, told: Observer, nodes: int, without: Sequence[str]
 ) -> NodeCheck:
     """One job on so many nodes, seen to its end."""
     cell = Cell(

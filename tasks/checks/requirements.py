@@ -14,7 +14,7 @@ from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError
-from configs.spec.target import LocalTarget, SlurmTarget
+from configs.spec.target import ClusterTarget, LocalTarget
 from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
 from engine.planner.families import read_architecture
@@ -48,7 +48,7 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
             if not priced:
                 yield f"targets[{place}].machine: {error}"
             continue
-        asked = target.gpus_per_node if isinstance(target, SlurmTarget) else None
+        asked = target.gpus_per_node if isinstance(target, ClusterTarget) else None
         if asked is not None and (machine.accelerator.kind == "cpu" or asked > machine.accelerators):
             held = 0 if machine.accelerator.kind == "cpu" else machine.accelerators
             yield f"targets[{place}].gpus_per_node: got {asked}, but {target.instance} has {held}. Correct one of them"

@@ -24,7 +24,7 @@ from configs.plans.prediction import Prediction
 from configs.plans.preflight import Preflight
 from configs.spec.cell import Cell
 from configs.spec.prompts import numbered_prompts
-from configs.spec.target import SlurmTarget
+from configs.spec.target import ClusterTarget
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model
 from engine.planner.cells import CHARACTERS_PER_TOKEN, Learner, predict_cell
@@ -128,7 +128,7 @@ class Predictor:
             machine = self.machine(cell)
             if architecture is None:  # noop: nothing to learn, nothing to read
                 return predict_cell(cell, None, machine)
-            learner = None if isinstance(self._targets.get(cell.target), SlurmTarget) else self.learner
+            learner = None if isinstance(self._targets.get(cell.target), ClusterTarget) else self.learner
             return predict_cell(cell, architecture, machine, learner, self.prompt_lengths(cell))
         except (ValueError, OSError) as error:
             return Prediction(reason=str(error))
@@ -161,7 +161,7 @@ class Predictor:
     def _machine_of_target(self, cell: Cell) -> Machine:
         """Raises ValueError for a cluster whose nodes are not known."""
         target = self._targets.get(cell.target)
-        if not isinstance(target, SlurmTarget):
+        if not isinstance(target, ClusterTarget):
             return local_node(target, cell, self.local)
         if target.on_this_machine and target.machine is None:
             return lab_node(target, cell, self.local, self._tested.get(target.name))
@@ -213,7 +213,7 @@ def experiences_of(study: StudyResult, on_such: Callable[[dict[str, object]], bo
     }
     devices = {digest: str((study.environments[digest] or {}).get("device", "cpu")) for digest in alike}
     configs = {model.identity: _config(model) for model in study.plan.models}
-    clusters = {target.name for target in study.plan.targets if isinstance(target, SlurmTarget)}
+    clusters = {target.name for target in study.plan.targets if isinstance(target, ClusterTarget)}
     found, used = [], {}
     for result in study.cells.values():
         if result.cell.target in clusters:

@@ -13,7 +13,7 @@ from configs.hardware.catalog import HardwareCatalog
 from configs.hardware.hardware import Link, Machine
 from configs.plans.preflight import TargetPreflight
 from configs.spec.cell import Cell
-from configs.spec.target import LocalTarget, Resources, SlurmTarget
+from configs.spec.target import ClusterTarget, LocalTarget, Resources
 from engine.planner.local import LocalMachine, local_devices, machine_of_devices, transport_of
 
 
@@ -34,7 +34,7 @@ def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
                 f"{machine.name} only"
             )
         return machine
-    if isinstance(target, SlurmTarget):
+    if isinstance(target, ClusterTarget):
         raise ValueError(
             f"target {target.name}: no predictions, because its nodes are unknown. Set `machine` to an instance of the "
             "catalog, such as `aws/p4d.24xlarge`, or set `on_this_machine: true` for a lab"
@@ -50,7 +50,7 @@ def on_unknown_cpus(target: Resources, machine: Machine) -> bool:
 def for_cell(machine: Machine, cell: Cell, target: Resources, known: HardwareCatalog) -> Machine:
     """A node as a cell has it: a rank's own cores of a CPU, and on a cluster the network shared by a node's ranks."""
     node = _by_cores(machine, cell.cores_per_rank, known)
-    if not isinstance(target, SlurmTarget):
+    if not isinstance(target, ClusterTarget):
         return node
     nodes = max(cell.nodes, target.nodes_for(cell.layout.ranks))
     ranks = cell.layout.ranks // nodes
@@ -71,7 +71,7 @@ def local_node(target: Resources | None, cell: Cell, here: LocalMachine) -> Mach
     return machine_of_devices(devices, cell.layout.ranks, here.estimate.host_memory_bytes)
 
 
-def lab_node(target: SlurmTarget, cell: Cell, here: LocalMachine, found: TargetPreflight | None) -> Machine:
+def lab_node(target: ClusterTarget, cell: Cell, here: LocalMachine, found: TargetPreflight | None) -> Machine:
     """A node of a lab on this machine: its cores while all ranks compute, and the link to other nodes.
 
     The link is the target's, else the median of what a preflight found. Raises ValueError where neither says anything.
@@ -93,7 +93,7 @@ def lab_node(target: SlurmTarget, cell: Cell, here: LocalMachine, found: TargetP
     )
 
 
-def _link(target: SlurmTarget, found: TargetPreflight | None) -> Link | None:
+def _link(target: ClusterTarget, found: TargetPreflight | None) -> Link | None:
     if target.link is not None:
         return Link(name=f"link of target {target.name}", **target.link.model_dump())
     if found is None or not found.pairs:
