@@ -191,6 +191,8 @@ READERS_OF_THEIR_OWN = {
     "slurm/launcher/processes.py": "/sys",
     "slurm/launcher/profilers.py": "/proc",
     "slurm/sbatch_bundle/scripts.py": "our own templates",
+    "slurm/ssh/node_files.py": "on a host, with the standard library alone",
+    "slurm/ssh/node_program.py": "on a host, with the standard library alone: regular files",
     "slurm/staging/wheel.py": "our own code",
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
     "flows/cli/doctor/optional.py": "/proc and /sys",

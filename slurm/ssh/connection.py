@@ -14,8 +14,9 @@ import itertools
 import json
 import shlex
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +87,7 @@ class Address:
     jump: str | None
     known_hosts: str | None
     folder: str
-    python: str = field(compare=False)
+    python: str
 
 
 def host_of(target: SshTarget, host: SshHost) -> "Host":
@@ -207,8 +208,11 @@ async def connect(address: Address) -> "_Line":
     if _gate is None:
         _gate = asyncio.Semaphore(_AT_ONCE)
     async with _gate:
+        connection = jump = None
         try:
-            connection = await asyncssh.connect(address.host, **_options(address))
+            if address.jump is not None:
+                jump = await asyncssh.connect(**_jump_options(address))
+            connection = await asyncssh.connect(address.host, **_options(address), **({"tunnel": jump} if jump else {}))
         except asyncssh.HostKeyNotVerifiable as error:
             raise HostRefused(f"{address.name}: {_key_refused(address, error)}") from error
         except asyncssh.PermissionDenied as error:
@@ -216,24 +220,32 @@ async def connect(address: Address) -> "_Line":
             raise HostRefused(
                 f"{address.name}: no key is accepted{who}: {_one_line(error)}. Name one by `key`, or load one"
             ) from error
+        except HostRefused:
+            raise
         except (asyncssh.KeyImportError, asyncssh.ConfigParseError, ValueError) as error:
             raise HostRefused(f"{address.name}: {_one_line(error)}") from error
+        finally:
+            if jump is not None and connection is None:
+                jump.abort()
         try:
-            return await asyncio.wait_for(_begin(address, connection), CONNECT_SECONDS)
+            return await asyncio.wait_for(_begin(address, connection, jump), CONNECT_SECONDS)
         except BaseException:
-            connection.abort()
+            for each in filter(None, (connection, jump)):
+                each.abort()
             raise
 
 
 def _options(address: Address) -> dict[str, Any]:
-    """Arguments for asyncssh; what is left out comes from ~/.ssh/config."""
+    """Arguments for asyncssh; what is left out comes from ~/.ssh/config. Raises HostRefused."""
     given: dict[str, Any] = {
         "port": address.port,
         "username": address.user,
         "client_keys": [str(Path(address.key).expanduser())] if address.key else None,
-        "tunnel": address.jump,
     }
     options = {name: value for name, value in given.items() if value is not None}
+    for field, path in (("key", address.key), ("known_hosts", address.known_hosts)):
+        if path is not None and not Path(path).expanduser().is_file():
+            raise HostRefused(f"{address.name}: {field}: no such file: {path}")
     if address.host_key is not None:
         options["known_hosts"] = ([asyncssh.import_public_key(address.host_key)], [], [])
     elif address.known_hosts is not None:
@@ -244,6 +256,14 @@ def _options(address: Address) -> dict[str, Any]:
         "keepalive_count_max": _BEATS,
         "preferred_auth": "gssapi-with-mic,publickey",  # nobody is there to type a password
     }
+
+
+def _jump_options(address: Address) -> dict[str, Any]:
+    """The same for the jump host: by the same key and file of known hosts, where the target names them."""
+    who, _, where = (address.jump or "").rpartition("@")
+    host, _, port = where.rpartition(":") if where.count(":") == 1 else (where, "", "")
+    options = _options(replace(address, port=int(port) if port else None, user=who or None, host_key=None))
+    return options | {"host": host}
 
 
 def _key_refused(address: Address, error: Exception) -> str:
@@ -261,7 +281,9 @@ def _one_line(error: Exception) -> str:
     return " ".join((str(error) or type(error).__name__).split())[:300]
 
 
-async def _begin(address: Address, connection: asyncssh.SSHClientConnection) -> "_Line":
+async def _begin(
+    address: Address, connection: asyncssh.SSHClientConnection, jump: asyncssh.SSHClientConnection | None
+) -> "_Line":
     """Start the program on a host that was connected to. Raises HostRefused."""
     command = f"exec {shlex.quote(address.python)} -u -c {shlex.quote(_BOOT)}"
     process = await connection.create_process(command, encoding=None)
@@ -282,14 +304,16 @@ async def _begin(address: Address, connection: asyncssh.SSHClientConnection) -> 
         )
     sources = [(name, read_text(_FOLDER / f"{name.rpartition('.')[2]}.py")) for name in _PARTS]
     process.stdin.write(json.dumps([("slurm", ""), ("slurm.ssh", ""), *sources]).encode() + b"\n")
-    return _Line(connection, process)
+    return _Line([each for each in (connection, jump) if each is not None], process)
 
 
 class _Line:
     """Requests to a host's program and its answers, over one connection."""
 
-    def __init__(self, connection: asyncssh.SSHClientConnection, process: "asyncssh.SSHClientProcess[bytes]") -> None:
-        self._connection, self._process = connection, process
+    def __init__(
+        self, connections: Sequence[asyncssh.SSHClientConnection], process: "asyncssh.SSHClientProcess[bytes]"
+    ) -> None:
+        self._connections, self._process = connections, process
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._writing = asyncio.Lock()
@@ -311,6 +335,8 @@ class _Line:
             return await answer
         finally:
             self._waiting.pop(number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # looked at, also where sending failed first
 
     async def _read(self) -> None:
         try:
@@ -324,7 +350,7 @@ class _Line:
             pass
         finally:
             self.closed = True
-            self._connection.abort()
+            self._abort()
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(ConnectionError("the connection is lost"))
@@ -333,4 +359,8 @@ class _Line:
         """End the connection; jobs go on."""
         self.closed = True
         self._reading.cancel()
-        self._connection.abort()
+        self._abort()
+
+    def _abort(self) -> None:
+        for connection in self._connections:
+            connection.abort()

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -185,7 +186,8 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
             with contextlib.suppress(OSError):
                 told = os.stat(path)
                 relative = os.path.relpath(path, folder)
-                if not name.startswith(".") and not name.endswith(".part") and relative not in _NOT_BROUGHT:
+                plain = stat.S_ISREG(told.st_mode) and not name.startswith(".")
+                if plain and not name.endswith(".part") and relative not in _NOT_BROUGHT:
                     yield relative, told.st_size, told.st_mtime_ns
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.common.base import content_hash, sha256_of_file
-from configs.common.reading import PLAN_BYTES, open_regular, read_model
+from configs.common.reading import PLAN_BYTES, open_regular, read_bytes, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostAway, HostError, host_of
@@ -148,7 +148,7 @@ async def _installed(member: Member, notice: Notice) -> str:
     if not await _lacking([member], folder.removeprefix(f"{member.rankwise}/")):
         return folder
     notice(f"libraries: installing on {member.host.name} (once, takes minutes)")
-    await send(member.host, constraints.read_bytes(), f"{folder}.constraints.txt")
+    await send(member.host, read_bytes(constraints), f"{folder}.constraints.txt")
     await member.host.ask(
         "install", limit_seconds=_INSTALL_LIMIT_SECONDS + 600, folder=folder, requirements=requirements,
         constraints=f"{folder}.constraints.txt", limit=_INSTALL_LIMIT_SECONDS,

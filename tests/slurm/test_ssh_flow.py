@@ -176,6 +176,38 @@ def test_a_host_that_crashes_is_named_and_the_measurement_tried_again(hosts: Ssh
     assert first.failure is not None and "gpu-b" in first.failure.message
 
 
+def test_two_runs_never_measure_beside_each_other(hosts: SshTestHosts, tmp_path: Path) -> None:
+    """Of two runs on the same hosts, one that names them the other way round: neither waits for ever, none overlaps."""
+    spans, running = [], []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        target = {"hosts": hosts.target()["hosts"][:: 1 if name == "one" else -1]}
+        study, run = measured(folder, hosts, workload=LONG | {"seconds": 4.0}, experiments=GANG, target=target)
+        running.append((start("run", study, cwd=folder), run))
+    for process, run in running:
+        said = ended(process)
+        assert process.returncode == 0, said
+        (record,) = records(run)
+        assert record.status == "completed" and record.attempt == 1
+        spans.append((record.started_at, record.finished_at))
+    (_, first_end), (second_start, _) = sorted(spans, key=str)
+    assert first_end is not None and second_start is not None and first_end <= second_start
+
+
+def test_a_shared_folder_is_used_and_nodes_are_tested_before(hosts: SshTestHosts, tmp_path: Path) -> None:
+    """Jobs and code lie in a folder that hosts and this machine see; the preflight's job goes the same way."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    study, run = measured(tmp_path, hosts, experiments=GANG, target={"shared": str(shared), "preflight": True})
+    done = rankwise("run", study, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [record.status for record in records(run)] == ["completed"]
+    (tested,) = json.loads((run / "preflight.json").read_text())["targets"]
+    assert {node["node"] for node in tested["nodes"]} == {"gpu-a", "gpu-b"} and len(tested["pairs"]) == 1
+    assert list((shared / "rankwise" / "envs").iterdir()) and not list(hosts["a"].disk.glob("runs/*/jobs/*"))
+
+
 def test_a_full_disk_is_told_before_and_while_measuring(hosts: SshTestHosts, tmp_path: Path) -> None:
     """Too small a disk is named before anything is measured; one that is filled later, by the host and the error."""
     hosts["b"].crash()

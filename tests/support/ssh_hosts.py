@@ -93,6 +93,8 @@ class SshTestHost:
         self._pid, self._outer = psutil.Process(process.pid).children()[0].pid, process
         _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid))
         _run("ip", "link", "set", self._link, "master", self._bridge, "up")
+        # Its own for good: neighbours remember it when the host boots again.
+        _run(*self.inside("ip", "link", "set", "eth0", "address", f"02:00:0a:d6:00:{1 + self.number:02x}"))
         _run(*self.inside("ip", "link", "set", "eth0", "up"))
         _run(*self.inside("ip", "addr", "add", f"{self.address}/24", "dev", "eth0"))
         self.start_sshd()
@@ -196,6 +198,10 @@ class SshTestHosts:
             "known_hosts": str(self.known_hosts), "folder": str(self.base / "node"), "python": sys.executable,
             "poll_seconds": 0.5, "preflight": False,
         } | changes  # fmt: skip
+
+    def sent_bytes(self) -> int:
+        """Bytes that this machine has sent to its hosts so far; what they send each other is not among them."""
+        return int(Path(f"/sys/class/net/{self._bridge}/statistics/tx_bytes").read_text())
 
     def restore(self) -> None:
         """Hosts as they were at first: up, with empty disks, known by their keys."""
