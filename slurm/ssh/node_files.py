@@ -32,7 +32,9 @@ def put(path: str, offset: int, last: bool, sha256: str | None = None, mode: int
     """Take the next bytes of a file; with the last ones it gets its name, if it is what it should be."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
+    # Two runs may bring the same small file; larger ones go into folders of their own.
+    whole = last and offset == 0
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}" if whole else target.name + ".part")
     with part.open("r+b" if offset else "wb") as file:
         file.seek(offset)
         file.truncate()
