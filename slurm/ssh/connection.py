@@ -254,6 +254,8 @@ def _options(address: Address) -> dict[str, Any]:
         "connect_timeout": CONNECT_SECONDS,
         "keepalive_interval": _BEAT_SECONDS,
         "keepalive_count_max": _BEATS,
+        "send_env": None,  # whatever ~/.ssh/config says: tokens of this machine stay here
+        "agent_forwarding": False,
         "preferred_auth": "gssapi-with-mic,publickey",  # nobody is there to type a password
     }
 

@@ -75,6 +75,23 @@ def test_config_agent_of_keys_known_hosts_and_jump_hosts_of_the_user_are_honoure
     assert facts(far)["hostname"] == "gpu-b"
 
 
+def test_no_variable_of_this_machine_reaches_a_host(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that ~/.ssh/config sends, and that the server accepts."""
+    canary = os.urandom(8).hex()
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    (tmp_path / ".ssh" / "config").write_text("Host *\n  SendEnv HF_TOKEN\n  ForwardAgent yes\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", canary)
+    for host in hosts_of(lab(hosts)):
+        facts(host)
+    agents = [process for process in hosts["a"].processes() if "python" in process.name()]
+    assert agents
+    for process in agents:
+        assert canary not in str(process.environ()) and "SSH_AUTH_SOCK" not in process.environ()
+
+
 def test_a_jump_host_of_the_target_is_gone_through(hosts: SshTestHosts) -> None:
     """The connection ends with the jump host's server."""
     jump = f"root@{hosts['a'].address}:{hosts['a'].port}"

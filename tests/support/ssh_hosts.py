@@ -69,7 +69,7 @@ class SshTestHost:
         (self.folder / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress {self.address}\nHostKey {self.folder}/host_key\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.base}/key.pub\nStrictModes no\nPermitRootLogin prohibit-password\n"
-            "PasswordAuthentication no\nMaxStartups 100\nMaxSessions 100\nLogLevel ERROR\n"
+            "PasswordAuthentication no\nAcceptEnv HF_*\nMaxStartups 100\nMaxSessions 100\nLogLevel ERROR\n"
         )
 
     @property
