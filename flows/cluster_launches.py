@@ -281,8 +281,7 @@ def room_for(target: ClusterTarget, active_jobs: ActiveJobs) -> int:
 
     With `max_running` an array runs at most so many of its jobs, but arrays know nothing of each other, nor of those
     on another target, which may be the same machines: beside others there is room only for what may run at once, and
-    for a long array only where nothing else is. Steps of an allocation, and jobs under PBS, are no array: each is
-    bounded here.
+    for a long array only where nothing else is. Where there are no arrays, each job is bounded here.
     """
     room = target.max_queued - active_jobs.queued(target.name)
     if target.max_running is None or (not active_jobs.jobs and target.has_arrays):

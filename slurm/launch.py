@@ -1,9 +1,10 @@
 """Launcher on the nodes of a job: start the ranks with torchrun, monitor them, end them, and record the outcome.
 
 Without a scheduler, the launcher runs in its own session, so neither Ctrl-C at a terminal nor the death of the
-submitter affects it. Under Slurm or PBS, one launcher runs on each node (a task of srun or pbsdsh), receives the
-scheduler's signals, and ends with its parent process. The launchers of a job first register with the head node
-(`slurm.launcher.node_registration`). All processes started by a launcher die with it.
+submitter affects it; on several hosts, one launcher on each waits until all are free. Under Slurm or PBS, one launcher
+runs on each node (a task of srun or pbsdsh), receives the scheduler's signals, and ends with its parent process. The
+launchers of a job first register with the head node (`slurm.launcher.node_registration`). All processes started by a
+launcher die with it.
 
     python -m slurm.launch JOB_JSON
 
@@ -30,13 +31,16 @@ from configs.spec.target import ClusterTarget
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end
-from slurm.launcher.machine_lock import launch_lock
-from slurm.launcher.node import JobNode, node_of, pbs_node, rank_under, restarts, under_pbs
+from slurm.launcher.machine_lock import POLL_SECONDS, launch_lock
+from slurm.launcher.node import GIVEN, JobNode, given_node, node_of, pbs_node, rank_under, restarts, under_pbs
 from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of, free_port
 from slurm.launcher.ranks import RankSupervisor
 
 NOT_SEEN = 3
 """Exit code where the job folder is not to be seen or written on this node."""
+
+RELEASE_SECONDS = 1800.0
+"""So long a host that was taken for a job waits for the other hosts: the run that takes them may have died."""
 
 
 def isolate(log: Path, scheduled: bool) -> None:
@@ -59,7 +63,7 @@ def isolate(log: Path, scheduled: bool) -> None:
 
 
 def scheduled_rank(paths: JobPaths) -> int | None:
-    """Which node of a scheduler's job this is; None for a job that no scheduler started, wherever it runs."""
+    """Which node of a cluster's job this is; None for a job of this machine alone, wherever it runs."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return rank_under(read_json(paths.job, PLAN_BYTES)["target"]["kind"], os.environ)
     return None
@@ -110,8 +114,11 @@ def launch(paths: JobPaths, node_rank: int | None) -> tuple[JobVerdict, int | No
     signal.signal(signal.SIGINT, cancel)
     reserve_end(paths, node_rank)
     write_launcher(paths, node_rank)
+    given = given_node(os.environ)
     if node_rank is None:
         verdict = _holding_lock(running)
+    elif given is not None:
+        verdict = _in_turn(running, given)
     else:
         node = pbs_node(os.environ) if job.target.kind == "pbs" else node_of(os.environ)
         verdict = _with_other_nodes(running, node)
@@ -135,8 +142,31 @@ def _holding_lock(running: RankSupervisor) -> JobVerdict:
         return running.run()
 
 
+def _in_turn(running: RankSupervisor, node: JobNode) -> JobVerdict:
+    """On a host that nobody allots: this node's part, when this machine and those of all others are free."""
+    with launch_lock(give_up=lambda: running.cancelled) as mine:
+        if not mine:
+            return JobVerdict(
+                status=Status.CANCELLED, message="cancelled on request, while waiting for the machine lock"
+            )
+        write_launcher(running.paths, node.rank, lock_acquired_at=utc_now())
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while node.count > 1 and not running.paths.go.exists():
+            if running.cancelled:
+                return JobVerdict(
+                    status=Status.CANCELLED, message="cancelled on request, while waiting for other hosts"
+                )
+            if time.monotonic() > deadline:
+                message = (
+                    f"{node.name}: the other hosts of the job were not free within {RELEASE_SECONDS / 60:g} minutes"
+                )
+                return JobVerdict(status=Status.LOST, kind="NotReleased", message=message)
+            time.sleep(POLL_SECONDS)
+        return _with_other_nodes(running, node)
+
+
 def _with_other_nodes(running: RankSupervisor, node: JobNode) -> JobVerdict:
-    """Under a scheduler, which gives nodes to one job at a time or knows why not."""
+    """On nodes that are this job's: a scheduler gave them, or the lock of each is held."""
     job = running.job
     if node.count != job.cell.nodes:
         raise ValueError(
@@ -176,7 +206,8 @@ def main(arguments: list[str]) -> int:
     paths = JobPaths(Path(arguments[0]).resolve().parent)
     node_rank = scheduled_rank(paths)
     try:
-        isolate(paths.launcher_log if node_rank is None else paths.node_log(node_rank), node_rank is not None)
+        scheduled = node_rank is not None and GIVEN not in os.environ
+        isolate(paths.launcher_log if node_rank is None else paths.node_log(node_rank), scheduled)
     except OSError as error:
         print(f"{paths.folder}: not usable on {socket.gethostname()}: {error.strerror}", file=sys.stderr)
         return NOT_SEEN

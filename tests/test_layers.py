@@ -35,6 +35,7 @@ OWNERS = {
     "tensorrt": {"engine"},
     "yaml": {"configs"},
     "submitit": {"slurm"},
+    "asyncssh": {"slurm"},
     "pandas": {"reports"},
     "pyarrow": {"reports"},
     "scipy": {"reports", "engine.planner"},
@@ -63,7 +64,7 @@ ORDER = {
         "rank",
         ("parallel", "kernels"),
     ),
-    "slurm": ("sbatch_bundle", "schedulers", "forking", "launch", "launcher", "staging"),
+    "slurm": ("sbatch_bundle", "schedulers", "forking", "launch", "launcher", "ssh", "staging"),
 }
 """Inside a package: what stands left may import what stands right; for those in one group no circle is enough."""
 MODULES = sorted(path for folder in MAY_IMPORT if "." not in folder for path in (ROOT / folder).rglob("*.py"))
@@ -190,6 +191,8 @@ READERS_OF_THEIR_OWN = {
     "slurm/launcher/processes.py": "/sys",
     "slurm/launcher/profilers.py": "/proc",
     "slurm/sbatch_bundle/scripts.py": "our own templates",
+    "slurm/ssh/node_files.py": "on a host, with the standard library alone",
+    "slurm/ssh/node_program.py": "on a host, with the standard library alone: regular files",
     "slurm/staging/wheel.py": "our own code",
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
     "flows/cli/doctor/optional.py": "/proc and /sys",

@@ -119,6 +119,13 @@ class SrunProcess(Frozen):
     host: str
 
 
+class HostPlacement(Frozen):
+    """Written before anything of a job is carried to hosts: which ones it has, and its folder's name on them."""
+
+    hosts: tuple[str, ...] = Field(min_length=1, description="names, by node rank")
+    folder: str = Field(pattern=FILE_NAME, description="below `jobs` of the run's folder on each of them")
+
+
 class QueueState(Frozen):
     """Written whenever a scheduler gives another reason why a job waits, or is not taken."""
 

@@ -66,6 +66,16 @@ class JobPaths:
         return self.folder / "srun.log"
 
     @property
+    def hosts(self) -> Path:
+        """Of a job on hosts that are reached by SSH: which ones it has."""
+        return self.folder / "hosts.json"
+
+    @property
+    def go(self) -> Path:
+        """Of a job on several such hosts: there when all of them are free, and its ranks may start."""
+        return self.folder / "go"
+
+    @property
     def requeued(self) -> Path:
         """Of a job under a scheduler: there where it was put back into the queue after it had begun."""
         return self.folder / "requeued"

@@ -35,7 +35,7 @@ from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.plain import plain_problems
 from configs.spec.size import size_problems
-from configs.spec.target import LocalTarget, PbsTarget, SlurmTarget, Target
+from configs.spec.target import LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
 from configs.workloads import STUDIED, Workload
 
 MAX_NAME = 100
@@ -240,7 +240,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "compression": CompressionPasses,
         "layouts": Layouts,
     },
-    "targets": {"local": LocalTarget, "slurm": SlurmTarget, "pbs": PbsTarget},
+    "targets": {"local": LocalTarget, "slurm": SlurmTarget, "pbs": PbsTarget, "ssh": SshTarget},
 }
 _PLAIN: dict[str, type[BaseModel]] = {
     "models": ModelSpec,

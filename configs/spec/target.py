@@ -17,6 +17,7 @@ from pydantic import (
 from configs.common.base import Frozen
 from configs.common.execution import Degree
 from configs.common.secrets import holds_secret, is_secret
+from configs.spec.ssh_host import SshHost
 
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
 _GRES = r"^gpu(:[A-Za-z][\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"
@@ -128,28 +129,21 @@ class NodeLink(Frozen):
 
 
 class ClusterTarget(Resources):
-    """Common fields of targets under a batch scheduler, which gives whole numbers of nodes to its jobs.
-
-    A job has `ranks_per_node` ranks on each of its nodes.
-    """
+    """Common fields of targets with nodes. Jobs get whole nodes, with `ranks_per_node` ranks on each."""
 
     scheduler: ClassVar[str]
-    """Its name for a person."""
+    """What gives a job its nodes, for a person."""
 
     nodes: Degree = Field(1, description="maximum number of nodes of a job")
     ranks_per_node: Degree = Field(
         1, description="ranks per node; not set: one for each of its gpus_per_node, or one on CPUs"
     )
-    gpus_per_node: PositiveInt | None = Field(None, description="GPUs to ask for on each node; none: ranks on CPUs")
-    account: str | None = None
-    memory_per_node: str | None = None
-    time_limit_minutes: PositiveInt | None = Field(None, description="maximum time limit of a job; none: unlimited")
-    job_name: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9][\w.-]{0,39}$", description="beginning of the jobs' names; none: rw"
+    gpus_per_node: PositiveInt | None = Field(
+        None, description="GPUs that a job gets of each node; none: ranks on CPUs"
     )
+    time_limit_minutes: PositiveInt | None = Field(None, description="maximum time limit of a job; none: unlimited")
     modules: list[str] = Field([], description="environment modules to load on the nodes")
     setup: list[str] = Field([], description="shell lines run on every node before the ranks")
-    container: Container | None = None
     python: str | None = Field(
         None, description="interpreter with Rankwise on the nodes; none: the path of the current one"
     )
@@ -175,7 +169,7 @@ class ClusterTarget(Resources):
     preflight: bool | None = Field(
         None, description="run preflight checks before measuring; none: only for multi-node jobs"
     )
-    poll_seconds: PositiveFloat = Field(5.0, description="polling interval of the scheduler")
+    poll_seconds: PositiveFloat = Field(5.0, description="seconds between two looks at the jobs")
 
     @model_validator(mode="before")
     @classmethod
@@ -186,7 +180,7 @@ class ClusterTarget(Resources):
         return data
 
     @model_validator(mode="after")
-    def _consistent_nodes(self) -> Self:
+    def _nodes_hold_their_ranks(self) -> Self:
         if self.gpus_per_node is not None and self.device == "cpu":
             raise ValueError(f"device: got cpu, but gpus_per_node is {self.gpus_per_node}. Leave one of them out")
         if self.gpus_per_node is not None and self.ranks_per_node > self.gpus_per_node:
@@ -229,7 +223,18 @@ class ClusterTarget(Resources):
         return ranks // next(held for held in range(min(self.ranks_per_node, ranks), 0, -1) if ranks % held == 0)
 
 
-class SlurmTarget(ClusterTarget):
+class ScheduledTarget(ClusterTarget):
+    """Common fields of targets under a batch scheduler."""
+
+    account: str | None = None
+    memory_per_node: str | None = None
+    job_name: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9][\w.-]{0,39}$", description="beginning of the jobs' names; none: rw"
+    )
+    container: Container | None = None
+
+
+class SlurmTarget(ScheduledTarget):
     """A partition of a cluster under Slurm."""
 
     scheduler: ClassVar[str] = "Slurm"
@@ -317,7 +322,7 @@ class SlurmTarget(ClusterTarget):
         return "slurm" if self.allocation is None else "steps"
 
 
-class PbsTarget(ClusterTarget):
+class PbsTarget(ScheduledTarget):
     """A queue of a cluster under OpenPBS or PBS Professional. A job is a chunk on each of its nodes."""
 
     scheduler: ClassVar[str] = "PBS"
@@ -365,6 +370,66 @@ class PbsTarget(ClusterTarget):
         return "pbs"
 
 
+class SshTarget(ClusterTarget):
+    """Hosts that are reached by SSH. Each runs one job at a time, whoever's."""
+
+    scheduler: ClassVar[str] = "SSH"
+
+    kind: Literal["ssh"] = "ssh"
+    name: str = "ssh"
+    hosts: list[SshHost] = Field(min_length=1, max_length=1024, description="names, or mappings with the fields below")
+    user: str | None = Field(None, pattern=r"^[^\s:@-][^\s:@]*$", description="on hosts that name none of their own")
+    port: int | None = Field(None, ge=1, le=65_535, description="of hosts that name none of their own")
+    key: str | None = Field(None, description="private key for hosts that name none of their own")
+    jump: str | None = Field(
+        None, pattern=r"^[^\s,-][^\s]*$", description="jump host, `user@host:port`; none: ProxyJump of ~/.ssh/config"
+    )
+    known_hosts: str | None = Field(None, description="file of known host keys; none: ~/.ssh/known_hosts")
+    nodes: int = Field(0, ge=0, le=65_536, description="maximum number of hosts of a job; not set: all of them")
+    python: str | None = Field(
+        None,
+        description="interpreter or virtual environment on the hosts that has the libraries; none: they are installed",
+    )
+    shared: str | None = Field(
+        None, description="folder that all hosts and this machine see; none: everything is carried to each host"
+    )
+    folder: str = Field(
+        ".rankwise",
+        pattern=r"^[A-Za-z0-9_./+-]+$",
+        description="on each host, for jobs, models and code; from its home folder",
+    )
+    lost_after_seconds: PositiveFloat = Field(
+        300.0, description="a host that cannot be reached for so long is lost, and its jobs with it"
+    )
+    poll_seconds: PositiveFloat = Field(2.0, description="seconds between two looks at the jobs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_hosts(cls, data: Any) -> Any:
+        hosts = data.get("hosts") if isinstance(data, dict) else None
+        return {"nodes": len(hosts)} | data if isinstance(hosts, list | tuple) else data
+
+    @model_validator(mode="after")
+    def _known_apart(self) -> "SshTarget":
+        names = [host.name for host in self.hosts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"hosts: {', '.join(twice)} named twice. Give each host a name of its own")
+        if not 1 <= self.nodes <= len(names):
+            raise ValueError(f"nodes: got {self.nodes}, but the target has {len(names)} hosts")
+        return self
+
+    @property
+    def where(self) -> str:
+        """Which hosts, for a person: `hosts a, b`."""
+        return f"hosts {', '.join(host.name for host in self.hosts)}"
+
+    @property
+    def adapter(self) -> str:
+        """Which of `slurm.schedulers` starts its jobs."""
+        return "ssh"
+
+
 def kind_of_target(data: Any) -> str:
     """Set the default kind, `local`."""
     kind = data.get("kind", "local") if isinstance(data, dict) else getattr(data, "kind", "local")
@@ -372,6 +437,9 @@ def kind_of_target(data: Any) -> str:
 
 
 Target = Annotated[
-    Annotated[LocalTarget, Tag("local")] | Annotated[SlurmTarget, Tag("slurm")] | Annotated[PbsTarget, Tag("pbs")],
+    Annotated[LocalTarget, Tag("local")]
+    | Annotated[SlurmTarget, Tag("slurm")]
+    | Annotated[PbsTarget, Tag("pbs")]
+    | Annotated[SshTarget, Tag("ssh")],
     Discriminator(kind_of_target),
 ]

@@ -37,8 +37,9 @@ _LARGE_SECONDS = 0.15  # target duration of an all-reduce of the large size
 def run(measurement: Measurement, context: Context) -> Outcome:
     """Measure one rank's node and its pairs.
 
-    Figures: node (Slurm's name), gemm_flops_per_second, read_bytes_per_second. Columns, an entry for each pair that
-    this rank's node is in: first_node, second_node (indices of nodes in the job), latency_seconds, bytes_per_second.
+    Figures: node (as the target names it), gemm_flops_per_second, read_bytes_per_second. Columns, an entry for each
+    pair that this rank's node is in: first_node, second_node (indices of nodes in the job), latency_seconds,
+    bytes_per_second.
     """
     work = measurement.cell.workload
     assert isinstance(work, PreflightWorkload)
@@ -49,7 +50,7 @@ def run(measurement: Measurement, context: Context) -> Outcome:
         context.barrier()
         read = _read_rate(context, window_seconds)
         columns = _pairs(measurement, context) if measurement.cell.nodes > 1 else {}
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = os.environ.get("RANKWISE_NODE_NAME") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     return Outcome({"node": node, "gemm_flops_per_second": gemm, "read_bytes_per_second": read}, columns)
 
 

@@ -112,7 +112,7 @@ def study_costs(study: StudyResult) -> list[TargetCost]:
             cost.without_times += 1
         else:
             cost.startups.append(launch.startup)
-    clusters = {target.name for target in study.plan.targets if target.kind == "slurm"}
+    clusters = {target.name for target in study.plan.targets if target.kind != "local"}
     _add_gaps([launch for launch in launches if launch.target not in clusters], costs)
     return [cost for cost in costs.values() if cost.launches]
 

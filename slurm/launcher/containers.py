@@ -16,19 +16,19 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from configs.spec.target import ClusterTarget
+from configs.spec.target import ScheduledTarget
 
 _PROGRAMS = ("apptainer", "singularity")
 
 
-def interpreter(target: ClusterTarget) -> str:
+def interpreter(target: ScheduledTarget) -> str:
     """The Python that has Rankwise on the target's nodes, or in its container."""
     if target.container is not None:
         return target.container.python
     return target.python or sys.executable
 
 
-def wrapped(command: Sequence[str], target: ClusterTarget, folders: Sequence[str]) -> list[str]:
+def wrapped(command: Sequence[str], target: ScheduledTarget, folders: Sequence[str]) -> list[str]:
     """The command as the target's nodes must start it; without a container that is the command itself.
 
     folders: absolute paths that the job reads or writes; the first is its working directory in the container.
@@ -45,7 +45,7 @@ def wrapped(command: Sequence[str], target: ClusterTarget, folders: Sequence[str
     return [*argv, target.container.image, *command]
 
 
-def srun_container(folders: Sequence[str], target: ClusterTarget) -> list[str]:
+def srun_container(folders: Sequence[str], target: ScheduledTarget) -> list[str]:
     """Options of srun by which pyxis starts its tasks in an image; none without it.
 
     https://github.com/NVIDIA/pyxis: --container-mounts takes SRC:DST[:FLAGS], separated by commas. What the target

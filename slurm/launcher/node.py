@@ -1,4 +1,4 @@
-"""Where this process stands among the nodes of a job under a scheduler, and by which way it reaches the others.
+"""Where this process stands among the nodes of a job, and by which way it reaches the others.
 
     node = node_of(os.environ)      # from the variables that srun sets (man srun, OUTPUT ENVIRONMENT VARIABLES)
     node = pbs_node(os.environ)     # from those of pbsdsh's tasks, and PBS_NODES
@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 import psutil
 
-from configs.common.reading import brief
+from configs.common.reading import brief, parse_json
 from configs.plans.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 
 PBS_NODES = "RANKWISE_PBS_NODES"
 """Variable in which a job's script hands on the lines of PBS_NODEFILE, which only the first node has."""
+GIVEN = "RANKWISE_NODE"
+"""Variable that names the nodes of a job which no scheduler started: a JSON object."""
 
 _NAME = re.compile(r"[^,\[\]]+")
 _HOST_LIST = re.compile(r"[^\[\]]*(\[[0-9,-]*\][^\[\]]*)*")
@@ -30,15 +32,17 @@ _MAX_NAMES = 65_536
 
 @dataclass(frozen=True)
 class JobNode:
-    """One node of a job (of a step, where a job has several).
+    """One node of a job (of a step, where a job has several). `names` are the scheduler's, by rank; the first is the
+    head.
 
-    `names` are the scheduler's, by rank; the first is the head.
+    addresses: by which the others reach each node, where its name does not say.
     """
 
     rank: int
     names: tuple[str, ...]
     job_id: str
     step_id: str = "batch"
+    addresses: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -47,6 +51,11 @@ class JobNode:
     @property
     def head(self) -> str:
         return self.names[0]
+
+    @property
+    def head_address(self) -> str:
+        """Name or address of the head, by which the others reach it."""
+        return self.addresses[0] if self.addresses else self.head
 
     @property
     def count(self) -> int:
@@ -62,13 +71,27 @@ def under_slurm(environment: Mapping[str, str]) -> bool:
     )
 
 
+def given_node(environment: Mapping[str, str]) -> JobNode | None:
+    """This node, where whoever started the launcher says so by the variable GIVEN; None where it is not set.
+
+    Raises ValueError.
+    """
+    if GIVEN not in environment:
+        return None
+    told = parse_json(environment[GIVEN].encode(), GIVEN)
+    node = JobNode(int(told["rank"]), tuple(told["names"]), str(told["job_id"]), addresses=tuple(told["addresses"]))
+    if not 0 <= node.rank < node.count or len(node.addresses) != node.count:
+        raise ValueError(f"{GIVEN}: got {brief(environment[GIVEN])}, expected a rank, and an address for each name")
+    return node
+
+
 def under_pbs(environment: Mapping[str, str]) -> bool:
     """Whether pbsdsh started this process on a node of a job."""
     return all(environment.get(name) for name in ("PBS_JOBID", "PBS_NODENUM", PBS_NODES))
 
 
 def rank_under(kind: str, environment: Mapping[str, str]) -> int | None:
-    """Which node of a job of a target's kind this is; None where its scheduler did not start this process.
+    """Which node of a job of a target's kind this is; None where this process was not started as one.
 
     Raises KeyError and ValueError.
     """
@@ -76,7 +99,8 @@ def rank_under(kind: str, environment: Mapping[str, str]) -> int | None:
         return int(environment["SLURM_NODEID"])
     if kind == "pbs" and under_pbs(environment):
         return int(environment["PBS_NODENUM"])
-    return None
+    given = given_node(environment) if kind == "ssh" else None
+    return None if given is None else given.rank
 
 
 def restarts(environment: Mapping[str, str]) -> int:

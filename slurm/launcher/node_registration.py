@@ -108,7 +108,7 @@ class _Call:
         with ExitStack() as open_sockets:
             listeners = []
             try:
-                for address in listening_addresses(self.node.head):
+                for address in listening_addresses(self.node.head_address):
                     listener = socket.create_server((address, port), backlog=max(16, self.node.count))
                     listeners.append(open_sockets.enter_context(listener))
                     listener.setblocking(False)
@@ -190,7 +190,7 @@ class _Call:
             self._unless_given_up()
             try:
                 line = PeerConnection(
-                    socket.create_connection((address_of(self.node.head), port), timeout=_CONNECT_SECONDS)
+                    socket.create_connection((address_of(self.node.head_address), port), timeout=_CONNECT_SECONDS)
                 )
             except OSError as error:
                 reason = error.strerror or str(error)

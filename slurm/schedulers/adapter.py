@@ -14,6 +14,7 @@ from slurm.schedulers.refusals import JobState
 _ADAPTERS = {
     "local": "slurm.schedulers.local",
     "slurm": "slurm.schedulers.cluster",
+    "ssh": "slurm.schedulers.ssh",
     "steps": "slurm.schedulers.steps",
     "pbs": "slurm.schedulers.cluster",
 }

@@ -7,12 +7,13 @@ usable_nodes(target)                                  # names of nodes that can 
 
 from collections.abc import Sequence
 
-from configs.spec.target import ClusterTarget, PbsTarget, SlurmTarget
+from configs.spec.target import ClusterTarget, PbsTarget, SlurmTarget, SshTarget
 from slurm.schedulers import partitions
 from slurm.schedulers.allocation import allocation_lacks, current_allocation
 from slurm.schedulers.partitions import Clusters, Need
 from slurm.schedulers.pbs.vnodes import PbsCluster, read_pbs_cluster
 from slurm.schedulers.trial import trial
+from slurm.ssh.connection import hosts_of
 
 
 class Inventory:
@@ -54,6 +55,8 @@ def usable_nodes(target: ClusterTarget) -> tuple[str, ...]:
 
     PBS selects nodes by what they have, and leaves none out by name.
     """
+    if isinstance(target, SshTarget):
+        return tuple(host.name for host in hosts_of(target) if host.away_seconds == 0)
     return partitions.usable_nodes(target) if isinstance(target, SlurmTarget) else ()
 
 

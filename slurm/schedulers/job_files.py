@@ -6,12 +6,12 @@ from pathlib import Path
 from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Launcher
 from configs.plans.paths import JobPaths
-from configs.spec.target import ClusterTarget
+from configs.spec.target import ScheduledTarget
 
 
-def cluster_target(job: Job) -> ClusterTarget:
+def cluster_target(job: Job) -> ScheduledTarget:
     """The job's target, of whose kind the adapter was chosen."""
-    assert isinstance(job.target, ClusterTarget), f"{job.name} is of target kind {job.target.kind}"
+    assert isinstance(job.target, ScheduledTarget), f"{job.name} is of target kind {job.target.kind}"
     return job.target
 
 

@@ -18,7 +18,7 @@ from configs.common.base import utc_now
 from configs.common.failure_kinds import HEAD_LOST, NODE_LOST, OTHER_NODE, PEER_LOST
 from configs.plans.job import Job, JobEnd
 from configs.plans.record import Status
-from configs.spec.target import ClusterTarget
+from configs.spec.target import ClusterTarget, ScheduledTarget
 from slurm.launcher.containers import interpreter
 
 REQUEUED = "REQUEUED"
@@ -252,7 +252,7 @@ def _without_a_word(
     if word is None:
         message = f"{UNKNOWN_JOB[_scheduler(job)]}, and no launcher started"
         return JobEnd(status=Status.LOST, return_code=None, kind=NEVER_BEGAN, message=message, finished_at=utc_now())
-    assert isinstance(job.target, ClusterTarget)
+    assert isinstance(job.target, ScheduledTarget)
     python = interpreter(job.target)
     message = (
         f"no launcher started on {where}, which may not see the job's folder or {python}. Set targets[].shared to a "

@@ -134,16 +134,22 @@ def stage_interpreter(shared: Path, python: str | None, notice: Notice) -> Path:
     program = folder / "bin" / "python"
     if not program.exists():
         with _made_whole(folder) as work:
-            # The interpreter may be in an image or on the nodes alone: nothing can be installed into it from here.
-            script = (
-                "#!/bin/sh\n# Rankwise as it was where the study was started, before what this interpreter has.\n"
-                f'PYTHONPATH={shlex.quote(str(code))}"${{PYTHONPATH:+:$PYTHONPATH}}"\nexport PYTHONPATH\n'
-                f'exec {shlex.quote(python)} "$@"\n'
-            )
             (work / "bin").mkdir()
-            write_atomically(work / "bin" / "python", script)
+            write_atomically(work / "bin" / "python", interpreter_script(str(code), python))
             (work / "bin" / "python").chmod(0o755)
     return program
+
+
+def interpreter_script(code: str, python: str) -> str:
+    """A program that is an interpreter of the nodes with our code before what it has itself.
+
+    The interpreter may be in an image or on the nodes alone: nothing can be installed into it from here.
+    """
+    return (
+        "#!/bin/sh\n# Rankwise as it was where the study was started, before what this interpreter has.\n"
+        f'PYTHONPATH={shlex.quote(code)}"${{PYTHONPATH:+:$PYTHONPATH}}"\nexport PYTHONPATH\n'
+        f'exec {shlex.quote(python)} "$@"\n'
+    )
 
 
 def _stage_code(shared: Path, notice: Notice) -> Path:
@@ -165,14 +171,7 @@ def _stage_code(shared: Path, notice: Notice) -> Path:
 
 def _stage_libraries(shared: Path, notice: Notice) -> Path:
     """A virtual environment below `shared` with the libraries in the versions that were tested."""
-    constraints = project_file("constraints.txt")
-    if not constraints.is_file():
-        raise ValueError(
-            f"{constraints}: not found, so the libraries' versions are unknown. Install a wheel that has it, or "
-            "set `python` to an interpreter of the nodes with the libraries"
-        )
-    wanted = [Requirement(line) for line in metadata.requires("rankwise") or []]
-    libraries = sorted(str(each) for each in wanted if each.name.lower() in NODE_LIBRARIES and not each.marker)
+    constraints, libraries = node_requirements()
     base = Path(sys._base_executable)  # type: ignore[attr-defined]  # the interpreter below a virtual environment
     made_of = {
         "libraries": libraries,
@@ -188,6 +187,18 @@ def _stage_libraries(shared: Path, notice: Notice) -> Path:
             _run([*pip, "--disable-pip-version-check", "--constraint", str(constraints), *libraries])
             shutil.copy(constraints, work)
     return folder
+
+
+def node_requirements() -> tuple[Path, list[str]]:
+    """The constraints that name the tested versions, and what nodes need, as pip takes both. Raises ValueError."""
+    constraints = project_file("constraints.txt")
+    if not constraints.is_file():
+        raise ValueError(
+            f"{constraints}: not found, so the libraries' versions are unknown. Install a wheel that has it, or "
+            "set `python` to an interpreter of the nodes with the libraries"
+        )
+    wanted = [Requirement(line) for line in metadata.requires("rankwise") or []]
+    return constraints, sorted(str(each) for each in wanted if each.name.lower() in NODE_LIBRARIES and not each.marker)
 
 
 def _run(command: list[str]) -> None:

@@ -20,7 +20,9 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import StudyError
-from configs.spec.target import ClusterTarget, Target
+from configs.spec.target import ClusterTarget, SlurmTarget, SshTarget, Target
+from slurm.ssh.loop import wait_for
+from slurm.ssh.staging import stage_hosts
 from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model
 
 _interpreters: dict[tuple[str, str | None], Path] = {}
@@ -45,10 +47,16 @@ def stage_targets(plan: Plan, notice: Notice) -> None:
 def stage_target(
     target: Target, where: str, models: Iterable[PlannedModel], notice: Notice, thorough: bool = False
 ) -> None:
-    """Bring code, libraries and models to a target's shared folder; nothing where it has none.
+    """Bring code, libraries and models to a target's shared folder, or to each of its hosts; nothing where it has none.
 
     thorough: hash also the files that are there already. Raises StudyError naming `where`, the target's field.
     """
+    if isinstance(target, SshTarget) and target.shared is None:
+        try:
+            wait_for(stage_hosts(target, [Path(model.manifest) for model in models], notice, thorough))
+        except (OSError, ValueError) as error:
+            raise StudyError([f"{where}: {getattr(error, 'strerror', None) or error}"]) from error
+        return
     if not isinstance(target, ClusterTarget) or target.shared is None:
         return
     shared = Path(target.shared)
@@ -69,14 +77,15 @@ def stage_target(
 def _with_our_code(target: ClusterTarget, notice: Notice) -> ClusterTarget:
     """The target with an interpreter that has the code which runs here."""
     assert target.shared is not None
-    named = target.container.python if target.container else target.python
+    container = target.container if isinstance(target, SlurmTarget) else None
+    named = container.python if container else target.python
     program = _interpreters.get((target.shared, named))
     if program is None or not program.exists():
         program = stage_interpreter(Path(target.shared), named, notice)
         _interpreters[target.shared, named] = program
-    if target.container is None:
+    if container is None:
         return target.model_copy(update={"python": str(program)})
-    return target.model_copy(update={"container": target.container.model_copy(update={"python": str(program)})})
+    return target.model_copy(update={"container": container.model_copy(update={"python": str(program)})})
 
 
 def _stage_model(shared: Path, manifest: Path, notice: Notice, thorough: bool = False) -> Path:
@@ -90,6 +99,10 @@ def placed_job(job: Job, run: RunPaths) -> Job:
     Without a shared folder both are as they are here. Raises OSError.
     """
     target, folder = job.target, run.job(job.name).folder
+    if isinstance(target, SshTarget):
+        job = _within_limit(job, target)
+    if isinstance(target, SshTarget) and target.shared is None:
+        return _carried(job, run)
     if not isinstance(target, ClusterTarget) or target.shared is None:
         run.job(job.name).parts.mkdir(parents=True, exist_ok=True)
         return job
@@ -110,6 +123,30 @@ def placed_job(job: Job, run: RunPaths) -> Job:
             "cache": str(cache),
             "checkpoints": str(root / "checkpoints") if job.checkpoints else None,
             "manifest": str(manifest) if manifest else None,
+        }
+    )
+
+
+def _within_limit(job: Job, target: SshTarget) -> Job:
+    """With the target's time limit, which no scheduler enforces."""
+    if target.time_limit_minutes is None:
+        return job
+    return job.model_copy(update={"timeout_seconds": min(job.timeout_seconds, 60.0 * target.time_limit_minutes)})
+
+
+def _carried(job: Job, run: RunPaths) -> Job:
+    """A job that hosts get carried: its paths are relative to its folder, wherever that lies on each of them.
+
+    Checkpoints would lie on the hosts of one attempt alone, so that another could not go on from them.
+    """
+    run.job(job.name).parts.mkdir(parents=True, exist_ok=True)
+    models = "../../../../rankwise/models"
+    return job.model_copy(
+        update={
+            "inputs": "../../inputs",
+            "cache": "../../cache",
+            "checkpoints": None,
+            "manifest": f"{models}/{Path(job.manifest).parent.name}/manifest.json" if job.manifest else None,
         }
     )
 

@@ -26,13 +26,16 @@ from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError
-from configs.spec.target import ClusterTarget, LocalTarget, Target
+from configs.spec.target import ClusterTarget, LocalTarget, SshTarget, Target
 from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
 from slurm.schedulers.inventory import Inventory
 from slurm.schedulers.partitions import ClusterError, Need
+from slurm.ssh.host_checks import HostNeed, lacking
+from slurm.ssh.host_checks import identity as identity_of_hosts
+from slurm.ssh.loop import wait_for
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -66,7 +69,10 @@ def check_clusters(plan: Plan) -> None:
         if not isinstance(target, ClusterTarget):
             continue
         try:
-            found = inventory.lacks(target, _needs(plan, target))
+            if isinstance(target, SshTarget):
+                found = wait_for(lacking(target, _host_need(plan, target)))
+            else:
+                found = inventory.lacks(target, _needs(plan, target))
         except ClusterError as error:
             raise StudyError([f"targets[{place}]: {error}"]) from error
         found += _shared_problems(target)
@@ -84,6 +90,19 @@ def _needs(plan: Plan, target: ClusterTarget) -> list[Need]:
             cores = cell.layout.ranks // cell.nodes * cell.cores_per_rank
             found.append(Need(cell.nodes, cores, -(-weights // cell.nodes) >> 20))
     return found
+
+
+def _host_need(plan: Plan, target: SshTarget) -> HostNeed:
+    """The most that a cell needs of each of its hosts, and room for the models of all."""
+    needs = _needs(plan, target) or [Need(1, 1)]
+    models = {cell.model for cell in plan.cells.values() if cell.target == target.name}
+    manifests = [Path(model.manifest) for model in plan.models if model.manifest and model.identity in models]
+    files = [file for path in manifests for file in read_model(path, ModelManifest, PLAN_BYTES).files.values()]
+    return HostNeed(
+        cores=max(need.cores for need in needs),
+        memory_bytes=max(need.memory_mb for need in needs) << 20,
+        model_bytes=sum(file.size_bytes for file in files),
+    )
 
 
 def _shared_problems(target: ClusterTarget) -> list[str]:
@@ -283,7 +302,9 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
     facts: dict[str, Any] = {}
     inventory = Inventory()
     for target in targets:
-        if isinstance(target, ClusterTarget):
+        if isinstance(target, SshTarget):
+            facts[f"target {target.name}"] = wait_for(identity_of_hosts(target))
+        elif isinstance(target, ClusterTarget):
             facts[f"target {target.name}"] = inventory.identity(target)
         else:
             facts |= this_machine() | {f"gpus of target {target.name}": described(local_devices(target)) or None}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from configs.spec.study import StudyError, load_study, suggestion
-from configs.spec.target import ClusterTarget
+from configs.spec.target import ClusterTarget, SshTarget
 
 
 def push(name: str, path: Path, assignments: list[str]) -> int:
@@ -19,8 +19,8 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
     position = names.index(name)
     target, where = study.targets[position], f"targets[{position}]"
     if not isinstance(target, ClusterTarget):
-        raise StudyError([f"{where}.kind: {name} is this machine, expected a target of a cluster"])
-    if target.shared is None:
+        raise StudyError([f"{where}.kind: {name} is this machine, expected a target of a cluster or of hosts"])
+    if target.shared is None and not isinstance(target, SshTarget):
         raise StudyError(
             [f"{where}.shared: not set, so nodes are assumed to see this file system. Set a folder shared by all nodes"]
         )
@@ -37,5 +37,6 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
 
     stage_target(target, where, models, notice, thorough=True)
     if not made:
-        print(f"{target.shared}: up to date: code, libraries, {len(models)} models (verified by hash)")
+        there = target.shared or "all hosts"
+        print(f"{there}: up to date: code, libraries, {len(models)} models (verified by hash)")
     return 0

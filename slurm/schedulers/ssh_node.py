@@ -1,0 +1,180 @@
+"""The part of a job on one host: carried there, started, looked at, brought back, ended, removed."""
+
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from configs.common.reading import SAMPLES_BYTES, read_bytes
+from configs.plans.job import HostPlacement, Job
+from configs.plans.paths import JobPaths
+from configs.plans.record import Status
+from configs.spec.target import SshTarget
+from slurm.launcher.node import GIVEN
+from slurm.launcher.setup_lines import prepared
+from slurm.schedulers.job_files import node_end, node_launcher
+from slurm.ssh.connection import Facts, Host, HostAway
+from slurm.ssh.staging import interpreter_name, run_folder, send
+from slurm.staging.packages import run_digest
+
+_BETWEEN_BYTES = 1 << 20
+"""Larger files are brought when the job is over: to carry them could disturb what is measured."""
+_END_SECONDS = 12.0
+_OURS = ("end.json", "accounting.json", "submission.json", "hosts.json", "job.json", "queue.json", "collected", "go")
+
+
+class NodeJob:
+    """One node of a job. `over`: nothing of it runs any more, and all that it left is here."""
+
+    def __init__(
+        self, paths: JobPaths, job: Job, target: SshTarget, host: Host, placement: HostPlacement, rank: int
+    ) -> None:
+        self._paths, self._job, self._target, self._placement = paths, job, target, placement
+        self.host, self.rank = host, rank
+        self.over = False
+        self._folder: str | None = None
+        self._known: dict[str, list[int]] = {}
+
+    @property
+    def completed(self) -> bool:
+        """Whether its ranks ended by themselves."""
+        end = node_end(self._paths, self.rank)
+        return end is not None and end.status is Status.COMPLETED
+
+    @property
+    def waits(self) -> bool:
+        """Whether its launcher is up and waits for the host's lock."""
+        launcher = node_launcher(self._paths, self.rank)
+        return launcher is not None and launcher.lock_acquired_at is None
+
+    def blames(self) -> tuple[str, ...]:
+        """The hosts that this node says it has lost."""
+        end = node_end(self._paths, self.rank)
+        return end.nodes if end is not None else ()
+
+    def rendezvous_address(self, facts: Facts) -> str:
+        """By which the other hosts reach this one: as the target says, else where it was connected to."""
+        given = {host.name: host.address for host in self._target.hosts}[self.host.name]
+        return given or str(facts.data["address"] or facts.data["hostname"])
+
+    async def _place(self) -> tuple[str, Facts]:
+        facts = await self.host.facts()
+        if self._folder is None:
+            if self._target.shared is not None:
+                self._folder = str(self._paths.folder.resolve())
+            else:
+                self._folder = f"{run_folder(facts, self._paths.folder.parents[1])}/jobs/{self._placement.folder}"
+        return self._folder, facts
+
+    async def carry(self) -> None:
+        """Bring the job and its inputs. Harmless where they are there."""
+        folder, _ = await self._place()
+        if self._target.shared is not None:
+            return
+        root = folder.rpartition("/jobs/")[0]
+        await self.host.ask("make", paths=[f"{folder}/parts", f"{root}/cache", f"{root}/inputs"])
+        inputs = [path for path in sorted((self._paths.folder.parents[1] / "inputs").glob("*")) if path.is_file()]
+        there = (await self.host.ask("sizes", paths=[f"{root}/inputs/{path.name}" for path in inputs]))[0]["sizes"]
+        for path, size in zip(inputs, there, strict=True):
+            if size != path.stat().st_size:
+                await send(self.host, read_bytes(path, SAMPLES_BYTES), f"{root}/inputs/{path.name}")
+        await send(self.host, read_bytes(self._paths.job), f"{folder}/job.json")
+
+    async def start(self, addresses: Sequence[str]) -> None:
+        """Start the launcher, once."""
+        folder, facts = await self._place()
+        shared = self._target.python if self._target.shared is not None else None
+        program = shared or f"{facts.folder}/{interpreter_name(self._target)}"
+        command = prepared([program, "-m", "slurm.launch", f"{folder}/job.json"], self._target)
+        node = {"rank": self.rank, "names": self._placement.hosts, "addresses": addresses}
+        told = json.dumps(node | {"job_id": f"{run_digest(self._paths.folder.parents[1])}-{self._placement.folder}"})
+        environment = {GIVEN: told, "RANKWISE_NODE_NAME": self.host.name, "PYTHONSAFEPATH": "1"}
+        await self.host.ask("start", folder=folder, rank=self.rank, argv=command, environment=environment)
+
+    async def holds_its_host(self) -> bool:
+        """Whether the host is this job's: no other is measured on it."""
+        await self.look()
+        launcher = node_launcher(self._paths, self.rank)
+        return launcher is not None and launcher.lock_acquired_at is not None
+
+    async def release(self) -> None:
+        """Let the ranks start."""
+        folder, _ = await self._place()
+        if self._target.shared is not None:
+            self._paths.go.touch()
+        else:
+            await send(self.host, b"", f"{folder}/go")
+
+    async def look(self) -> None:
+        """Bring what is new, and see whether it is over."""
+        folder, _ = await self._place()
+        shared = self._target.shared is not None
+        while not self.over:
+            asked = {"folder": folder, "rank": self.rank, "known": None if shared else self._known}
+            answer, body = await self.host.ask("look", jobs=[asked])
+            found = answer["jobs"][0]
+            ended = not found["there"] or (found["started"] and not found["alive"])
+            brought = await self._bring(folder, found["files"], body, ended)
+            if not ended:
+                return
+            # What it wrote last may have come after the list: until nothing is new.
+            self.over = brought == 0
+
+    async def _bring(self, folder: str, files: Sequence[Sequence[Any]], body: bytes, ended: bool) -> int:
+        """Keep what came with an answer, and fetch the rest where it is time. Returns the number of files."""
+        brought = place = 0
+        for name, size, changed, inline in files:
+            content = body[place : place + inline] if inline is not None else None
+            place += inline or 0
+            if content is None and size > _BETWEEN_BYTES and not ended:
+                continue
+            if not _is_theirs(name):
+                self._known[name] = [size, changed]
+                continue
+            await self._keep(f"{folder}/{name}", self._paths.folder / name, size, content)
+            self._known[name] = [size, changed]
+            brought += 1
+        return brought
+
+    async def _keep(self, source: str, target: Path, size: int, content: bytes | None) -> None:
+        """Write a file whole or not at all."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            with work.open("wb") as file:
+                if content is not None:
+                    file.write(content)
+                while content is None and file.tell() < size:
+                    _, piece = await self.host.ask("get", path=source, offset=file.tell(), size=size - file.tell())
+                    if not piece:
+                        break  # it became shorter meanwhile: it is new again at the next look
+                    file.write(piece)
+            os.replace(work, target)
+        finally:
+            work.unlink(missing_ok=True)
+
+    async def end(self) -> list[int]:
+        """End all processes of the job there. Returns pids of those that could not be ended."""
+        folder, _ = await self._place()
+        answer, _ = await self.host.ask("cancel", limit_seconds=_END_SECONDS, folder=folder, rank=self.rank)
+        left: list[int] = answer["left"]
+        return left
+
+    async def clear(self) -> None:
+        """Remove the job's folder from the host; where that is away, end the job when it is back."""
+        if self._folder is None:
+            return
+        if not self.over:
+            self.host.to_end[self._folder, self.rank] = None
+        if self._target.shared is None and self.over:
+            with suppress(HostAway):
+                await self.host.ask("remove", paths=[self._folder])
+
+
+def _is_theirs(name: str) -> bool:
+    """Whether a host may write the file of this name here: below the job's folder, and none of those made here."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and name not in _OURS

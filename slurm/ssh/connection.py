@@ -1,0 +1,368 @@
+"""One connection to each host, kept and used by everything of this process; made again when it broke.
+
+    host = host_of(target, target.hosts[0])
+    facts = await host.facts()
+    answer, body = await host.ask("look", jobs=[...])
+
+~/.ssh/config, the agent, known_hosts and jump hosts are asyncssh's part, as OpenSSH has them. A host whose key is not
+known, or is another one, is refused: no first contact is taken on trust. On the host one process answers requests
+(`slurm.ssh.node_program`); nothing of a job depends on it.
+"""
+
+import asyncio
+import itertools
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncssh
+
+from configs.common.reading import read_text
+from configs.spec.ssh_host import SshHost
+from configs.spec.target import SshTarget
+
+OLDEST_PYTHON = (3, 11)
+CONNECT_SECONDS = 20.0
+ANSWER_SECONDS = 30.0
+_BEAT_SECONDS, _BEATS = 5.0, 3
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
+_AT_ONCE = 32
+"""Connections that are being made at the same time."""
+_GREETING = b"rankwise-node "
+_FOLDER = Path(__file__).parent
+_BOOT = (
+    "import json,sys,types;i=sys.stdin.buffer;o=sys.stdout.buffer;v=sys.version_info;"
+    "o.write(b'\\nrankwise-node %d.%d\\n'%v[:2]);o.flush();v[:2]<(3,11) and sys.exit();"
+    "[(sys.modules.__setitem__(n,types.ModuleType(n)),exec(compile(s,n,'exec'),sys.modules[n].__dict__))"
+    " for n,s in json.loads(i.readline())];sys.modules['slurm.ssh.node_program'].serve(i,o)"
+)
+_PARTS = ("slurm.ssh.node_files", "slurm.ssh.node_program")
+"""Modules of the program, which the host is sent under their own names, and their packages, which are empty there."""
+
+
+class HostAway(OSError):
+    """A host cannot be reached now; it may be later. The message names it."""
+
+
+class HostRefused(ValueError):
+    """A host is not connected to as it is: its key, or its answer to ours. The message names it and the remedy."""
+
+
+class HostError(OSError):
+    """A host was reached and could not do what it was asked for. The message names it."""
+
+
+class Facts(NamedTuple):
+    """What a host says of itself, and by how many seconds its clock differs from this machine's at least."""
+
+    data: dict[str, Any]
+    clock_seconds: float
+
+    @property
+    def folder(self) -> str:
+        """The absolute path of the target's folder there."""
+        return str(self.data["folder"])
+
+    @property
+    def place(self) -> str:
+        """The same for everyone who connects to this host, by whatever name; and another for every other host."""
+        return f"{self.data['boot']} {self.data['place']}"
+
+
+@dataclass(frozen=True)
+class Address:
+    """How a host is connected to; two that are equal share a connection."""
+
+    host: str
+    name: str
+    port: int | None
+    user: str | None
+    key: str | None
+    host_key: str | None
+    jump: str | None
+    known_hosts: str | None
+    folder: str
+    python: str
+
+
+def host_of(target: SshTarget, host: SshHost) -> "Host":
+    """The connection to a host of a target; the same one for all who ask."""
+    address = Address(
+        host=host.host,
+        name=host.name,
+        port=host.port or target.port,
+        user=host.user or target.user,
+        key=host.key or target.key,
+        host_key=host.host_key,
+        jump=target.jump,
+        known_hosts=target.known_hosts,
+        python=_interpreter(target.python),
+        folder=target.folder,
+    )
+    return _hosts.setdefault(address, Host(address))
+
+
+def hosts_of(target: SshTarget) -> "list[Host]":
+    """The connections to all hosts of a target, in its order."""
+    return [host_of(target, host) for host in target.hosts]
+
+
+def _interpreter(python: str | None) -> str:
+    """Which Python answers on the host; of a virtual environment its own."""
+    if python is None:
+        return "python3"
+    return python if Path(python).name.startswith("python") else f"{python.rstrip('/')}/bin/python"
+
+
+class Host:
+    """One host: asked, and reconnected to with growing pauses. Used on the loop of `slurm.ssh.loop` alone."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.name = address.name
+        self.away_since: float | None = None
+        self.to_end: dict[tuple[str, int], None] = {}
+        """Jobs, by folder and rank, that were given up while the host was away: ended when it is back."""
+        self._line: _Line | None = None
+        self._facts: Facts | None = None
+        self._connecting: asyncio.Lock | None = None
+        self._failures, self._next_try, self._why = 0, 0.0, ""
+
+    @property
+    def away_seconds(self) -> float:
+        """For how long it could not be reached; 0 where it can be."""
+        return 0.0 if self.away_since is None else time.monotonic() - self.away_since
+
+    async def ask(
+        self, operation: str, body: bytes = b"", limit_seconds: float | None = ANSWER_SECONDS, **arguments: Any
+    ) -> tuple[dict[str, Any], bytes]:
+        """Have the host do something. Raises HostAway, HostRefused and HostError."""
+        line = await self._connected()
+        try:
+            said, content = await asyncio.wait_for(line.ask(operation, body, arguments), limit_seconds)
+        except (TimeoutError, OSError, asyncssh.Error) as error:
+            line.close()
+            self._line = None
+            raise self._is_away(error) from error
+        self.away_since, self._failures = None, 0
+        if "error" in said:
+            raise HostError(said["errno"], f"{self.name}: {said['error']}")
+        return said, content
+
+    async def facts(self, fresh: bool = False) -> Facts:
+        """What the host says of itself; asked once for each connection, or now."""
+        await self._connected()
+        if fresh or self._facts is None:
+            self._facts = await self._hello()
+        return self._facts
+
+    async def _hello(self) -> Facts:
+        began = time.time()
+        said, _ = await self.ask("hello", limit_seconds=60.0, folder=self.address.folder)
+        ended = time.time()
+        early, late = said["time"] - began, said["time"] - ended
+        return Facts(said, 0.0 if late <= 0.0 <= early else min(early, late, key=abs))
+
+    async def _connected(self) -> "_Line":
+        if self._connecting is None:
+            self._connecting = asyncio.Lock()
+        async with self._connecting:
+            if self._line is not None and not self._line.closed:
+                return self._line
+            if self._line is not None:
+                self._line = None
+                self.away_since = self.away_since or time.monotonic()
+            if time.monotonic() < self._next_try:
+                raise HostAway(None, f"{self.name}: {self._why}")
+            try:
+                self._line = await connect(self.address)
+            except (OSError, TimeoutError, asyncssh.Error) as error:
+                raise self._is_away(error) from error
+            self._facts = None
+            for folder, rank in list(self.to_end):
+                with suppress(OSError, TimeoutError, asyncssh.Error):
+                    await asyncio.wait_for(self._line.ask("cancel", b"", {"folder": folder, "rank": rank}), 20.0)
+                    self.to_end.pop((folder, rank))
+            return self._line
+
+    def _is_away(self, error: Exception) -> HostAway:
+        self.away_since = self.away_since or time.monotonic()
+        pause = min(_FIRST_PAUSE_SECONDS * 2**self._failures, _LONGEST_PAUSE_SECONDS)
+        self._failures, self._next_try = min(self._failures + 1, 10), time.monotonic() + pause
+        self._why = "no answer in time" if isinstance(error, TimeoutError) else _one_line(error)
+        return HostAway(None, f"{self.name}: not reached: {self._why}")
+
+
+_hosts: dict[Address, Host] = {}
+_gate: asyncio.Semaphore | None = None
+
+
+async def connect(address: Address) -> "_Line":
+    """Connect and start the program. Raises HostRefused, OSError, TimeoutError and what asyncssh raises."""
+    global _gate
+    if _gate is None:
+        _gate = asyncio.Semaphore(_AT_ONCE)
+    async with _gate:
+        connection = jump = None
+        try:
+            if address.jump is not None:
+                jump = await asyncssh.connect(**_jump_options(address))
+            connection = await asyncssh.connect(address.host, **_options(address), **({"tunnel": jump} if jump else {}))
+        except asyncssh.HostKeyNotVerifiable as error:
+            raise HostRefused(f"{address.name}: {_key_refused(address, error)}") from error
+        except asyncssh.PermissionDenied as error:
+            who = f" for user {address.user}" if address.user else ""
+            raise HostRefused(
+                f"{address.name}: no key is accepted{who}: {_one_line(error)}. Name one by `key`, or load one"
+            ) from error
+        except HostRefused:
+            raise
+        except (asyncssh.KeyImportError, asyncssh.ConfigParseError, ValueError) as error:
+            raise HostRefused(f"{address.name}: {_one_line(error)}") from error
+        finally:
+            if jump is not None and connection is None:
+                jump.abort()
+        try:
+            return await asyncio.wait_for(_begin(address, connection, jump), CONNECT_SECONDS)
+        except BaseException:
+            for each in filter(None, (connection, jump)):
+                each.abort()
+            raise
+
+
+def _options(address: Address) -> dict[str, Any]:
+    """Arguments for asyncssh; what is left out comes from ~/.ssh/config. Raises HostRefused."""
+    given: dict[str, Any] = {
+        "port": address.port,
+        "username": address.user,
+        "client_keys": [str(Path(address.key).expanduser())] if address.key else None,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    for field, path in (("key", address.key), ("known_hosts", address.known_hosts)):
+        if path is not None and not Path(path).expanduser().is_file():
+            raise HostRefused(f"{address.name}: {field}: no such file: {path}")
+    if address.host_key is not None:
+        options["known_hosts"] = ([asyncssh.import_public_key(address.host_key)], [], [])
+    elif address.known_hosts is not None:
+        options["known_hosts"] = str(Path(address.known_hosts).expanduser())
+    return options | {
+        "connect_timeout": CONNECT_SECONDS,
+        "keepalive_interval": _BEAT_SECONDS,
+        "keepalive_count_max": _BEATS,
+        "send_env": None,  # whatever ~/.ssh/config says: tokens of this machine stay here
+        "agent_forwarding": False,
+        "preferred_auth": "gssapi-with-mic,publickey",  # nobody is there to type a password
+    }
+
+
+def _jump_options(address: Address) -> dict[str, Any]:
+    """The same for the jump host: by the same key and file of known hosts, where the target names them."""
+    who, _, where = (address.jump or "").rpartition("@")
+    host, _, port = where.rpartition(":") if where.count(":") == 1 else (where, "", "")
+    options = _options(replace(address, port=int(port) if port else None, user=who or None, host_key=None))
+    return options | {"host": host}
+
+
+def _key_refused(address: Address, error: Exception) -> str:
+    if address.host_key is not None:
+        return "its host key is not the one that `host_key` names. Find out why before anything else"
+    port = f" -p {address.port}" if address.port and address.port != 22 else ""
+    where = address.known_hosts or "~/.ssh/known_hosts"
+    return (
+        f"host key not accepted ({_one_line(error)}). A first contact is not taken on trust: check its key, then add "
+        f"it to {where}, as by `ssh{port} {address.host}`; where it is known, its key has changed"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join((str(error) or type(error).__name__).split())[:300]
+
+
+async def _begin(
+    address: Address, connection: asyncssh.SSHClientConnection, jump: asyncssh.SSHClientConnection | None
+) -> "_Line":
+    """Start the program on a host that was connected to. Raises HostRefused."""
+    command = f"exec {shlex.quote(address.python)} -u -c {shlex.quote(_BOOT)}"
+    process = await connection.create_process(command, encoding=None)
+    told = b""
+    while not told.startswith(_GREETING):  # what a login script says comes first
+        told = await process.stdout.readline()
+        if not told:
+            said = (await process.stderr.read(2000)).decode(errors="replace").strip()
+            raise HostRefused(
+                f"{address.name}: {address.python} does not start: {said or 'no message'}. Install Python "
+                f"{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer there, or name one by `python`"
+            )
+    version = told.removeprefix(_GREETING).decode().strip()
+    if tuple(int(part) for part in version.split(".")) < OLDEST_PYTHON:
+        raise HostRefused(
+            f"{address.name}: {address.python} is Python {version}, expected {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or "
+            "newer. Install one, or name it by `python`"
+        )
+    sources = [(name, read_text(_FOLDER / f"{name.rpartition('.')[2]}.py")) for name in _PARTS]
+    process.stdin.write(json.dumps([("slurm", ""), ("slurm.ssh", ""), *sources]).encode() + b"\n")
+    return _Line([each for each in (connection, jump) if each is not None], process)
+
+
+class _Line:
+    """Requests to a host's program and its answers, over one connection."""
+
+    def __init__(
+        self, connections: Sequence[asyncssh.SSHClientConnection], process: "asyncssh.SSHClientProcess[bytes]"
+    ) -> None:
+        self._connections, self._process = connections, process
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
+        self._writing = asyncio.Lock()
+        self.closed = False
+        self._reading = asyncio.create_task(self._read())
+
+    async def ask(self, operation: str, body: bytes, arguments: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """One request and its answer. Raises OSError where the connection is lost meanwhile."""
+        if self.closed:
+            raise ConnectionError("the connection is lost")
+        number = next(self._numbers)
+        answer: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        line = json.dumps({"id": number, "op": operation, "body_bytes": len(body), **arguments}).encode() + b"\n"
+        try:
+            async with self._writing:
+                self._process.stdin.write(line + body)
+                await self._process.stdin.drain()
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # looked at, also where sending failed first
+
+    async def _read(self) -> None:
+        try:
+            while told := await self._process.stdout.readline():
+                said = json.loads(told)
+                number, size = said.pop("id"), said.pop("body_bytes")
+                body = await self._process.stdout.readexactly(size) if size else b""
+                if number in self._waiting and not self._waiting[number].done():
+                    self._waiting[number].set_result((said, body))
+        except (OSError, ValueError, KeyError, asyncio.IncompleteReadError, asyncssh.Error):
+            pass
+        finally:
+            self.closed = True
+            self._abort()
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(ConnectionError("the connection is lost"))
+
+    def close(self) -> None:
+        """End the connection; jobs go on."""
+        self.closed = True
+        self._reading.cancel()
+        self._abort()
+
+    def _abort(self) -> None:
+        for connection in self._connections:
+            connection.abort()

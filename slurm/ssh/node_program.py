@@ -1,0 +1,256 @@
+"""The program that serves a connection on a host. Python's standard library only: nothing is installed there yet.
+
+`slurm.ssh.connection` sends its source, then requests, each a line of JSON with `id`, `op` and, where `body_bytes` says
+so, so many bytes after it. Answers come the same way, in any order. It ends when the connection does; jobs go on: they
+are in sessions of their own, and everything that is known of one lies in its folder.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from slurm.ssh.node_files import (
+    Neighbours,
+    children,
+    fetch,
+    get,
+    hashes,
+    install,
+    make,
+    put,
+    remove,
+    rename,
+    sizes,
+    unpack,
+)
+
+INLINE_BYTES = 64 << 10
+"""Files up to this size come with the answer that names them."""
+_ANSWER_BYTES = 4 << 20
+_NOT_BROUGHT = ("job.json", "hosts.json", "go")
+_MODULES = (b"slurm.launch", b"engine.agents.torchrun_agent", b"engine.agents.deepspeed_agent", b"engine.worker")
+_TERM_SECONDS, _KILL_SECONDS = 5.0, 1.5
+
+
+# What the host is
+
+
+def hello(folder: str) -> dict[str, Any]:
+    """Facts on the host; the folder is made. Paths of requests are absolute from here on."""
+    work = Path(folder) if folder.startswith("/") else Path.home() / folder
+    work.mkdir(parents=True, exist_ok=True)
+    work = work.resolve()
+    disk = shutil.disk_usage(work)
+    told = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "hostname": socket.gethostname(),
+        "folder": str(work),
+        "writable": os.access(work, os.W_OK | os.X_OK),
+        "free_bytes": disk.free,
+        "time": time.time(),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "place": os.readlink("/proc/self/ns/net"),
+        "python": list(sys.version_info[:3]),
+        "executable": sys.executable,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "cpu_model": _cpu_model(),
+        "address": told[2] if len(told) == 4 else None,
+        "gpus": _gpus(),
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return os.uname().machine
+
+
+def _gpus() -> dict[str, Any]:
+    """Names and driver of NVIDIA GPUs as their own program tells them; `error`: why it does not."""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        return {"names": [], "error": "nvidia-smi is not installed"}
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"names": [], "error": str(error)}
+    if done.returncode != 0:
+        return {"names": [], "error": (done.stdout + done.stderr).strip()[:300]}
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
+    return {"names": [row[0] for row in rows], "driver": rows[0][1] if rows else None}
+
+
+def versions(names: list[str]) -> dict[str, Any]:
+    """Versions of libraries that this interpreter has; None for those that it lacks."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return {"versions": found}
+
+
+# Jobs
+
+
+def start(folder: str, rank: int, argv: list[str], environment: dict[str, str]) -> None:
+    """Start a job's launcher in a session of its own; once, however often it is asked for."""
+    if not Path(argv[0]).exists() and "/" in argv[0]:
+        raise OSError(f"{argv[0]}: no such program on this host")
+    try:
+        marker = os.open(f"{folder}/.started_{rank}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return
+    with os.fdopen(marker, "w") as file, open(f"{folder}/start_{rank}.log", "ab") as log:
+        # The shell ends at once, so that the launcher is nobody's child and the connection's end does not touch it.
+        script = '"$@" < /dev/null > /dev/null & echo $!'
+        shell = subprocess.run(
+            ["sh", "-c", script, "sh", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **environment},
+            cwd=folder,
+            start_new_session=True,
+            check=True,
+            timeout=30,
+        )
+        pid = int(shell.stdout)
+        file.write(f"{pid} {_start_ticks(pid)}\n")
+
+
+def _start_ticks(pid: int) -> str | None:
+    """When a process began, in ticks since boot; None where there is none (proc(5), field 22)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _launcher(folder: str, rank: int) -> int | None:
+    """The pid of a job's launcher; None where it is gone or never was."""
+    try:
+        pid, ticks = Path(f"{folder}/.started_{rank}").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return int(pid) if _start_ticks(int(pid)) == ticks else None
+
+
+def look(jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where jobs stand, and which of their files have changed since `known`; small ones come along."""
+    answers, body = [], bytearray()
+    for job in jobs:
+        folder, known = job["folder"], job["known"]
+        alive = _launcher(folder, job["rank"]) is not None  # before the files: what it wrote last is among them
+        answer: dict[str, Any] = {
+            "there": os.path.isdir(folder),
+            "started": os.path.exists(f"{folder}/.started_{job['rank']}"),
+            "alive": alive,
+        }
+        files = []
+        for name, size, changed in _files(folder) if known is not None else ():
+            if known.get(name) == [size, changed]:
+                continue
+            content = None
+            if size <= INLINE_BYTES and len(body) < _ANSWER_BYTES:
+                with contextlib.suppress(OSError), open(f"{folder}/{name}", "rb") as file:
+                    content = file.read()
+            files.append([name, size, changed, None if content is None else len(content)])
+            body += content or b""
+        answers.append(answer | {"files": files})
+    return {"jobs": answers, "body": bytes(body)}
+
+
+def _files(folder: str) -> Iterator[tuple[str, int, int]]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "checkpoints"]
+        for name in names:
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                told = os.stat(path)
+                relative = os.path.relpath(path, folder)
+                plain = stat.S_ISREG(told.st_mode) and not name.startswith(".")
+                if plain and not name.endswith(".part") and relative not in _NOT_BROUGHT:
+                    yield relative, told.st_size, told.st_mtime_ns
+
+
+def cancel(folder: str, rank: int) -> dict[str, Any]:
+    """End a job and return when nothing of it is left; pids of what cannot be ended."""
+    launcher = _launcher(folder, rank)
+    if launcher is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(launcher, signal.SIGTERM)
+    deadline = time.monotonic() + _TERM_SECONDS
+    while _launcher(folder, rank) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    deadline = time.monotonic() + _KILL_SECONDS
+    while (left := _processes(folder)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return {"left": left}
+
+
+def _processes(folder: str) -> list[int]:
+    """Living processes of a job, by their command lines: each names a file of the job's folder."""
+    marker, found = os.fsencode(folder) + b"/", []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{name}/cmdline").read_bytes()
+                if marker in line and any(module in line for module in _MODULES) and _start_ticks(int(name)):
+                    found.append(int(name))
+    return found
+
+
+# The connection
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until there are no more. What may take long is done in a thread."""
+    neighbours, writing = Neighbours(), threading.Lock()
+    quick = (versions, put, get, sizes, rename, make, neighbours.offer, start, look)
+    long = (hello, hashes, remove, unpack, install, fetch, cancel)
+    operations: dict[str, Callable[..., dict[str, Any] | None]] = {each.__name__: each for each in (*quick, *long)}
+
+    def answer(number: int, operation: Callable[..., dict[str, Any] | None], arguments: dict[str, Any]) -> None:
+        try:
+            said = operation(**arguments) or {}
+            body = said.pop("body", b"")
+        except Exception as error:
+            said, body = {"error": str(error) or type(error).__name__, "errno": getattr(error, "errno", None)}, b""
+        line = json.dumps({"id": number, "body_bytes": len(body), **said}).encode() + b"\n"
+        with writing, contextlib.suppress(OSError):
+            answers.write(line + body)
+            answers.flush()
+
+    while line := requests.readline():
+        arguments = json.loads(line)
+        number, name, size = arguments.pop("id"), arguments.pop("op"), arguments.pop("body_bytes")
+        if size:
+            arguments["body"] = requests.read(size)
+        operation = operations[name]
+        if operation in long:
+            threading.Thread(target=answer, args=(number, operation, arguments), daemon=True).start()
+        else:
+            answer(number, operation, arguments)
+    for child in list(children):
+        child.kill()

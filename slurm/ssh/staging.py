@@ -1,0 +1,279 @@
+"""Code, libraries and models on hosts that are reached by SSH, laid out as in a shared folder (`slurm.staging`).
+
+<folder>/rankwise/code/<hash>/  libraries/<hash>/  envs/<hash>/bin/python  models/<hash>/
+<folder>/runs/<name>-<digest of the run folder's path>/  inputs/  cache/  jobs/<job>.<token>/
+
+Each file leaves this machine once: the first host that lacks it hands it on to the next while it comes in, and that to
+the next; a host that cannot reach the one before gets it from here. Every file is checked by its SHA-256 where it
+arrives. Folders are made under another name and renamed: each is there whole or not at all.
+"""
+
+import asyncio
+import functools
+import hashlib
+import itertools
+import secrets
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.common.base import content_hash, sha256_of_file
+from configs.common.reading import PLAN_BYTES, open_regular, read_bytes, read_model
+from configs.plans.model_manifest import ModelManifest
+from configs.spec.target import SshTarget
+from slurm.ssh.connection import Facts, Host, HostAway, HostError, host_of
+from slurm.staging.packages import Notice, interpreter_script, node_requirements, run_digest
+from slurm.staging.wheel import pack_wheel
+
+_PIECE_BYTES = 1 << 20
+_PIECES_UNDER_WAY = 16
+_INSTALL_LIMIT_SECONDS = 3600.0
+_TRANSFER_LIMIT_SECONDS = 24 * 3600.0
+
+Finish = Callable[["Member", str], Awaitable[None]]
+"""What is done on a host in a folder that has all its files, before it gets its name."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A host as others are to see it: its connection, what it says of itself, and the address that they use."""
+
+    host: Host
+    facts: Facts
+    address: str
+
+    @property
+    def rankwise(self) -> str:
+        """Where everything lies that runs share."""
+        return f"{self.facts.folder}/rankwise"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file to bring: its path below the folder that is made, and where it lies here."""
+
+    name: str
+    source: Path
+    size: int
+    sha256: str
+
+
+def run_folder(facts: Facts, run: Path) -> str:
+    """Where a host has what is of one run only."""
+    return f"{facts.folder}/runs/{run.name}-{run_digest(run)}"
+
+
+def interpreter_name(target: SshTarget) -> str:
+    """The interpreter that hosts run jobs with, below the target's folder on each."""
+    made_of = {"code": _packed_code()[1], "python": target.python or content_hash(node_requirements()[1])}
+    if target.python is None:
+        made_of["constraints"] = sha256_of_file(node_requirements()[0])
+    return f"rankwise/envs/{content_hash(made_of)}/bin/python"
+
+
+@functools.cache
+def _packed_code() -> tuple[Path, str]:
+    """Our code as a wheel, packed once by a process, and its hash."""
+    wheel = pack_wheel(Path(tempfile.mkdtemp(prefix="rankwise-")))
+    return wheel, sha256_of_file(wheel)
+
+
+async def send(host: Host, content: bytes, path: str, mode: int = 0o644) -> None:
+    """Write a small file on a host, whole or not at all. Raises HostAway and HostError."""
+    digest = hashlib.sha256(content).hexdigest()
+    await host.ask("put", content, path=path, offset=0, last=True, sha256=digest, mode=mode)
+
+
+async def members_of(target: SshTarget) -> list[Member]:
+    """All hosts of a target. Raises HostAway, HostRefused and HostError."""
+    hosts = [host_of(target, host) for host in target.hosts]
+    facts = await asyncio.gather(*(host.facts() for host in hosts))
+    return [
+        Member(host, told, given.address or str(told.data["address"] or told.data["hostname"]))
+        for host, told, given in zip(hosts, facts, target.hosts, strict=True)
+    ]
+
+
+async def stage_hosts(target: SshTarget, manifests: Iterable[Path], notice: Notice, thorough: bool = False) -> None:
+    """Bring code, libraries and models to all hosts of a target; what is there is not brought again.
+
+    thorough: hash also the models' files that are there. Raises HostAway, HostRefused, HostError, and ValueError for a
+    file that is not what its manifest says.
+    """
+    members = await members_of(target)
+    await _stage_code(members, notice)
+    await _stage_interpreters(target, members, notice)
+    for manifest in manifests:
+        await _stage_model(members, manifest, notice, thorough)
+
+
+async def _stage_code(members: Sequence[Member], notice: Notice) -> None:
+    wheel, digest = _packed_code()
+    name = f"code/{digest[:16]}"
+    lacking = await _lacking(members, f"{name}/code/slurm/launch.py")
+    if not lacking:
+        return
+    notice(f"code: {wheel.name} to {_names(lacking)}")
+    item = Item(wheel.name, wheel, wheel.stat().st_size, digest)
+
+    async def unpack(member: Member, work: str) -> None:
+        await member.host.ask("unpack", limit_seconds=300, archive=f"{work}/{wheel.name}", to=f"{work}/code")
+
+    await _bring(lacking, name, [item], unpack)
+
+
+async def _stage_interpreters(target: SshTarget, members: Sequence[Member], notice: Notice) -> None:
+    """The interpreter of each host: the one that is named, else one with libraries that are installed there."""
+    name, code = interpreter_name(target), f"code/{_packed_code()[1][:16]}/code"
+    lacking = await _lacking(members, name.removeprefix("rankwise/"))
+
+    async def make(member: Member) -> None:
+        python = str(member.facts.data["executable"])
+        if target.python is None:
+            python = f"{await _installed(member, notice)}/bin/python"
+        script = interpreter_script(f"{member.rankwise}/{code}", python)
+        await send(member.host, script.encode(), f"{member.facts.folder}/{name}", mode=0o755)
+
+    await asyncio.gather(*(make(member) for member in lacking))
+
+
+async def _installed(member: Member, notice: Notice) -> str:
+    """A virtual environment with the libraries in the versions that were tested; made by the host's own pip."""
+    constraints, requirements = node_requirements()
+    version = ".".join(map(str, member.facts.data["python"]))
+    made_of = {"libraries": requirements, "constraints": sha256_of_file(constraints), "python": version}
+    folder = f"{member.rankwise}/libraries/{content_hash(made_of)}"
+    if not await _lacking([member], folder.removeprefix(f"{member.rankwise}/")):
+        return folder
+    notice(f"libraries: installing on {member.host.name} (once, takes minutes)")
+    await send(member.host, read_bytes(constraints), f"{folder}.constraints.txt")
+    await member.host.ask(
+        "install", limit_seconds=_INSTALL_LIMIT_SECONDS + 600, folder=folder, requirements=requirements,
+        constraints=f"{folder}.constraints.txt", limit=_INSTALL_LIMIT_SECONDS,
+    )  # fmt: skip
+    return folder
+
+
+async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, thorough: bool) -> None:
+    manifest, name = read_model(path, ModelManifest, PLAN_BYTES), f"models/{path.parent.name}"
+    lacking = [member for member in members if not await _has_model(member, manifest, name, thorough)]
+    if not lacking:
+        return
+    items = [
+        Item(f"files/{file}", Path(manifest.folder) / file, told.size_bytes, told.sha256)
+        for file, told in manifest.files.items()
+    ]
+    if manifest.source == "synthetic":
+        config = Path(manifest.folder) / "config.json"
+        items = [Item("files/config.json", config, config.stat().st_size, sha256_of_file(config))]
+    size = sum(item.size for item in items)
+    onward = f", and from there to {_names(lacking[1:])}" if len(lacking) > 1 else ""
+    notice(f"model {manifest.identity}: {size / 2**20:.1f} MiB to {lacking[0].host.name}{onward}")
+
+    async def name_files(member: Member, work: str) -> None:
+        there = manifest.model_copy(update={"folder": "files"})
+        await send(member.host, (there.model_dump_json(indent=1) + "\n").encode(), f"{work}/manifest.json")
+        await member.host.ask("remove", paths=[f"{member.rankwise}/{name}"])
+
+    await _bring(lacking, name, items, name_files)
+
+
+async def _has_model(member: Member, manifest: ModelManifest, name: str, thorough: bool) -> bool:
+    folder = f"{member.rankwise}/{name}"
+    paths = [f"{folder}/files/{file}" for file in manifest.files]
+    wanted: list[object] = [file.size_bytes for file in manifest.files.values()]
+    found = (await member.host.ask("sizes", paths=[f"{folder}/manifest.json", *paths]))[0]["sizes"]
+    if not found[0] or found[1:] != wanted:
+        return False
+    if not thorough:
+        return True
+    hashes = (await member.host.ask("hashes", limit_seconds=_TRANSFER_LIMIT_SECONDS, paths=paths))[0]["hashes"]
+    return list(hashes) == [file.sha256 for file in manifest.files.values()]
+
+
+async def _lacking(members: Sequence[Member], name: str) -> list[Member]:
+    """Those that do not have a file or folder below `rankwise`."""
+    answers = await asyncio.gather(
+        *(member.host.ask("sizes", paths=[f"{member.rankwise}/{name}"]) for member in members)
+    )
+    return [member for member, (answer, _) in zip(members, answers, strict=True) if answer["sizes"][0] is None]
+
+
+async def _bring(members: Sequence[Member], name: str, items: Sequence[Item], finish: Finish) -> None:
+    """Bring files to hosts, finish each one's folder and give it its name."""
+    work = f"{name.rpartition('/')[0]}/.{name.rpartition('/')[2]}.{secrets.token_hex(4)}"
+    folders = {member.host: f"{member.rankwise}/{work}" for member in members}
+    try:
+        for item in items:
+            await _along(members, folders, item)
+        for member in members:
+            await finish(member, folders[member.host])
+            to = f"{member.rankwise}/{name}"
+            await member.host.ask("rename", path=folders[member.host], to=to)
+    finally:
+        for member in members:
+            with suppress(HostAway, HostError):
+                await member.host.ask("remove", paths=[folders[member.host]])
+
+
+async def _along(members: Sequence[Member], folders: dict[Host, str], item: Item) -> None:
+    """One file from here to the first host, and from each to the next, all at the same time."""
+
+    async def onward(before: Member, member: Member) -> None:
+        try:
+            path = f"{folders[before.host]}/{item.name}"
+            offer, _ = await before.host.ask("offer", paths=[path], address=before.address)
+            source = {"address": before.address, "port": offer["port"], "token": offer["token"], "path": path}
+            await member.host.ask(
+                "fetch", limit_seconds=_TRANSFER_LIMIT_SECONDS, source=source, size=item.size, sha256=item.sha256,
+                path=f"{folders[member.host]}/{item.name}",
+            )  # fmt: skip
+        except HostError:
+            await _upload(member.host, item, f"{folders[member.host]}/{item.name}")
+
+    await asyncio.gather(
+        _upload(members[0].host, item, f"{folders[members[0].host]}/{item.name}"),
+        *(onward(before, member) for before, member in itertools.pairwise(members)),
+    )
+
+
+async def _upload(host: Host, item: Item, path: str) -> None:
+    """A file from here. Raises ValueError where it is not what it should be, and as `Host.ask`."""
+    try:
+        await _upload_pieces(host, item, path)
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
+
+
+async def _upload_pieces(host: Host, item: Item, path: str) -> None:
+    """Some pieces are under way at a time."""
+    room = asyncio.Semaphore(_PIECES_UNDER_WAY)
+
+    async def piece(content: bytes, offset: int, last: bool) -> None:
+        try:
+            await host.ask("put", content, path=path, offset=offset, last=last, sha256=item.sha256, limit_seconds=600)
+        finally:
+            room.release()
+
+    async with asyncio.TaskGroup() as under_way:
+        digest, offset = hashlib.sha256(), 0
+        with open_regular(item.source) as file:
+            while True:
+                await room.acquire()
+                content = file.read(_PIECE_BYTES)
+                digest.update(content)
+                last = offset + len(content) >= item.size or not content
+                if last and digest.hexdigest() != item.sha256:
+                    raise ValueError(
+                        f"{item.source}: content changed since the study began. Run again, or fetch the file again"
+                    )
+                under_way.create_task(piece(content, offset, last))
+                offset += len(content)
+                if last:
+                    return
+
+
+def _names(members: Sequence[Member]) -> str:
+    return ", ".join(member.host.name for member in members)

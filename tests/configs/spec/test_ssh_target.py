@@ -1,0 +1,64 @@
+"""Targets of hosts that are reached by SSH: short and long forms, what is refused, and the way there and back."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.spec.study import StudyError, load_study, study_yaml
+from configs.spec.target import SshTarget
+from tests.support.studies import write_study
+
+LAB = {"kind": "ssh", "name": "lab", "hosts": ["gpu-a", "gpu-b"], "user": "bench"}
+
+
+def test_names_alone_are_enough() -> None:
+    target = SshTarget.model_validate(LAB)
+    assert [(host.host, host.name, host.port) for host in target.hosts] == [
+        ("gpu-a", "gpu-a", None),
+        ("gpu-b", "gpu-b", None),
+    ]
+    assert (target.nodes, target.ranks_per_node, target.rank_limit, target.adapter) == (2, 1, 2, "ssh")
+
+
+def test_a_host_may_say_everything_itself() -> None:
+    host = {
+        "host": "203.0.113.7", "name": "a", "port": 2222, "user": "ubuntu", "key": "~/.ssh/it", "address": "10.0.0.7",
+        "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJNyPzP5VQ3K0g6cKQm0m1u0m1u0m1u0m1u0m1u0m1u0",
+    }  # fmt: skip
+    target = SshTarget.model_validate({"hosts": [host, "b"], "gpus_per_node": 4})
+    assert target.hosts[0].model_dump() == host
+    assert target.rank_limit == 8
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_target_survives_its_study_file(tmp_path: Path, nodes: int) -> None:
+    study = load_study(write_study(tmp_path, targets=[LAB | {"nodes": nodes}]))
+    again = tmp_path / "again.yaml"
+    again.write_text(study_yaml(study))
+    assert load_study(again).targets == study.targets
+    assert study.targets[0].nodes == nodes  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hosts": []}, "targets[0].hosts: list should have at least 1 item"),
+        ({"hosts": ["a", "a"]}, "targets[0].hosts: a named twice"),
+        ({"hosts": ["-oProxyCommand=x"]}, "targets[0].hosts[0].host: string should match pattern"),
+        ({"hosts": ["a b"]}, "targets[0].hosts[0].host: string should match pattern"),
+        ({"hosts": [{"host": "a", "prot": 1}]}, "targets[0].hosts[0].prot: unknown key (did you mean port?)"),
+        ({"hosts": [{"host": "a", "port": 0}]}, "targets[0].hosts[0].port: input should be greater than or equal to 1"),
+        ({"hosts": [{"host": "a", "host_key": "AAAA"}]}, "targets[0].hosts[0].host_key: expected a public key"),
+        ({"nodes": 3}, "targets[0].nodes: got 3, but the target has 2 hosts"),
+        ({"shared": "work"}, "targets[0].shared: got work, expected an absolute path"),
+        ({"folder": "a; rm -rf"}, "targets[0].folder: string should match pattern"),
+        ({"user": "a b"}, "targets[0].user: string should match pattern"),
+        ({"gpus_per_node": 2, "device": "cpu"}, "targets[0].device: got cpu, but gpus_per_node is 2"),
+        ({"partition": "x"}, "targets[0].partition: unknown key"),
+        ({"lost_after_seconds": 0}, "targets[0].lost_after_seconds: input should be greater than 0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_by_its_field(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        load_study(write_study(tmp_path, targets=[LAB | changes]))
+    assert any(said.startswith(problem) for said in caught.value.problems), caught.value.problems

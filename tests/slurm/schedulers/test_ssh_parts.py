@@ -1,0 +1,135 @@
+"""What needs no host: whose turn it is, how a job ended, which files hosts may write, what a launcher is told."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.common.base import utc_now
+from configs.plans.job import Job, JobEnd, Measurement
+from configs.plans.paths import JobPaths
+from configs.plans.record import Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.target import SshTarget
+from configs.workloads.noop import NoopWorkload
+from slurm.launcher.job_files import write_end
+from slurm.launcher.node import GIVEN, given_node
+from slurm.schedulers.ssh_ending import Loss, concluded
+from slurm.schedulers.ssh_node import _is_theirs
+from slurm.schedulers.ssh_turns import Turns
+from slurm.ssh.connection import HostError
+
+
+def target(*names: str) -> SshTarget:
+    return SshTarget.model_validate({"hosts": list(names)})
+
+
+def job_on(target: SshTarget, nodes: int, exclude: tuple[str, ...] = ()) -> Job:
+    cell = Cell(workload=NoopWorkload(), target=target.name, nodes=nodes)
+    return Job(
+        name="0001-timed-x", study="s", measuring_pass="timed", measuring=Measuring(), target=target,
+        measurements=(Measurement(cell=cell, repeat=0, attempt=1),), ranks_per_node=1, timeout_seconds=10.0,
+        inputs="in", cache="cache", exclude=exclude,
+    )  # fmt: skip
+
+
+class Wants:
+    """A job that wants hosts."""
+
+    def __init__(
+        self, target: SshTarget, nodes: int, placed: tuple[str, ...] = (), exclude: tuple[str, ...] = ()
+    ) -> None:
+        self.target, self.job, self._placed = target, job_on(target, nodes, exclude), placed
+
+    def placed(self) -> tuple[str, ...]:
+        return self._placed
+
+
+def names(turns: Turns, wants: Wants) -> list[str]:
+    return [host.name for host in turns.held_by(wants)]
+
+
+def test_hosts_go_to_jobs_in_order_and_a_wide_job_is_not_passed_over() -> None:
+    async def scenario() -> list[list[str]]:
+        turns, lab = Turns(), target("turn-a", "turn-b")
+        one, wide, late = Wants(lab, 1), Wants(lab, 2), Wants(lab, 1)
+        await turns.take(one)
+        waiting = [asyncio.create_task(turns.take(wants)) for wants in (wide, late)]
+        await asyncio.sleep(0.05)
+        seen = [names(turns, one), names(turns, wide), names(turns, late)]
+        await turns.give_back(one)
+        await asyncio.wait_for(waiting[0], 1)
+        seen += [names(turns, wide), names(turns, late)]
+        await turns.give_back(wide)
+        await asyncio.wait_for(waiting[1], 1)
+        return [*seen, names(turns, late)]
+
+    assert asyncio.run(scenario()) == [["turn-a"], [], [], ["turn-a", "turn-b"], [], ["turn-a"]]
+
+
+def test_a_job_has_the_hosts_that_it_had_and_none_that_it_is_kept_from() -> None:
+    async def scenario() -> list[list[str]]:
+        turns, lab = Turns(), target("had-a", "had-b", "had-c")
+        adopted, kept_from = Wants(lab, 1, placed=("had-b",)), Wants(lab, 1, exclude=("had-a",))
+        await turns.take(adopted)
+        await turns.take(kept_from)
+        return [names(turns, adopted), names(turns, kept_from)]
+
+    assert asyncio.run(scenario()) == [["had-b"], ["had-c"]]
+
+
+def ends(paths: JobPaths, *statuses: Status | None, **more: object) -> None:
+    for rank, status in enumerate(statuses):
+        if status is not None:
+            end = JobEnd(status=status, return_code=0, finished_at=utc_now()).model_copy(update=more)
+            write_end(paths, end, rank)
+
+
+def test_a_job_ends_as_its_hosts_say(tmp_path: Path) -> None:
+    paths, job = JobPaths(tmp_path), job_on(target("a", "b"), 2)
+    ends(paths, Status.COMPLETED, Status.COMPLETED)
+    assert concluded(job, paths, ["a", "b"], []).status is Status.COMPLETED
+
+
+def test_a_host_whose_launcher_went_without_a_word_is_named(tmp_path: Path) -> None:
+    paths, job = JobPaths(tmp_path), job_on(target("a", "b"), 2)
+    ends(paths, Status.COMPLETED, None)
+    (tmp_path / "start_1.log").write_text("sh: 1: torch: not found\n")
+    end = concluded(job, paths, ["a", "b"], [])
+    assert (end.status, end.suspects) == (Status.FAILED, ("b",))
+    assert end.message is not None and "launcher on b did not start: sh: 1: torch: not found" in end.message
+
+
+def test_a_loss_comes_before_what_others_saw_of_it(tmp_path: Path) -> None:
+    paths, job = JobPaths(tmp_path), job_on(target("a", "b"), 2)
+    ends(paths, Status.FAILED, None, kind="PeerLost")
+    loss = Loss(Status.NODE_FAILED, "host b could not be reached for 9 s", ("b",), "HostUnreachable")
+    end = concluded(job, paths, ["a", "b"], [loss])
+    assert (end.status, end.nodes, end.message) == (Status.NODE_FAILED, ("b",), loss.message)
+
+
+def test_an_error_blames_the_host_that_it_names() -> None:
+    loss = Loss.of_error(HostError(28, "b: No space left on device"), ["a", "b"])
+    assert (loss.nodes, loss.message) == (("b",), "host b: No space left on device")
+
+
+@pytest.mark.parametrize("name", ["../end.json", "/etc/passwd", "end.json", "job.json", "accounting.json", "a/../../b"])
+def test_a_host_cannot_write_what_is_ours(name: str) -> None:
+    assert not _is_theirs(name)
+
+
+@pytest.mark.parametrize("name", ["end_0.json", "parts/x.rank_0.json", "launcher_1.log"])
+def test_a_host_writes_what_its_job_left(name: str) -> None:
+    assert _is_theirs(name)
+
+
+def test_a_launcher_knows_its_place() -> None:
+    told = {"rank": 1, "names": ["a", "b"], "addresses": ["10.0.0.1", "10.0.0.2"], "job_id": "x"}
+    node = given_node({GIVEN: json.dumps(told)})
+    assert node is not None
+    assert (node.name, node.head, node.head_address, node.count) == ("b", "a", "10.0.0.1", 2)
+    assert given_node({}) is None
+    with pytest.raises(ValueError, match="expected a rank"):
+        given_node({GIVEN: json.dumps(told | {"rank": 2})})

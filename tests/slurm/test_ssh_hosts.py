@@ -1,0 +1,293 @@
+"""Real SSH servers on networks of their own: how hosts are reached, refused and checked; what is carried to them."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.plans.model_manifest import ModelFile, ModelManifest
+from configs.spec.target import SshTarget
+from slurm.ssh import connection, staging
+from slurm.ssh.connection import Host, HostAway, HostError, HostRefused, hosts_of
+from slurm.ssh.host_checks import HostNeed, lacking
+from slurm.ssh.loop import wait_for
+from slurm.ssh.staging import stage_hosts
+from tests.support.ssh_hosts import SshTestHosts, ssh_hosts
+
+LIMIT_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshTestHosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("hosts") / "h", 3) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def fresh_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_hosts", {})
+
+
+def lab(there: SshTestHosts, **changes: Any) -> SshTarget:
+    return SshTarget.model_validate(there.target(**changes))
+
+
+def problems(target: SshTarget, **need: int) -> list[str]:
+    return wait_for(lacking(target, HostNeed(**need)), LIMIT_SECONDS)
+
+
+def facts(host: Host) -> dict[str, Any]:
+    return wait_for(host.facts(), LIMIT_SECONDS).data
+
+
+# Reached and refused
+
+
+def test_hosts_tell_who_they_are_and_lack_nothing(hosts: SshTestHosts) -> None:
+    target = lab(hosts)
+    assert [facts(host)["hostname"] for host in hosts_of(target)] == ["gpu-a", "gpu-b", "gpu-c"]
+    assert [facts(host)["address"] for host in hosts_of(target)] == [host.address for host in hosts.hosts]
+    assert problems(target) == []
+
+
+def test_config_agent_of_keys_known_hosts_and_jump_hosts_of_the_user_are_honoured(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aliases alone: port, user, key, known hosts and a jump host are in ~/.ssh/config."""
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    lines = [f"Host *\n  User root\n  IdentityFile {hosts.base}/key\n  UserKnownHostsFile {hosts.known_hosts}\n"]
+    lines += [f"Host {host.name}\n  HostName {host.address}\n  Port {host.port}\n" for host in hosts.hosts]
+    lines += [f"Host far\n  HostName {hosts['b'].address}\n  Port {hosts['b'].port}\n  ProxyJump gpu-a\n"]
+    (tmp_path / ".ssh" / "config").write_text("".join(lines))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    given = {"kind": "ssh", "folder": str(hosts.base / "node")}
+    direct, far = hosts_of(SshTarget.model_validate(given | {"hosts": ["gpu-c", "far"]}))
+    assert facts(direct)["hostname"] == "gpu-c"
+    assert facts(far)["hostname"] == "gpu-b"
+
+
+def test_no_variable_of_this_machine_reaches_a_host(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that ~/.ssh/config sends, and that the server accepts."""
+    canary = os.urandom(8).hex()
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    (tmp_path / ".ssh" / "config").write_text("Host *\n  SendEnv HF_TOKEN\n  ForwardAgent yes\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", canary)
+    for host in hosts_of(lab(hosts)):
+        facts(host)
+    agents = [process for process in hosts["a"].processes() if "python" in process.name()]
+    assert agents
+    for process in agents:
+        assert canary not in str(process.environ()) and "SSH_AUTH_SOCK" not in process.environ()
+
+
+def test_a_jump_host_of_the_target_is_gone_through(hosts: SshTestHosts) -> None:
+    """The connection ends with the jump host's server."""
+    jump = f"root@{hosts['a'].address}:{hosts['a'].port}"
+    far = hosts_of(lab(hosts, jump=jump))[1]
+    assert facts(far)["hostname"] == "gpu-b"
+    hosts["a"].kill_sshd()
+    try:
+        with pytest.raises(HostAway):
+            wait_for(far.ask("sizes", paths=[]), LIMIT_SECONDS)
+    finally:
+        hosts["a"].start_sshd()
+
+
+def test_an_unknown_a_changed_and_a_given_host_key(hosts: SshTestHosts, tmp_path: Path) -> None:
+    empty = tmp_path / "known_hosts"
+    empty.write_text("")
+    for known in (empty, tmp_path / "missing"):
+        (said, *_) = problems(lab(hosts, known_hosts=str(known)))
+        assert said.startswith("hosts: gpu-a: "), said
+    own = {"host": hosts["a"].address, "port": hosts["a"].port, "name": "gpu-a"}
+    right = lab(hosts, known_hosts=str(empty), hosts=[own | {"host_key": hosts["a"].host_key}])
+    wrong = lab(hosts, hosts=[own | {"host_key": hosts["b"].host_key}])
+    assert problems(right) == []
+    assert problems(wrong)[0].startswith("hosts: gpu-a: its host key is not the one that `host_key` names")
+
+
+def test_a_key_that_is_not_accepted_is_told_with_its_remedy(hosts: SshTestHosts, tmp_path: Path) -> None:
+    shutil.copy(hosts["c"].folder / "host_key", tmp_path / "key")
+    (said, *_) = problems(lab(hosts, key=str(tmp_path / "key")))
+    assert said.startswith("hosts: gpu-a: no key is accepted for user root") and "`key`" in said
+
+
+def test_a_broken_connection_is_made_again_and_a_dead_one_is_told(hosts: SshTestHosts) -> None:
+    host = hosts_of(lab(hosts))[1]
+    facts(host)
+    hosts["b"].kill_sshd()
+    with pytest.raises(HostAway, match=r"gpu-b: not reached"):
+        wait_for(host.ask("sizes", paths=[]), LIMIT_SECONDS)
+    assert host.away_seconds > 0
+    hosts["b"].start_sshd()
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            wait_for(host.ask("sizes", paths=[]), LIMIT_SECONDS)
+            break
+        except HostAway:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert host.away_seconds == 0
+
+
+# Checked
+
+
+def test_python_disk_clock_driver_cores_and_libraries_are_checked(
+    hosts: SshTestHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "does not start" in problems(lab(hosts, python="/nowhere/bin/python3"))[0]
+    assert "GiB are needed. Make room" in problems(lab(hosts), model_bytes=1 << 50)[0]
+    assert "1024 cores are needed" in problems(lab(hosts), cores=1024)[0]
+    assert "of memory are needed" in problems(lab(hosts), memory_bytes=1 << 50)[0]
+    assert "nvidia-smi is not installed" in problems(lab(hosts, gpus_per_node=1))[0]
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 86_400)
+    (said, *_) = problems(lab(hosts))
+    assert said.startswith("hosts: gpu-a: its clock is 86,400 s ahead of this machine's. Set it"), said
+
+
+def test_an_old_python_is_told_by_its_version(hosts: SshTestHosts) -> None:
+    old = hosts["a"].disk / "python3"
+    old.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1); $1"\n')
+    old.chmod(0o755)
+    hosts_given = hosts.target()["hosts"][:1]
+    (said,) = problems(lab(hosts, python=f"{hosts.base}/node/python3", hosts=hosts_given))
+    assert "is Python 3.8, expected 3.11 or newer" in said
+
+
+def test_a_python_without_the_libraries_is_told(hosts: SshTestHosts) -> None:
+    bare = hosts["a"].disk / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -S "$@"\n')  # type: ignore[attr-defined]
+    bare.rename(bare.with_name("python-bare"))
+    bare.with_name("python-bare").chmod(0o755)
+    (said,) = problems(lab(hosts, python=f"{hosts.base}/node/python-bare", hosts=hosts.target()["hosts"][:1]))
+    assert "lacks" in said and "torch" in said and "Install them there" in said
+
+
+def test_one_machine_under_two_names_is_refused(hosts: SshTestHosts) -> None:
+    one, two, _ = hosts.target()["hosts"]
+    (said,) = problems(lab(hosts, hosts=[one, two, one | {"name": "again"}]))
+    assert said.startswith("hosts: gpu-a, again are one and the same machine")
+
+
+# Carried
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model's manifest; 24 MiB of weights."""
+    content = os.urandom(24 << 20)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_text("{}")
+    files = {
+        path.name: ModelFile(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), size_bytes=path.stat().st_size)
+        for path in folder.iterdir()
+    }
+    manifest = ModelManifest(
+        identity=f"folder:{os.urandom(4).hex()}", source="folder", folder=str(folder), files=files, config={}
+    )
+    path = tmp_path / f"m{os.urandom(4).hex()}" / "manifest.json"
+    path.parent.mkdir()
+    path.write_text(manifest.model_dump_json())
+    return path
+
+
+def carried(target: SshTarget, manifest: Path, thorough: bool = False) -> list[str]:
+    said: list[str] = []
+    wait_for(stage_hosts(target, [manifest], said.append, thorough), LIMIT_SECONDS)
+    return said
+
+
+def weights(hosts: SshTestHosts, manifest: Path) -> list[bytes]:
+    name = f"rankwise/models/{manifest.parent.name}/files/model.safetensors"
+    return [(host.disk / name).read_bytes() for host in hosts.hosts if (host.disk / name).exists()]
+
+
+def test_each_byte_of_a_model_leaves_this_machine_once(hosts: SshTestHosts, model: Path) -> None:
+    """To three hosts: two get it from the one before. What is there is not brought again; what is damaged is."""
+    target = lab(hosts)
+    wait_for(stage_hosts(target, [], lambda _: None), LIMIT_SECONDS)  # the code
+    before = hosts.sent_bytes()
+    said = carried(target, model)
+    (line,) = said
+    assert line.endswith(": 24.0 MiB to gpu-a, and from there to gpu-b, gpu-c")
+    original = (model.parent.parent / "model" / "model.safetensors").read_bytes()
+    assert weights(hosts, model) == [original] * 3
+    assert 1.0 <= (hosts.sent_bytes() - before) / len(original) < 1.15
+    assert carried(target, model) == []
+    damaged = hosts["b"].disk / "rankwise" / "models" / model.parent.name / "files" / "model.safetensors"
+    damaged.write_bytes(original[:-1] + b"x")
+    assert carried(target, model) == []
+    assert carried(target, model, thorough=True)[0].endswith("to gpu-b")
+    assert weights(hosts, model) == [original] * 3
+
+
+def test_a_host_that_cannot_reach_the_one_before_gets_it_from_here(hosts: SshTestHosts, model: Path) -> None:
+    given = hosts.target()["hosts"]
+    given[0]["address"] = "10.255.255.1"  # nobody's
+    carried(lab(hosts, hosts=given), model)
+    original = (model.parent.parent / "model" / "model.safetensors").read_bytes()
+    assert weights(hosts, model) == [original] * 3
+
+
+def test_a_file_that_changed_is_not_given_to_anybody(hosts: SshTestHosts, model: Path) -> None:
+    file = model.parent.parent / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match="content changed since the study began"):
+        carried(lab(hosts), model)
+    assert weights(hosts, model) == []
+    assert not list((hosts["a"].disk / "rankwise" / "models").glob(".*"))
+
+
+def test_libraries_are_installed_by_the_hosts_own_pip(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small one of our own, from a file: no network is needed. pip's words are told where it fails."""
+    wheel = hosts["a"].disk / "tinything-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tinything.py", "VALUE = 42\n")
+        archive.writestr("tinything-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n")
+        about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr("tinything-1.0.dist-info/WHEEL", about)
+        archive.writestr("tinything-1.0.dist-info/RECORD", "")
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("")
+    python = sys._base_executable  # type: ignore[attr-defined]
+    monkeypatch.setattr(connection, "_interpreter", lambda _: python)
+    target = lab(hosts, python=None, hosts=hosts.target()["hosts"][:1])
+
+    def require(name: str) -> None:
+        wanted = f"tinything @ file://{hosts.base}/node/{name}"
+        monkeypatch.setattr(staging, "node_requirements", lambda: (constraints, [wanted]))
+
+    require("missing-1.0-py3-none-any.whl")
+    with pytest.raises(HostError, match=r"gpu-a: .*pip install"):
+        wait_for(stage_hosts(target, [], lambda _: None), LIMIT_SECONDS)
+    require(wheel.name)
+    wait_for(stage_hosts(target, [], lambda _: None), LIMIT_SECONDS)
+    program = f"{hosts.base}/node/{staging.interpreter_name(target)}"
+    code = "import tinything, slurm.ssh.node_files as ours; print(tinything.VALUE, ours.__file__)"
+    done = subprocess.run(hosts["a"].inside(program, "-c", code), capture_output=True, text=True, timeout=60, cwd="/")
+    assert done.stdout.startswith("42 ") and "/node/rankwise/code/" in done.stdout, done.stderr
+
+
+def test_a_refused_host_says_so_as_such(hosts: SshTestHosts, tmp_path: Path) -> None:
+    host = hosts_of(lab(hosts, known_hosts=str(tmp_path / "none")))[0]
+    with pytest.raises(HostRefused):
+        wait_for(host.facts(), LIMIT_SECONDS)
