@@ -36,7 +36,7 @@ test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random st
 fuzz: $(VENV)/.installed-fuzz  ## hostile inputs for every reader, hypothesis and atheris in turn; MINUTES=10, TARGET=study.file for one alone
 	$(BIN)/python -m benchmarks.fuzz --minutes $(or $(MINUTES),10) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED))
 
-lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB; none of their services is started or enabled at boot
+lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB, OpenSSH; none of their services is started or enabled at boot
 	sh slurm/lab/install.sh
 
 pbs-install:  ## OpenPBS from its sources into /opt/rankwise-pbs, for the tests of it; about 6 minutes, nothing is started

@@ -110,6 +110,23 @@ def test_ctrl_c_ends_everything_on_the_hosts(hosts: SshTestHosts, tmp_path: Path
     assert [record.status for record in records(run)] == ["cancelled"]
 
 
+def test_a_job_that_could_not_be_ended_is_found_by_the_next_run(hosts: SshTestHosts, tmp_path: Path) -> None:
+    """Ctrl-C while one host cannot be reached: that is told; the next run finds how it ended, and nothing is left."""
+    study, run = measured(tmp_path, hosts, workload=LONG | {"seconds": 40.0}, experiments=GANG)
+    first = start("run", study, cwd=tmp_path)
+    wait_until(lambda: under_measurement(run), what="a measurement", seconds=START_SECONDS)
+    hosts["b"].kill_sshd()
+    first.send_signal(signal.SIGINT)
+    said = " ".join(ended(first).split())
+    assert "may still run" in said and "gpu-b" in said, said
+    assert not list(run.glob("jobs/*/end.json"))
+    hosts["b"].start_sshd()
+    said = ended(start("run", study, cwd=tmp_path))
+    assert "adopted 0001" in said
+    assert [row["status"] for row in status(run)] == ["cancelled"], said
+    assert [host.job_processes() for host in hosts.hosts] == [[], []]
+
+
 def test_a_wrong_or_unknown_host_key_is_refused_by_name(hosts: SshTestHosts, tmp_path: Path) -> None:
     keys = hosts.known_hosts.read_text().splitlines()
     hosts.known_hosts.write_text(f"{keys[0]}\n{keys[1].split()[0]} {hosts['a'].host_key}\n")

@@ -54,7 +54,7 @@ def test_a_target_survives_its_study_file(tmp_path: Path, nodes: int) -> None:
         ({"folder": "a; rm -rf"}, "targets[0].folder: string should match pattern"),
         ({"user": "a b"}, "targets[0].user: string should match pattern"),
         ({"gpus_per_node": 2, "device": "cpu"}, "targets[0].device: got cpu, but gpus_per_node is 2"),
-        ({"partition": "x"}, "targets[0].partition: unknown key"),
+        ({"partition": "x"}, "targets[0].partition: supported by targets of kind slurm only"),
         ({"lost_after_seconds": 0}, "targets[0].lost_after_seconds: input should be greater than 0"),
     ],
 )  # fmt: skip
