@@ -8,9 +8,11 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     Tag,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -178,6 +180,12 @@ class ClusterTarget(Resources):
         if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
             return data | {"ranks_per_node": gpus}
         return data
+
+    @model_serializer(mode="wrap")
+    def _ranks_beside_gpus(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A single rank beside several GPUs is written although it is the default: left out, it is read as one each."""
+        data: dict[str, Any] = handler(self)
+        return data if self.gpus_per_node is None else data | {"ranks_per_node": self.ranks_per_node}
 
     @model_validator(mode="after")
     def _nodes_hold_their_ranks(self) -> Self:

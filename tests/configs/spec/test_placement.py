@@ -3,14 +3,15 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from configs.common.execution import Layout
 from configs.plans.expand import expand
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.placement import placed, unplaced
-from configs.spec.study import StudyError, parse_study
-from configs.spec.target import LocalTarget, SlurmTarget
+from configs.spec.study import StudyError, parse_study, study_yaml
+from configs.spec.target import ClusterTarget, LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
 
 MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")
@@ -207,3 +208,15 @@ def test_a_layout_of_a_ranking_may_have_no_place() -> None:
 def test_what_is_wrong_with_a_target_is_named(targets: list[Any], problem: str) -> None:
     found = problems_of({"kind": "sweep", "over": {"batch_size": [1]}}, targets)
     assert any(line.startswith(problem) for line in found), found
+
+
+@pytest.mark.parametrize(("given", "ranks"), [({}, 4), ({"ranks_per_node": 1}, 1), ({"ranks_per_node": 2}, 2)])
+@pytest.mark.parametrize("kind", ["slurm", "pbs"])
+def test_ranks_beside_gpus_are_read_as_they_were_written(kind: str, given: dict[str, int], ranks: int) -> None:
+    target = {"kind": kind, "name": "a", "nodes": 2, "gpus_per_node": 4, **given}
+    workload = {"kind": "noop", "seconds": 1}
+    experiments = {"grid": {"kind": "sweep", "over": {"label": ["a"]}}}
+    study = parse_study({"study": "s", "workload": workload, "targets": [target], "experiments": experiments})
+    again = parse_study(yaml.safe_load(study_yaml(study)))
+    for each in (study.targets[0], again.targets[0]):
+        assert isinstance(each, ClusterTarget) and each.ranks_per_node == ranks
