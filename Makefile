@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training gpu-check gpu-rehearsal gpu-wheels structure test-faults test-resume fuzz screenshots clean
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-resume fuzz screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -29,6 +29,9 @@ test-nightly: $(VENV)/.installed-dev  ## tests that CI leaves out: grids of opti
 
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m benchmarks.faults.bench $(if $(KEEP),--runs $(KEEP))
+
+test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nodes against EC2's API on this machine, print the table; as root, needs sshd
+	$(BIN)/python -m pytest -q tests/tasks/providers/test_cloud_faults.py
 
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
 	$(BIN)/python -m benchmarks.training.faults $(if $(KEEP),--runs $(KEEP))

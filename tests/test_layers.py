@@ -195,6 +195,7 @@ READERS_OF_THEIR_OWN = {
     "slurm/ssh/node_program.py": "on a host, with the standard library alone: regular files",
     "slurm/staging/wheel.py": "our own code",
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
+    "tasks/providers/leases.py": "a folder, to flush it",
     "flows/cli/doctor/optional.py": "/proc and /sys",
     "flows/server/process.py": "a lock",
     "configs/common/lock_files.py": "locks, never waited for",

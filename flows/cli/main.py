@@ -16,6 +16,9 @@ from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
+from flows.cli.list_nodes import list_nodes as list_nodes_command
+from flows.cli.nodes import app as nodes_commands
+from flows.cli.nodes import reap as reap_command
 from flows.cli.plan.command import plan as plan_command
 from flows.cli.results.history import HistoryFile
 from flows.cli.results.history import app as history_commands
@@ -34,6 +37,9 @@ app.add_typer(lab, name="lab")
 app.add_typer(bundle_commands, name="bundle")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
+app.add_typer(nodes_commands, name="nodes")
+app.command("reap")(reap_command)
+app.command("list-nodes")(list_nodes_command)
 app.command("plan")(plan_command)
 app.command("verify")(verify_command)
 app.command("export")(export_command)

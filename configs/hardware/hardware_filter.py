@@ -1,0 +1,142 @@
+"""The filter of `--hardware-filter`: which instances of the catalog are wanted.
+
+    wanted = parse_filter("GPU:T4+, count>=4, price<=6, region=us-east-1")
+    offers = matching(wanted, catalog())          # cheapest first; unknown prices last
+
+Terms are separated by commas; all must hold.
+
+    GPU             any GPU                          GPU:T4          this GPU, any variant of it
+    GPU:T4+         this GPU, or one announced in the same year or later
+    CPU             no GPU                           provider=aws    this cloud
+    memory>=24      GB (1e9 bytes) of one GPU        count>=4        GPUs of a node
+    price<=6        USD an hour of a node            region=NAME     prices of this region
+
+`memory`, `count` and `price` take >=, <= and =. An unknown price satisfies no condition on the price.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from configs.common.base import Frozen
+from configs.hardware.catalog import HOME_REGIONS, HardwareCatalog
+from configs.hardware.hardware import Machine
+
+_ANNOUNCED = {
+    "v100": 2017,
+    "t4": 2018,
+    "a100": 2020,
+    "a6000": 2020,
+    "a10": 2021,
+    "a10g": 2021,
+    "mi250x": 2021,
+    "h100": 2022,
+    "rtx4090": 2022,
+    "l4": 2023,
+    "l40s": 2023,
+    "h200": 2023,
+    "mi300x": 2023,
+    "b200": 2024,
+}
+"""Year of the maker's announcement (from memory, unchecked). A new GPU of the catalog needs its year here."""
+_COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le, "=": operator.eq}
+_DEVICE = re.compile(r"(?P<kind>gpu|cpu)(:(?P<name>[\w.-]+)(?P<newer>\+)?)?", re.IGNORECASE)
+_FIGURE = re.compile(r"(?P<figure>memory|count|price)\s*(?P<sign>>=|<=|=)\s*(?P<value>\d+(\.\d+)?)", re.IGNORECASE)
+_PLACE = re.compile(r"(?P<what>region|provider)\s*=\s*(?P<name>[\w-]+)", re.IGNORECASE)
+
+
+class Condition(Frozen):
+    """A bound of one figure."""
+
+    figure: Literal["memory", "count", "price"]
+    sign: Literal[">=", "<=", "="]
+    value: float
+
+
+class HardwareFilter(Frozen):
+    """What a filter asks for; None: anything."""
+
+    device: Literal["gpu", "cpu"] | None = None
+    gpu: str | None = None
+    or_newer: bool = False
+    provider: str | None = None
+    region: str | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+class Offered(Frozen):
+    """One instance that fits."""
+
+    name: str
+    region: str
+    machine: Machine
+    vcpus: int
+
+
+def parse_filter(text: str) -> HardwareFilter:
+    """Return the parsed filter. Raises ValueError naming the term that is wrong."""
+    found: dict[str, object] = {}
+    conditions = []
+    for term in (part.strip() for part in text.split(",")):
+        if match := _FIGURE.fullmatch(term):
+            named = {"figure": match["figure"].lower(), "sign": match["sign"], "value": float(match["value"])}
+            conditions.append(Condition.model_validate(named))
+        elif match := _PLACE.fullmatch(term):
+            found[match["what"].lower()] = match["name"]
+        elif (match := _DEVICE.fullmatch(term)) and not (match["kind"].lower() == "cpu" and match["name"]):
+            found |= {"device": match["kind"].lower(), "gpu": match["name"], "or_newer": bool(match["newer"])}
+        else:
+            raise ValueError(
+                f"--hardware-filter: got {term!r}, expected GPU:T4, GPU:T4+, memory>=24, count>=4, price<=6, "
+                "region=us-east-1 or provider=aws, with commas between them"
+            )
+    wanted = HardwareFilter.model_validate({**found, "conditions": tuple(conditions)})
+    if wanted.gpu is not None and wanted.gpu.lower().partition("-")[0] not in _ANNOUNCED:
+        raise ValueError(f"--hardware-filter: unknown GPU {wanted.gpu!r}; known: {', '.join(_ANNOUNCED)}")
+    if wanted.provider is not None and wanted.provider not in HOME_REGIONS:
+        raise ValueError(f"--hardware-filter: unknown provider {wanted.provider!r}; known: {', '.join(HOME_REGIONS)}")
+    return wanted
+
+
+def matching(wanted: HardwareFilter, known: HardwareCatalog) -> list[Offered]:
+    """Return the instances that fit, cheapest first; those of unknown price last."""
+    found = [offered for offered in _all_offered(wanted, known) if _fits(wanted, offered.machine)]
+    return sorted(found, key=lambda offered: (offered.machine.usd_per_hour or float("inf"), offered.name))
+
+
+def _all_offered(wanted: HardwareFilter, known: HardwareCatalog) -> Iterator[Offered]:
+    """Every instance, and every machine with one of each GPU that can be attached to it."""
+    for name in known.names("instances"):
+        provider = name.partition("/")[0]
+        if wanted.provider not in (None, provider):
+            continue
+        region = wanted.region or HOME_REGIONS[provider]
+        row = known.instance_row(name)
+        attached = [f"{name}+{gpu.strip()}" for gpu in row.attachable.split(";") if gpu.strip()]
+        for full in [*([name] if row.accelerator or row.cpu else []), *attached]:
+            yield Offered(name=full, region=region, machine=known.instance(full, region), vcpus=row.vcpus)
+
+
+def _fits(wanted: HardwareFilter, machine: Machine) -> bool:
+    gpu = machine.accelerator.kind != "cpu"
+    if wanted.device is not None and gpu != (wanted.device == "gpu"):
+        return False
+    if wanted.gpu is not None and not _is_like(machine.accelerator.name, wanted.gpu.lower(), wanted.or_newer):
+        return False
+    figures = {
+        "memory": machine.accelerator.memory_bytes / 1e9,
+        "count": float(machine.accelerators if gpu else 0),
+        "price": machine.usd_per_hour,
+    }
+    return all(
+        (figure := figures[each.figure]) is not None and _COMPARE[each.sign](figure, each.value)
+        for each in wanted.conditions
+    )
+
+
+def _is_like(name: str, gpu: str, or_newer: bool) -> bool:
+    if name == gpu or name.startswith(f"{gpu}-"):
+        return True
+    year = _ANNOUNCED.get(name.partition("-")[0])
+    return or_newer and year is not None and year >= _ANNOUNCED[gpu.partition("-")[0]]

@@ -1,0 +1,353 @@
+"""`rankwise nodes up|list|extend|ssh|down` and `rankwise reap`: rent machines, look at them, give them back.
+
+rankwise nodes up aws/g5.12xlarge --nodes 2 --region us-east-1 --market spot --fall-back on_demand --hours 2
+rankwise nodes ssh RUN --node 1
+rankwise nodes down RUN
+rankwise reap --dry-run
+
+Exit codes: 0 done, 1 nothing was rented or something is left (each resource is named), 2 wrong argument.
+"""
+
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from tasks.providers.rental import Lease, Provider, RentalRequest
+    from tasks.providers.renting import Offer
+
+app = typer.Typer(help="Rent nodes of AWS, log in and give them back.", no_args_is_help=True)
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
+MarketName = Literal["on_demand", "spot"]
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="provider and instance: aws/g4dn.xlarge")],
+    nodes: Annotated[int, typer.Option(min=1, help="number of nodes; all or none")] = 1,
+    region: Annotated[list[str] | None, typer.Option(help="regions in order  [default: the provider's home]")] = None,
+    zone: Annotated[list[str] | None, typer.Option(help="only these zones, in order")] = None,
+    market: Annotated[MarketName, typer.Option(help="market to ask first")] = "on_demand",
+    fall_back: Annotated[MarketName | None, typer.Option(help="market to ask after all regions")] = None,
+    hours: Annotated[float, typer.Option(help="lifetime: the nodes power off after it by themselves")] = 1.0,
+    study: Annotated[str, typer.Option(help="study, kept in the tags")] = "nodes",
+    run: Annotated[
+        str | None, typer.Option(help="name of the rental  [default: the study and a random number]")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="id or name  [default: the vendor's deep learning image]")] = None,
+    disk_gb: Annotated[int, typer.Option(min=8, help="size of the root disk")] = 100,
+    user: Annotated[str | None, typer.Option(help="login name of the image")] = None,
+    ssh_from: Annotated[
+        str | None, typer.Option(metavar="CIDR", help="who may connect  [default: this machine's public address]")
+    ] = None,
+    network: Annotated[str | None, typer.Option(help="existing VPC, by id or name  [default: the default one]")] = None,
+    subnet: Annotated[str | None, typer.Option(help="existing subnet, by id")] = None,
+    profile: Annotated[str | None, typer.Option(help="existing instance profile, by name")] = None,
+    private: Annotated[bool, typer.Option("--private", help="no public addresses; connect from inside")] = False,
+    placement: Annotated[
+        bool | None, typer.Option("--placement/--no-placement", help="close together  [default: for several nodes]")
+    ] = None,
+    max_usd_per_hour: Annotated[float | None, typer.Option(help="cap for all nodes together")] = None,
+    wait_minutes: Annotated[float, typer.Option(help="limit until all nodes answer over SSH")] = 10.0,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask for the price")] = False,
+) -> None:
+    """Rent nodes, wait until each answers over SSH, and print how to log in."""
+
+    def work() -> int:
+        from configs.hardware.catalog import HOME_REGIONS
+        from configs.hardware.node_names import parse_node_name
+        from tasks.providers.callers_address import callers_address
+        from tasks.providers.rental import RentalRequest
+
+        name = parse_node_name(node)
+        request = RentalRequest(
+            provider=name.provider,
+            instance=name.instance,
+            nodes=nodes,
+            regions=tuple(region or [HOME_REGIONS[name.provider]]),
+            zones=tuple(zone or ()),
+            market=market,
+            fall_back=fall_back,
+            image=image,
+            disk_gb=disk_gb,
+            placement=placement,
+            public_address=not private,
+            ssh_from=ssh_from or callers_address(),
+            user=user,
+            network=network,
+            subnet=subnet,
+            profile=profile,
+            hours=hours,
+        )
+        return _up(request, study, run, max_usd_per_hour, wait_minutes, yes)
+
+    _exit(context, work)
+
+
+def _up(
+    request: "RentalRequest", study: str, run: str | None, cap: float | None, wait_minutes: float, yes: bool
+) -> int:
+    """Show the price, ask, rent."""
+    from tasks.providers.clouds import provider_named
+    from tasks.providers.rental import Lease
+    from tasks.providers.renting import Limits, node_address, plan_rental, rent
+
+    provider = provider_named(request.provider)
+    offer = plan_rental(provider, request, cap)
+    _print_offer(request, offer)
+    if not yes and not typer.confirm("Rent?", default=False):
+        typer.echo("nothing was rented")
+        return 1
+    lease = Lease(
+        study=_label(study),
+        run=_label(run) if run else f"{_label(study)[:40]}-{secrets.token_hex(4)}",
+        owner=_owner(),
+        expires_at=int(time.time() + request.hours * 3600),
+        request=request,
+    )
+    folder = _rented() / lease.run
+    limits = Limits(running_seconds=60 * wait_minutes, reachable_seconds=60 * wait_minutes)
+    typer.echo(f"run {lease.run}")
+    with _ended_by_signals():
+        nodes = rent(provider, lease, offer, folder, typer.echo, limits)
+    for place, node in enumerate(nodes):
+        typer.echo(f"node {place}: {node.id} {node_address(node, request)} ({node.zone or node.region}, {node.market})")
+    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lease.expires_at))
+    typer.echo(f"until {until}; log in: rankwise nodes ssh {lease.run}; give back: rankwise nodes down {lease.run}")
+    return 0
+
+
+@app.command("list")
+def list_command(context: typer.Context) -> None:
+    """List everything that runs in the clouds with Rankwise's tags, in all regions."""
+
+    def work() -> int:
+        from flows.cli.tables import print_table
+        from tasks.providers.giving_back import find_everything
+
+        found, problems = find_everything(_asked_providers())
+        found.sort(key=lambda item: (item.run, item.kind, item.id))
+        rows = [
+            (item.run, item.provider, item.kind, item.id, item.zone or item.region, item.detail, _left(item.expires_at))
+            for item in found
+        ]
+        print_table(("run", "provider", "kind", "id", "place", "detail", "time left"), rows, words=6)
+        for problem in problems:
+            typer.echo(problem, err=True)
+        return 1 if problems else 0
+
+    _exit(context, work)
+
+
+@app.command()
+def extend(
+    context: typer.Context, run: RunName, hours: Annotated[float, typer.Option(help="lifetime from now")] = 1.0
+) -> None:
+    """Move the end of a rental: in the tags and in the dead man's switch of every node."""
+
+    def work() -> int:
+        from tasks.providers.renting import extend_run
+
+        provider, lease, folder = _rental(run)
+        until = extend_run(provider, lease, folder, int(time.time() + hours * 3600))
+        typer.echo(f"{run}: until {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(until))}")
+        return 0
+
+    _exit(context, work)
+
+
+@app.command()
+def ssh(
+    context: typer.Context,
+    run: RunName,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="command to run")] = None,
+    node: Annotated[int, typer.Option(min=0, help="number of the node")] = 0,
+) -> None:
+    """Log in to a node, with the run's key and the verified host key."""
+
+    def work() -> int:
+        import subprocess
+
+        from tasks.providers.connections import ssh_argv
+        from tasks.providers.renting import node_address, nodes_of
+
+        provider, lease, folder = _rental(run)
+        up = nodes_of(folder)
+        if node >= len(up):
+            raise ValueError(f"{run}: node {node} is not up; {len(up)} are")
+        user = lease.request.user or provider.default_user
+        address = node_address(up[node], lease.request)
+        return subprocess.run(ssh_argv(folder, user, address, command or [])).returncode
+
+    _exit(context, work)
+
+
+@app.command()
+def down(context: typer.Context, run: RunName) -> None:
+    """Give back everything of a run; exit code 1 names what could not be removed."""
+
+    def work() -> int:
+        from tasks.providers.renting import give_back_run
+
+        provider, lease, folder = _rental(run)
+        removed = give_back_run(provider, lease, folder, typer.echo, _patience())
+        typer.echo(f"{run}: gave back {removed} resources; nothing is left")
+        return 0
+
+    _exit(context, work)
+
+
+def reap(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be removed")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="everything with our tags, whosever it is")] = False,
+    provider: Annotated[list[str] | None, typer.Option(help="only this provider")] = None,
+) -> None:
+    """Find what expired or ended runs left, in all regions and providers, and remove it."""
+
+    def work() -> int:
+        from tasks.providers.giving_back import reap as sweep_all
+
+        providers = [each for each in _asked_providers() if not provider or each.name in provider]
+        sweep = sweep_all(providers, _rented(), everything, dry_run, typer.echo, _patience())
+        verb = "would remove" if dry_run else "to remove"
+        for resource, reason in sweep.doomed:
+            typer.echo(f"{verb}: {resource.words}, run {resource.run}: {reason}")
+        for resource, reason in sweep.kept:
+            typer.echo(f"kept: {resource.words}, run {resource.run}: {reason}")
+        for problem in sweep.problems:
+            typer.echo(problem, err=True)
+        typer.echo(f"removed {len(sweep.removed)}, kept {len(sweep.kept)}")
+        return 1 if sweep.problems else 0
+
+    _exit(context, work)
+
+
+def providers_at_hand() -> "list[Provider]":
+    """Return the providers with credentials; the others are named on stderr."""
+    from tasks.providers.clouds import CLOUDS, provider_named
+    from tasks.providers.rental import ProviderError
+
+    found = []
+    for name in CLOUDS:
+        try:
+            provider = provider_named(name)
+            provider.identity()
+            found.append(provider)
+        except (ProviderError, ValueError) as error:
+            typer.echo(f"{name}: not searched: {error}", err=True)
+    return found
+
+
+def _asked_providers() -> "list[Provider]":
+    """Return the same. Raises ValueError: none, so nothing can be said about what is left."""
+    found = providers_at_hand()
+    if not found:
+        raise ValueError("no provider could be asked: credentials are missing or refused")
+    return found
+
+
+def _rental(run: str) -> "tuple[Provider, Lease, Path]":
+    from flows.cli.errors import WrongArgument
+    from tasks.providers.clouds import provider_named
+    from tasks.providers.leases import read_lease
+
+    folder = _rented() / _label(run)
+    if not (folder / "lease.json").exists():
+        raise WrongArgument(f"{run}: no rental of this name on this machine. `rankwise nodes list` lists all")
+    lease = read_lease(folder)
+    return provider_named(lease.request.provider), lease, folder
+
+
+def _print_offer(request: "RentalRequest", offer: "Offer") -> None:
+    for line in offer.refused:
+        typer.echo(f"left out: {line}")
+    first, dearest = offer.rungs[0], offer.max_usd_per_hour
+    node = f"{request.nodes} x {request.provider}/{request.instance}"
+    if first.usd_per_hour is None or dearest is None:
+        typer.echo(f"{node}: price unknown, for at most {request.hours:g} h")
+        return
+    first_cost, most = first.usd_per_hour * request.nodes, dearest * request.nodes
+    typer.echo(
+        f"{node}: {first_cost:.2f} USD/h first ({first.words}), at most {most:.2f} USD/h; "
+        f"at most {most * request.hours:.2f} USD in {request.hours:g} h"
+    )
+
+
+def _left(expires_at: int | None) -> str:
+    return "unknown" if expires_at is None else f"{max(0, expires_at - int(time.time())) // 60} min"
+
+
+def _label(text: str) -> str:
+    """Return the text as all three clouds accept it in tags and names."""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:50].rstrip("-")
+    if not label:
+        raise ValueError(f"name: got {text!r}, expected letters and digits")
+    return label
+
+
+def _owner() -> str:
+    import getpass
+    import socket
+
+    return _label(f"{getpass.getuser()}-{socket.gethostname()}")
+
+
+def _rented() -> Path:
+    """Return the folder of all rentals of this user."""
+    from flows.server.settings import data_folder
+
+    return data_folder().parent / "rented"
+
+
+def _patience() -> Any:
+    from tasks.providers.giving_back import Teardown
+
+    return Teardown()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP as Ctrl-C: what was made is given back."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(context: typer.Context, work: Callable[[], int]) -> None:
+    from flows.cli.errors import plainly
+    from flows.cli.run import guarded
+
+    debug = bool((context.obj or {}).get("debug"))
+    raise typer.Exit(guarded(lambda: plainly(lambda: _named(work)), Path("nodes"), debug))
+
+
+def _named(work: Callable[[], int]) -> int:
+    """Turn what a cloud refused into a message. Raises ValueError."""
+    from tasks.providers.giving_back import LeftBehind
+    from tasks.providers.rental import ProviderError
+
+    try:
+        return work()
+    except (LeftBehind, ProviderError) as error:
+        raise ValueError(str(error)) from error
+    except KeyboardInterrupt:
+        print("interrupted. `rankwise nodes list` shows what is rented, if anything is", file=sys.stderr)
+        return 1

@@ -1,0 +1,15 @@
+"""The clouds that nodes can be rented from, by name."""
+
+from configs.hardware.node_names import Cloud
+from tasks.providers.rental import Provider
+
+CLOUDS: tuple[Cloud, ...] = ("aws",)
+
+
+def provider_named(name: Cloud) -> Provider:
+    """Connect to a cloud with the credentials of its client's own chain. Raises ValueError for one without a module."""
+    if name == "aws":
+        from tasks.providers.aws import Aws
+
+        return Aws()
+    raise ValueError(f"{name}: nodes cannot be rented there. Use one of: {', '.join(CLOUDS)}")

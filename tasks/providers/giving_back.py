@@ -1,0 +1,199 @@
+"""Removing everything of a run, and finding what earlier runs left: by the tags in the cloud, not by the ledger alone.
+
+give_back(provider, run, regions, ledger)     # LeftBehind names exactly what could not be removed
+reap([provider], rented, everything=False)    # all regions, all kinds: expired, or of a run that has died
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from configs.common.secrets import redacted
+from tasks.providers.leases import (
+    SETTLED_SECONDS,
+    Ledger,
+    is_dead,
+    open_ledger,
+    unsettled_seconds,
+)
+from tasks.providers.rental import DELETION_ORDER, Provider, ProviderError, Resource
+
+Say = Callable[[str], None]
+GIVE_BACK_SECONDS = 900.0
+"""A GPU instance can need minutes to shut down; its security group can be deleted only after that."""
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 15.0
+_REGIONS_AT_ONCE = 8
+_REFUSALS = 3
+"""Credentials that were refused this often in a row do not come back by waiting."""
+
+
+class LeftBehind(Exception):
+    """Resources that may go on costing money, each named, with the last error."""
+
+    def __init__(self, run: str, left: Sequence[str], problems: Sequence[str]) -> None:
+        self.left = list(left)
+        named = [f"  {words}" for words in left] or ["  unknown: the provider could not be asked"]
+        lines = [f"NOT given back of run {run}:", *named, *problems]
+        super().__init__("\n".join([*lines, "Run `rankwise reap` once the provider answers."]))
+
+
+@dataclass
+class Teardown:
+    """How patient a teardown is."""
+
+    limit_seconds: float = GIVE_BACK_SECONDS
+    settle_seconds: float = SETTLED_SECONDS
+    sleep: Callable[[float], None] = time.sleep
+
+
+def give_back(
+    provider: Provider, run: str, regions: Sequence[str], ledger: Ledger, say: Say, patience: Teardown
+) -> list[Resource]:
+    """Remove everything that bears the run's tag in these regions; returns what was removed.
+
+    A create call without an answer may still take effect, so the search goes on until it is settled.
+    Raises LeftBehind after the time limit.
+    """
+    ledger.write("giving_back", regions=list(regions))
+    deadline = time.monotonic() + patience.limit_seconds
+    removed: dict[str, Resource] = {}
+    pause = _FIRST_PAUSE_SECONDS
+    refusals = 0
+    while True:
+        left, problems, hopeless = _remove_once(provider, run, regions, removed)
+        refusals = refusals + 1 if hopeless else 0
+        open_seconds = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
+        if not left and not problems and open_seconds <= 0:
+            ledger.write("given_back", removed=sorted(removed))
+            return list(removed.values())
+        if time.monotonic() > deadline or refusals >= _REFUSALS:
+            named = [resource.words for resource in left] or _made_and_not_given_back(provider, ledger)
+            ledger.write("left", resources=named, problems=problems)
+            raise LeftBehind(run, named, problems)
+        for problem in problems:
+            say(f"giving back: {problem}; trying again")
+        patience.sleep(pause if left or problems else min(pause, open_seconds))
+        pause = min(2 * pause, _LAST_PAUSE_SECONDS)
+
+
+def _remove_once(
+    provider: Provider, run: str, regions: Sequence[str], removed: dict[str, Resource]
+) -> tuple[list[Resource], list[str], bool]:
+    """Ask once for the end of what can end now; returns what is left, what went wrong, and whether that is hopeless."""
+    left: list[Resource] = []
+    problems: list[str] = []
+    hopeless = False
+    for region in regions:  # one that does not answer must not keep the others
+        try:
+            left += provider.tagged([region], run)
+        except ProviderError as error:
+            hopeless = hopeless or error.problem == "auth"
+            problems.append(f"{provider.name} {region}: {redacted(str(error))}")
+    machines = [resource for resource in left if resource.kind == "instance"]
+    # The rest is in use until the machines are really gone.
+    for resource in machines or sorted(left, key=lambda resource: DELETION_ORDER.index(resource.kind)):
+        removed[resource.words] = resource
+        try:
+            provider.delete(resource)
+        except ProviderError as error:
+            hopeless = hopeless or error.problem == "auth"
+            problems.append(f"{resource.words}: {redacted(str(error))}")
+    return left, problems, hopeless
+
+
+def _made_and_not_given_back(provider: Provider, ledger: Ledger) -> list[str]:
+    """Return the machines that the ledger knows, where the provider cannot be asked for what is there."""
+    named: list[str] = []
+    for entry in ledger.entries:
+        if entry["event"] == "given_back":
+            named = []
+        elif entry["event"] == "created":
+            named += [f"{provider.name} instance {id} in {entry['region']}" for id in entry["ids"]]
+    return named
+
+
+def regions_of(ledger: Ledger) -> list[str]:
+    """Return every region in which the run may have made something."""
+    named = [entry.get("region") for entry in ledger.entries if entry["event"] in ("prepare", "create")]
+    return list(dict.fromkeys(region for region in named if isinstance(region, str)))
+
+
+@dataclass
+class Sweep:
+    """What `reap` found: to be removed, kept with the reason, removed, and what it could not do."""
+
+    doomed: list[tuple[Resource, str]] = field(default_factory=list)
+    kept: list[tuple[Resource, str]] = field(default_factory=list)
+    removed: list[Resource] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def find_everything(providers: Iterable[Provider]) -> tuple[list[Resource], list[str]]:
+    """List all resources with our tags in all regions; also what could not be asked."""
+    found: list[Resource] = []
+    problems: list[str] = []
+
+    def ask(provider: Provider, region: str) -> list[Resource] | str:
+        try:
+            return provider.tagged([region])
+        except ProviderError as error:
+            return f"{provider.name} {region}: {redacted(str(error))}"
+
+    with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
+        for provider in providers:
+            try:
+                regions = provider.regions()
+            except ProviderError as error:
+                problems.append(f"{provider.name}: {redacted(str(error))}")
+                continue
+            for answer in pool.map(lambda region, provider=provider: ask(provider, region), regions):
+                if isinstance(answer, str):
+                    problems.append(answer)
+                else:
+                    found += answer
+    return found, problems
+
+
+def reap(
+    providers: Sequence[Provider], rented: Path, everything: bool, dry_run: bool, say: Say, patience: Teardown
+) -> Sweep:
+    """Remove what has expired or whose run has died; with `everything` all that bears our tags."""
+    found, problems = find_everything(providers)
+    sweep = Sweep(problems=problems)
+    for resource in found:
+        reason = why_doomed(resource, rented, everything, time.time())
+        (sweep.kept if reason is None else sweep.doomed).append((resource, reason or _why_kept(resource)))
+    if dry_run:
+        return sweep
+    by_name = {provider.name: provider for provider in providers}
+    runs = {(resource.provider, resource.run): None for resource, _ in sweep.doomed}
+    for name, run in runs:
+        mine = [resource for resource, _ in sweep.doomed if (resource.provider, resource.run) == (name, run)]
+        regions = list(dict.fromkeys(resource.region for resource in mine))
+        try:
+            with ExitStack() as stack:
+                ledger = stack.enter_context(open_ledger(rented / run))
+                sweep.removed += give_back(by_name[name], run, regions, ledger, say, patience)
+        except (LeftBehind, ValueError) as error:
+            sweep.problems.append(str(error))
+    return sweep
+
+
+def why_doomed(resource: Resource, rented: Path, everything: bool, now: float) -> str | None:
+    """Return why a resource is to be removed; None: it is not."""
+    if not resource.run or Path(resource.run).name != resource.run:
+        return None  # a tag of somebody else, or a name that is no folder of ours
+    if resource.expires_at is not None and resource.expires_at <= now:
+        return f"expired {int(now - resource.expires_at)} s ago"
+    if (rented / resource.run).is_dir() and is_dead(rented / resource.run):
+        return "its run has ended"
+    return "--all" if everything else None
+
+
+def _why_kept(resource: Resource) -> str:
+    if resource.expires_at is None:
+        return "no expiry in its tags; --all removes it"
+    return f"expires in {max(0, int(resource.expires_at - time.time()))} s"

@@ -1,0 +1,56 @@
+"""The order in which places and markets are asked for nodes, and what a refusal rules out.
+
+    for rung in ladder(request, zones):             # no zone, then zones, then regions, then the other market
+        ...
+    is_excluded(rung, "quota", refused)             # the rest of this region and market
+
+Pure functions; `tasks.providers.renting` makes the calls.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from configs.hardware.prices import target_prices
+from configs.spec.target import LocalTarget
+from tasks.providers.rental import Market, Problem, RentalRequest, Rung
+
+
+def ladder(request: RentalRequest, zones: Mapping[str, Sequence[str]]) -> list[Rung]:
+    """Return all rungs in order. zones: those of each region that offer the instance."""
+    markets = [request.market]
+    if request.fall_back is not None and request.fall_back != request.market:
+        markets.append(request.fall_back)
+    rungs = []
+    for market in markets:
+        for region in request.regions:
+            price = node_price(request, region, market)
+            offered = list(zones.get(region, ()))
+            named = [zone for zone in request.zones if zone in offered] if request.zones else offered
+            places = named if request.zones else [None, *named]
+            rungs += [Rung(region=region, zone=zone, market=market, usd_per_hour=price) for zone in places]
+    return rungs
+
+
+def node_price(request: RentalRequest, region: str, market: Market) -> float | None:
+    """Return dollars an hour of one node, from the catalog; None: unknown.
+
+    A spot price that the catalog lacks is bounded by the price on demand, which all three clouds charge at most.
+    """
+    known = target_prices(LocalTarget(machine=f"{request.provider}/{request.instance}/{region}"))
+    offers = [price for price in (known.price, *known.others) if price is not None and price.region == region]
+    for wanted in (market, "on_demand"):
+        for price in offers:
+            if price.market == wanted:
+                return price.usd_per_hour
+    return None
+
+
+def is_excluded(rung: Rung, problem: Problem, refused: Rung) -> bool:
+    """Return whether a refusal of one rung makes asking another one pointless.
+
+    A quota holds for a region and a market; a region that does not answer holds for all its zones and markets.
+    """
+    if problem == "quota":
+        return (rung.region, rung.market) == (refused.region, refused.market)
+    if problem == "transient":
+        return rung.region == refused.region
+    return rung == refused

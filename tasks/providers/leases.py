@@ -1,0 +1,120 @@
+"""The ledger of one rental: a file of lines, each on disk before the call that it announces.
+
+    with open_ledger(folder, "demo-1a2b") as ledger:           # one process at a time
+        ledger.write("create", token=..., region=...)          # fsynced; then the create call
+        ledger.write("created", token=..., ids=[...])
+
+The folder, `<data>/rented/<run>/`, also holds `lease.json` and the run's SSH keys. The ledger says what
+was asked; the tags in the cloud say what is there. A `create` without an answer is settled by listing the tags.
+"""
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from configs.common.base import utc_now
+from configs.common.reading import read_bytes, read_model
+from tasks.providers.rental import Lease, Rung
+
+_NAMESPACE = uuid.UUID("6b0f3d3e-6f0c-5a57-9f5e-7d1f0c7f2a10")
+_LEDGER_BYTES = 8 << 20
+SETTLED_SECONDS = 60.0
+"""After this long an unanswered create call has either left a resource with tags or done nothing."""
+
+
+class Ledger:
+    """An open ledger. `entries` are its lines, those of earlier processes first."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        self._handle = handle
+        self.entries = read_entries(path)
+
+    def write(self, event: str, **details: Any) -> None:
+        """Append one line and flush it to the disk. Raises OSError; then nothing may be created."""
+        entry = {"at": utc_now(), "epoch": time.time(), "event": event, **details}
+        os.write(self._handle, (json.dumps(entry, sort_keys=True) + "\n").encode())
+        os.fsync(self._handle)
+        self.entries.append(entry)
+
+
+@contextmanager
+def open_ledger(folder: Path) -> Iterator[Ledger]:
+    """Open the ledger of a run's folder for writing. Raises ValueError while another process holds it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "ledger.jsonl"
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder.name}: another process is renting or giving back these nodes") from None
+        if path.stat().st_size:
+            os.write(handle, b"\n")  # a crash may have cut the last line; an empty one is skipped
+        _flush_folder(folder)
+        yield Ledger(path, handle)
+    finally:
+        os.close(handle)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the file's name survive a crash of the machine too."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a ledger; the last one is left out where a crash has cut it."""
+    if not path.exists():
+        return []
+    entries = []
+    for line in read_bytes(path, _LEDGER_BYTES).split(b"\n"):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    return [entry for entry in entries if isinstance(entry, dict) and "event" in entry]
+
+
+def token_of(run: str, attempt: int, rung: Rung) -> str:
+    """Return the idempotency token of one create call: a UUID, as GCP wants it; AWS takes any 64 characters.
+
+    It names place and market, because AWS refuses a token that is used again with other parameters.
+    """
+    return str(uuid.uuid5(_NAMESPACE, f"{run}/{attempt}/{rung.region}/{rung.zone}/{rung.market}"))
+
+
+def read_lease(folder: Path) -> Lease:
+    """Read the lease of a run's folder. Raises ValueError, FileNotFoundError."""
+    return read_model(folder / "lease.json", Lease)
+
+
+def unsettled_seconds(entries: list[dict[str, Any]], now: float, settle: float = SETTLED_SECONDS) -> float:
+    """Return how long to wait until every create call without an answer can be seen in the tags; 0: none is open."""
+    answered = {entry.get("token") for entry in entries if entry["event"] in ("created", "refused")}
+    open_calls = [entry for entry in entries if entry["event"] == "create" and entry.get("token") not in answered]
+    return max((entry["epoch"] + settle - now for entry in open_calls), default=0.0)
+
+
+def is_dead(folder: Path) -> bool:
+    """Return whether no process is renting or giving back for this run, and its nodes are not up either.
+
+    Nodes that are ready need no process: they live until they expire. The kernel's lock ends with its process.
+    """
+    entries = read_entries(folder / "ledger.jsonl")
+    if not entries or entries[-1]["event"] in ("ready", "extended"):
+        return False
+    try:
+        with open_ledger(folder):
+            return True
+    except ValueError:
+        return False

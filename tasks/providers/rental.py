@@ -1,0 +1,193 @@
+"""What is rented, where, and the seam that each cloud implements. Does not import Prefect or a vendor's client.
+
+    provider = provider_named("aws")                     # tasks.providers.clouds
+    rung = Rung(region="us-east-1", zone=None, market="spot", usd_per_hour=1.0)
+    nodes = provider.create(lease, rung, token)          # all nodes or ProviderError
+    provider.tagged(provider.regions())                  # everything in the account that Rankwise made
+
+Every resource carries the tags of its lease (`Lease.tags`). They alone are enough to find and remove it.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+
+from configs.common.base import Frozen
+from configs.hardware.node_names import Cloud
+
+Market = Literal["on_demand", "spot"]
+ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "placement", "key"]
+Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable"]
+
+TAG_STUDY, TAG_RUN, TAG_OWNER, TAG_EXPIRES = "rankwise-study", "rankwise-run", "rankwise-owner", "rankwise-expires"
+"""Keys that all three clouds accept: GCP's labels allow lower-case letters, digits and dashes only."""
+DELETION_ORDER: tuple[ResourceKind, ...] = (
+    "instance",
+    "nic",
+    "disk",
+    "address",
+    "security_group",
+    "placement",
+    "key",
+)
+"""Machines first: a security group or an address in use cannot be deleted."""
+
+
+class ProviderError(Exception):
+    """A request that a cloud refused. `problem` decides what is tried next."""
+
+    def __init__(self, problem: Problem, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}" if code else message)
+        self.problem: Problem = problem
+        self.code = code
+
+
+class RentalRequest(Frozen):
+    """Nodes that somebody wants: a target's fields, without what a study adds."""
+
+    provider: Cloud
+    instance: str = Field(description="as the provider spells it: g5.12xlarge, n1-standard-4+t4")
+    nodes: PositiveInt = 1
+    regions: tuple[str, ...] = Field(min_length=1)
+    zones: tuple[str, ...] = Field((), description="tried in this order; none: all that offer the instance")
+    market: Market = "on_demand"
+    fall_back: Market | None = None
+    image: str | None = Field(None, description="id or name; none: the vendor's deep learning image")
+    disk_gb: PositiveInt = 100
+    placement: bool | None = Field(None, description="close together; none: where there are several nodes")
+    public_address: bool = True
+    ssh_from: str = Field(description="address range in CIDR notation that may connect to port 22")
+    user: str | None = Field(None, description="login name; none: the image's")
+    network: str | None = Field(None, description="existing VPC; none: the default one")
+    subnet: str | None = None
+    profile: str | None = Field(None, description="existing instance profile, service account or managed identity")
+    hours: PositiveFloat = Field(1.0, description="from the create call to the dead man's switch")
+
+    @field_validator("ssh_from")
+    @classmethod
+    def _is_a_range(cls, ssh_from: str) -> str:
+        from ipaddress import ip_network
+
+        if ip_network(ssh_from).prefixlen == 0:
+            raise ValueError(f"got {ssh_from}, which is everybody. Name an address, such as 203.0.113.7/32")
+        return ssh_from
+
+    @property
+    def close_together(self) -> bool:
+        """Whether a placement group is used."""
+        return self.nodes > 1 if self.placement is None else self.placement
+
+
+class Lease(Frozen):
+    """One rental: what was asked for, on whose behalf, and until when."""
+
+    study: str
+    run: str
+    owner: str
+    expires_at: int = Field(description="seconds since 1970, UTC")
+    request: RentalRequest
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of every resource of this lease."""
+        return {
+            TAG_STUDY: self.study,
+            TAG_RUN: self.run,
+            TAG_OWNER: self.owner,
+            TAG_EXPIRES: str(self.expires_at),
+        }
+
+    @property
+    def name(self) -> str:
+        """Name of the resources that have one per run."""
+        return f"rankwise-{self.run}"
+
+
+class Rung(Frozen):
+    """One place and market to ask, with the price of a node there; None: unknown."""
+
+    region: str
+    zone: str | None = None
+    market: Market = "on_demand"
+    usd_per_hour: PositiveFloat | None = None
+
+    @property
+    def words(self) -> str:
+        """Such as `us-east-1, any zone, spot`."""
+        return f"{self.region}, {self.zone or 'any zone'}, {self.market.replace('_', ' ')}"
+
+
+class Node(Frozen):
+    """One machine as its cloud describes it."""
+
+    id: str
+    region: str
+    zone: str | None = None
+    state: Literal["pending", "running", "stopping", "gone"]
+    private_address: str | None = None
+    public_address: str | None = None
+    market: Market = "on_demand"
+
+
+class Resource(Frozen):
+    """Anything rented that bears our tags."""
+
+    provider: Cloud
+    kind: ResourceKind
+    id: str
+    region: str
+    zone: str | None = None
+    study: str = ""
+    run: str
+    owner: str = ""
+    expires_at: int | None = None
+    detail: str = Field("", description="an instance's type and state, a disk's size")
+
+    @property
+    def words(self) -> str:
+        """Such as `aws instance i-0123 in us-east-1`."""
+        return f"{self.provider} {self.kind.replace('_', ' ')} {self.id} in {self.zone or self.region}"
+
+
+class Provider(Protocol):
+    """What each cloud can do. Every method raises ProviderError; none retries what it reports as throttled."""
+
+    name: Cloud
+    default_user: str
+
+    def identity(self) -> str:
+        """Name the account that the credentials belong to. Problem `auth`: none, expired or refused."""
+        ...
+
+    def regions(self) -> list[str]:
+        """Return all regions that the account can use."""
+        ...
+
+    def zones(self, instance: str, region: str) -> list[str]:
+        """Return the zones of a region that offer the instance."""
+        ...
+
+    def prepare(self, lease: Lease, region: str) -> None:
+        """Make the network rules and the placement group of a region, unless they are there."""
+        ...
+
+    def create(self, lease: Lease, user_data: str, rung: Rung, token: str) -> list[Node]:
+        """Create all nodes or none. The same token returns the same nodes."""
+        ...
+
+    def nodes(self, run: str, region: str) -> list[Node]:
+        """Describe the machines of a run; those that ended lately may be among them."""
+        ...
+
+    def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
+        """List every resource with our tags, of all kinds; run: of this run alone."""
+        ...
+
+    def delete(self, resource: Resource) -> None:
+        """Ask for the end of one resource; returns before it is gone. One that is gone already is no error."""
+        ...
+
+    def extend(self, resource: Resource, expires_at: int) -> None:
+        """Write a later expiry to the tags of a resource."""
+        ...

@@ -1,0 +1,283 @@
+"""Renting nodes: prices, the capacity ladder, and nodes that answer over SSH. All of them or none.
+
+    offer = plan_rental(provider, request, max_usd_per_hour=10)     # rungs with prices; creates nothing
+    nodes = rent(provider, lease, offer, folder, say)               # RentalFailed: nothing is left, or what is
+
+Whatever ends `rent` (an error, Ctrl-C, SIGTERM), everything that it made is given back first.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from configs.common.base import write_atomically
+from configs.common.secrets import redacted
+from tasks.providers.boot import make_keys, remove_keys, user_data
+from tasks.providers.connections import probe, prolong, write_known_hosts
+from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
+from tasks.providers.ladder import is_excluded, ladder
+from tasks.providers.leases import Ledger, open_ledger, read_entries, token_of
+from tasks.providers.rental import Lease, Node, Provider, ProviderError, RentalRequest, Rung
+
+Answer = TypeVar("Answer")
+_THROTTLED_TRIES, _TRANSIENT_TRIES = 6, 3
+
+
+class RentalFailed(ValueError):
+    """No nodes: what was tried and why each attempt ended. Nothing is left."""
+
+
+@dataclass
+class Limits:
+    """How long renting waits, in seconds."""
+
+    running_seconds: float = 600.0
+    reachable_seconds: float = 600.0
+    poll_seconds: float = 5.0
+    first_pause_seconds: float = 2.0
+    teardown: Teardown = field(default_factory=Teardown)
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What will be asked for, in order, and what was left out for its price."""
+
+    rungs: list[Rung]
+    refused: list[str]
+
+    @property
+    def max_usd_per_hour(self) -> float | None:
+        """Dollars an hour of one node at the dearest rung; None: a price is unknown."""
+        prices = [rung.usd_per_hour for rung in self.rungs]
+        return None if None in prices else max((price for price in prices if price is not None), default=None)
+
+
+def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: float | None) -> Offer:
+    """Return the rungs within the cap, which is for all nodes together. Raises RentalFailed: there is none.
+
+    A region that cannot be asked for its zones keeps its rung without a zone.
+    """
+    zones: dict[str, Sequence[str]] = {}
+    refused = []
+    for region in request.regions:
+        try:
+            zones[region] = provider.zones(request.instance, region)
+        except ProviderError as error:
+            if error.problem == "auth":
+                raise RentalFailed(redacted(str(error))) from error
+            refused.append(f"{region}: zones unknown: {redacted(str(error))}")
+    rungs = []
+    for rung in ladder(request, zones):
+        price = None if rung.usd_per_hour is None else rung.usd_per_hour * request.nodes
+        if max_usd_per_hour is not None and price is None:
+            refused.append(f"{rung.words}: price unknown, so the cap of {max_usd_per_hour:g} USD/h cannot be checked")
+        elif max_usd_per_hour is not None and price is not None and price > max_usd_per_hour:
+            refused.append(f"{rung.words}: {price:.2f} USD/h exceeds the cap of {max_usd_per_hour:g} USD/h")
+        else:
+            rungs.append(rung)
+    if not rungs:
+        raise RentalFailed("\n".join([f"{request.provider}/{request.instance}: nothing can be rented", *refused]))
+    return Offer(rungs, refused)
+
+
+def rent(provider: Provider, lease: Lease, offer: Offer, folder: Path, say: Say, limits: Limits) -> list[Node]:
+    """Rent all nodes and wait until each answers over SSH. Raises RentalFailed, LeftBehind, ValueError."""
+    with open_ledger(folder) as ledger:
+        if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended"):
+            raise ValueError(f"{lease.run}: its nodes are up already")
+        earlier = regions_of(ledger)
+        attempt = 1 + sum(entry["event"] == "opened" for entry in ledger.entries)
+        if earlier and ledger.entries[-1]["event"] != "given_back":
+            say("an earlier attempt of this run ended in between: giving back what it made")
+            give_back(provider, lease.run, earlier, ledger, say, limits.teardown)
+        write_atomically(folder / "lease.json", lease.model_dump_json(indent=1), mode=0o600)
+        make_keys(folder)
+        ledger.write("opened", attempt=attempt, expires_at=lease.expires_at)
+        try:
+            nodes = _Renting(provider, lease, folder, ledger, say, limits, attempt).climb(offer.rungs)
+        except BaseException as error:
+            ledger.write("failed", problem=redacted(str(error)) or type(error).__name__)
+            give_back(provider, lease.run, regions_of(ledger), ledger, say, limits.teardown)
+            remove_keys(folder)
+            if isinstance(error, ProviderError):
+                raise RentalFailed(redacted(str(error))) from error
+            raise
+        ledger.write("ready", nodes=[node.model_dump() for node in nodes])
+        return nodes
+
+
+@dataclass
+class _Renting:
+    """One climb of the ladder."""
+
+    provider: Provider
+    lease: Lease
+    folder: Path
+    ledger: Ledger
+    say: Say
+    limits: Limits
+    attempt: int
+
+    def climb(self, rungs: list[Rung]) -> list[Node]:
+        """Ask rung after rung. Raises RentalFailed when none is left, ProviderError that no other rung can mend."""
+        boot = user_data(self.folder, max(60, self.lease.expires_at - int(time.time())))
+        tried: list[str] = []
+        left = list(rungs)
+        while left:
+            rung = left[0]
+            try:
+                nodes = self._one_rung(rung, boot)
+                nodes = self._wait_until_running(rung, nodes)
+                self._wait_until_reachable(rung, nodes)
+                self._remove_elsewhere(rung)
+                return nodes
+            except ProviderError as error:
+                self._log_refusal(rung, error, tried)
+                if error.problem in ("auth", "invalid", "unreachable"):
+                    raise RentalFailed("\n".join(tried)) from error
+                refused = error
+            # A spot node that was reclaimed while it booted: the rest of the gang goes back at once.
+            if any(entry["event"] == "created" and entry.get("region") == rung.region for entry in self.ledger.entries):
+                give_back(self.provider, self.lease.run, [rung.region], self.ledger, self.say, self.limits.teardown)
+            left = [other for other in left[1:] if not is_excluded(other, refused.problem, rung)]
+        raise RentalFailed("\n".join([f"no capacity for {self.lease.request.nodes} nodes:", *tried]))
+
+    def _log_refusal(self, rung: Rung, error: ProviderError, tried: list[str]) -> None:
+        line = f"{rung.words}: {error.problem}: {redacted(str(error))}"
+        tried.append(line)
+        self.say(line)
+
+    def _one_rung(self, rung: Rung, boot: str) -> list[Node]:
+        """Make network rules, then all nodes, with retries of what can pass; the token stays the same."""
+        price = "price unknown" if rung.usd_per_hour is None else f"{rung.usd_per_hour:.4g} USD/h a node"
+        self.say(f"asking for {self.lease.request.nodes} x {self.lease.request.instance} in {rung.words}, {price}")
+        self.ledger.write("prepare", region=rung.region)
+        self._with_retries(lambda: self.provider.prepare(self.lease, rung.region))
+        token = token_of(self.lease.run, self.attempt, rung)
+        self.ledger.write("create", token=token, **rung.model_dump())
+        try:
+            nodes = self._with_retries(lambda: self.provider.create(self.lease, boot, rung, token))
+        except ProviderError as error:
+            # After a transient error the call may have taken effect: only then it stays without an answer.
+            if error.problem != "transient":
+                self.ledger.write("refused", token=token, problem=error.problem, code=error.code)
+            raise
+        self.ledger.write("created", token=token, region=rung.region, ids=[node.id for node in nodes])
+        return nodes
+
+    def _with_retries(self, call: Callable[[], Answer]) -> Answer:
+        pause = self.limits.first_pause_seconds
+        tries = {"throttled": _THROTTLED_TRIES, "transient": _TRANSIENT_TRIES}
+        done = 0
+        while True:
+            try:
+                return call()
+            except ProviderError as error:
+                done += 1
+                if done >= tries.get(error.problem, 1):
+                    raise
+                self.say(f"{error.problem}: {redacted(str(error))}; trying again in {pause:g} s")
+            self.limits.sleep(pause)
+            pause *= 2
+
+    def _wait_until_running(self, rung: Rung, made: list[Node]) -> list[Node]:
+        """Poll until all nodes run and have addresses. Raises ProviderError: one was taken back, or the time is up."""
+        ids = {node.id for node in made}
+        public = self.lease.request.public_address
+        deadline = time.monotonic() + self.limits.running_seconds
+        while True:
+            found = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
+            mine = [node for node in found if node.id in ids]
+            ready = [node for node in mine if node.state == "running" and (node.public_address or not public)]
+            if len(ready) == len(ids):
+                return sorted(ready, key=lambda node: node.id)
+            self._check_not_taken_back(mine)
+            if time.monotonic() > deadline:
+                waited = f"{len(ready)} of {len(ids)} nodes run after {self.limits.running_seconds:g} s"
+                raise ProviderError("capacity", "", waited)
+            self.limits.sleep(self.limits.poll_seconds)
+
+    def _check_not_taken_back(self, nodes: list[Node]) -> None:
+        """Raise ProviderError where a spot node was reclaimed, or powered itself off, before it was ready."""
+        for node in nodes:
+            if node.state in ("stopping", "gone"):
+                raise ProviderError("capacity", "", f"{node.id} was taken back before it was ready")
+
+    def _wait_until_reachable(self, rung: Rung, nodes: list[Node]) -> None:
+        """Connect to each node with its planted host key until its user data has run. Raises ProviderError."""
+        user = self.lease.request.user or self.provider.default_user
+        addresses = [node_address(node, self.lease.request) for node in nodes]
+        write_known_hosts(self.folder, addresses)
+        deadline = time.monotonic() + self.limits.reachable_seconds
+        waiting = dict(zip(addresses, nodes, strict=True))
+        while waiting:
+            for address, node in list(waiting.items()):
+                answer = probe(self.folder, user, address)
+                if answer == "ready":
+                    del waiting[address]
+                elif answer in ("failed", "wrong host key"):
+                    what = "its user data failed" if answer == "failed" else "host key differs from the one planted"
+                    raise ProviderError("unreachable", "", f"{node.id} ({address}): {what}")
+                elif time.monotonic() > deadline:
+                    last = "user data has not finished" if answer == "pending" else answer
+                    limit = f"after {self.limits.reachable_seconds:g} s"
+                    raise ProviderError("unreachable", "", f"{node.id} ({address}): {last} {limit}")
+            if waiting:
+                self.limits.sleep(min(self.limits.poll_seconds, 2.0))
+                now = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
+                self._check_not_taken_back([node for node in now if node.id in {each.id for each in nodes}])
+
+    def _remove_elsewhere(self, rung: Rung) -> None:
+        """Remove network rules, and nodes of lost answers, where the ladder began. `down` tries again what fails."""
+        others = [region for region in regions_of(self.ledger) if region != rung.region]
+        for region in others:
+            try:
+                for resource in self.provider.tagged([region], self.lease.run):
+                    self.provider.delete(resource)
+            except ProviderError as error:
+                self.say(f"{region}: {redacted(str(error))}; removed with the rest later")
+
+
+def node_address(node: Node, request: RentalRequest) -> str:
+    """Return the address to connect to."""
+    address = node.public_address if request.public_address else node.private_address
+    assert address is not None
+    return address
+
+
+def give_back_run(provider: Provider, lease: Lease, folder: Path, say: Say, patience: Teardown) -> int:
+    """Remove everything of a run and its keys; returns how many resources there were. Raises LeftBehind."""
+    with open_ledger(folder) as ledger:
+        regions = regions_of(ledger) or list(lease.request.regions)
+        removed = give_back(provider, lease.run, regions, ledger, say, patience)
+    remove_keys(folder)
+    return len(removed)
+
+
+def nodes_of(folder: Path) -> list[Node]:
+    """Return the nodes of a run as they were when it became ready; none: it is not up."""
+    entries = [entry for entry in read_entries(folder / "ledger.jsonl") if entry["event"] in ("ready", "giving_back")]
+    if not entries or entries[-1]["event"] != "ready":
+        return []
+    return [Node.model_validate(node) for node in entries[-1]["nodes"]]
+
+
+def extend_run(provider: Provider, lease: Lease, folder: Path, expires_at: int) -> int:
+    """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it."""
+    with open_ledger(folder) as ledger:
+        user = lease.request.user or provider.default_user
+        nodes = nodes_of(folder)
+        if not nodes:
+            raise ValueError(f"{lease.run}: its nodes are not up")
+        for node in nodes:
+            if not prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time())):
+                raise ValueError(f"{lease.run}: {node.id} did not take the new end")
+        for resource in provider.tagged(regions_of(ledger), lease.run):
+            provider.extend(resource, expires_at)
+        ledger.write("extended", expires_at=expires_at)
+    later = lease.model_copy(update={"expires_at": expires_at})
+    write_atomically(folder / "lease.json", later.model_dump_json(indent=1), mode=0o600)
+    return expires_at

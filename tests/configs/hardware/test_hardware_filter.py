@@ -1,0 +1,46 @@
+"""The grammar of --hardware-filter over the shipped catalog."""
+
+import pytest
+
+from configs.hardware.catalog import catalog
+from configs.hardware.hardware_filter import _ANNOUNCED, matching, parse_filter
+
+
+def names(text: str) -> list[str]:
+    return [offered.name for offered in matching(parse_filter(text), catalog())]
+
+
+def test_a_kind_or_newer() -> None:
+    alike, newer = set(names("GPU:T4")), set(names("GPU:T4+"))
+    assert "aws/g4dn.xlarge" in alike and "gcp/n1-standard-4+t4" in alike and "aws/g5.xlarge" not in alike
+    assert alike < newer and "aws/p5.48xlarge" in newer
+    assert not any("p3." in name for name in newer)  # V100, announced before
+    assert not any(name.startswith("aws/c7i") for name in newer)
+
+
+def test_bounds_hold_together_and_the_cheapest_comes_first() -> None:
+    found = matching(parse_filter("GPU, provider=aws, count>=4, memory>=20, price<=10"), catalog())
+    prices = [offered.machine.usd_per_hour for offered in found]
+    assert found and all(price is not None and price <= 10 for price in prices)
+    assert prices == sorted(prices, key=lambda price: price or 0)
+    assert all(offered.machine.accelerators >= 4 for offered in found)
+    assert all(offered.machine.accelerator.memory_bytes >= 20e9 for offered in found)
+
+
+def test_an_unknown_price_satisfies_no_bound() -> None:
+    assert "aws/g4dn.xlarge" in names("GPU:T4, region=eu-north-1")
+    assert names("GPU:T4, region=eu-north-1, price<=100000") == []
+
+
+def test_cpu_means_no_gpu() -> None:
+    assert "aws/c7i.xlarge" in names("CPU") and "aws/g5.xlarge" not in names("CPU")
+
+
+def test_every_gpu_of_the_catalog_has_its_year() -> None:
+    assert {name.partition("-")[0] for name in catalog().names("accelerators")} == set(_ANNOUNCED)
+
+
+@pytest.mark.parametrize("text", ["", "T4", "GPU:T5", "price<6", "CPU:x", "GPU:T4+;count>=4", "provider=ibm"])
+def test_what_is_wrong_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="--hardware-filter: "):
+        parse_filter(text)

@@ -1,0 +1,37 @@
+"""`rankwise list-nodes` without any cloud's credentials."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+
+
+def test_the_list_is_printed_and_written(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.json"
+    result = CliRunner().invoke(app, ["list-nodes", "--output", str(file)])
+    assert result.exit_code == 0, result.output
+    nodes = json.loads(file.read_text())["nodes"]
+    assert nodes[0]["kind"] == "local" and nodes[0]["vcpus"] >= 1
+    priced = {node["name"]: node["usd_per_hour"] for node in nodes if node["kind"] == "instance"}
+    assert priced["aws/g4dn.xlarge"] == 0.526 and {name.partition("/")[0] for name in priced} == {"aws", "gcp", "azure"}
+    assert "aws: not searched" in result.output  # no silence about what was not looked at
+
+
+def test_the_filter_selects_instances() -> None:
+    result = CliRunner().invoke(app, ["list-nodes", "--hardware-filter", "GPU:T4+, price<=0.53"])
+    assert result.exit_code == 0 and "aws/g4dn.xlarge" in result.stdout
+    assert "g5.xlarge" not in result.stdout and "local" not in result.stdout
+    wrong = CliRunner().invoke(app, ["list-nodes", "--hardware-filter", "T4"])
+    assert wrong.exit_code == 2 and "expected GPU:T4" in wrong.output

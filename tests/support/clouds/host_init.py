@@ -1,0 +1,101 @@
+"""Process 1 of a rented machine of the tests: applies user data as cloud-init does, then runs sshd until power-off.
+
+    python host_init.py FOLDER        # FOLDER holds user_data and faults.json; run in new namespaces
+
+Only what our user data uses is understood: an unknown key of the cloud-config ends the machine with an error.
+SIGTERM is power-off.
+"""
+
+import json
+import os
+import pwd
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_KNOWN = {"ssh_deletekeys", "ssh_keys", "ssh_authorized_keys", "ssh_pwauth", "write_files", "runcmd"}
+_USER = "ubuntu"
+
+
+def main(folder: Path) -> None:
+    """Set up the machine's own folders, wait for the network, boot."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    faults = json.loads((folder / "faults.json").read_text())
+    _make_own_folders(folder)
+    print("up", flush=True)
+    sys.stdin.readline()
+    time.sleep(faults.get("boot_seconds", 0))
+    if faults.get("powers_off"):
+        os._exit(0)
+    text = (folder / "user_data").read_text()
+    if faults.get("user_data_fails"):
+        Path("/run/systemd/system").mkdir(parents=True)  # claims systemd, which is not there
+    commands = _apply(text)
+    if faults.get("wrong_host_key"):
+        Path("/etc/ssh/ssh_host_ed25519_key").unlink(missing_ok=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/etc/ssh/ssh_host_ed25519_key"], check=True
+        )
+    if not faults.get("unreachable"):
+        time.sleep(faults.get("ssh_late_seconds", 0))
+        config = "UsePAM no\nStrictModes no\nPasswordAuthentication no\nHostKey /etc/ssh/ssh_host_ed25519_key\n"
+        Path("/etc/ssh/sshd_config").write_text(config + "AuthorizedKeysFile /home/ubuntu/.ssh/authorized_keys\n")
+        subprocess.Popen(["/usr/sbin/sshd", "-D", "-e"], stderr=(folder / "sshd.log").open("w"))
+    with (folder / "user_data.log").open("w") as log:
+        for command in commands:
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            time.sleep(0.2)
+
+
+def _make_own_folders(folder: Path) -> None:
+    """Hide the outer machine's folders that a boot writes to."""
+    for path in ("/etc/ssh", "/var/lib", "/opt", "/home", "/run", "/etc/systemd", "/usr/local/sbin"):
+        if Path(path).is_dir():
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", path], check=True)
+    Path("/run/sshd").mkdir(mode=0o755)
+    power_off = Path("/usr/local/sbin/shutdown")
+    power_off.write_text("#!/bin/sh\nkill -TERM 1\n")
+    power_off.chmod(0o755)
+    users = "".join(f"{':'.join(map(str, entry))}\n" for entry in pwd.getpwall() if entry.pw_name != _USER)
+    if "sshd:" not in users:
+        users += "sshd:x:105:65534::/run/sshd:/usr/sbin/nologin\n"
+    # Of user id 0, because there is no sudo here; the images of the clouds have one.
+    (folder / "passwd").write_text(users + f"{_USER}:*:0:0::/home/{_USER}:/bin/sh\n")
+    subprocess.run(["mount", "--bind", str(folder / "passwd"), "/etc/passwd"], check=True)
+
+
+def _authorize(keys: str) -> None:
+    place = Path(f"/home/{_USER}/.ssh")
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (place / "authorized_keys").open("a") as file:
+        file.write(keys.rstrip("\n") + "\n")
+
+
+def _apply(text: str) -> list[list[str]]:
+    """Plant keys and files; returns the commands that are left to run."""
+    assert text.startswith("#cloud-config\n"), text[:40]
+    config: dict[str, Any] = json.loads(text.partition("\n")[2])
+    assert config.keys() <= _KNOWN, config.keys() - _KNOWN
+    for name, suffix in (("ed25519_private", ""), ("ed25519_public", ".pub")):
+        path = Path(f"/etc/ssh/ssh_host_ed25519_key{suffix}")
+        path.write_text(config["ssh_keys"][name])
+        path.chmod(0o600)
+    for key in config["ssh_authorized_keys"]:
+        _authorize(key)
+    for file in config["write_files"]:
+        path = Path(file["path"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file["content"])
+        path.chmod(int(file["permissions"], 8))
+    return [command if isinstance(command, list) else shlex.split(command) for command in config["runcmd"]]
+
+
+main(Path(sys.argv[1]))

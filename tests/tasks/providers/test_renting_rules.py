@@ -1,0 +1,143 @@
+"""The order of the ladder, what a refusal rules out, the ledger, and what is planted in user data."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.providers.boot import make_keys, remove_keys, user_data
+from tasks.providers.clouds import provider_named
+from tasks.providers.giving_back import why_doomed
+from tasks.providers.ladder import is_excluded, ladder
+from tasks.providers.leases import is_dead, open_ledger, read_entries, token_of, unsettled_seconds
+from tasks.providers.rental import Lease, RentalRequest, Resource, Rung
+
+REQUEST = RentalRequest(
+    provider="aws",
+    instance="g4dn.xlarge",
+    regions=("us-east-1", "us-west-2"),
+    market="spot",
+    fall_back="on_demand",
+    ssh_from="203.0.113.7/32",
+)
+ZONES = {"us-east-1": ["us-east-1a", "us-east-1b"], "us-west-2": ["us-west-2a"]}
+
+
+def test_no_zone_then_zones_then_regions_then_the_other_market() -> None:
+    places = [(rung.market, rung.region, rung.zone) for rung in ladder(REQUEST, ZONES)]
+    one_market = [
+        ("us-east-1", None),
+        ("us-east-1", "us-east-1a"),
+        ("us-east-1", "us-east-1b"),
+        ("us-west-2", None),
+        ("us-west-2", "us-west-2a"),
+    ]
+    assert places == [(market, *place) for market in ("spot", "on_demand") for place in one_market]
+
+
+def test_named_zones_are_asked_in_their_order() -> None:
+    request = REQUEST.model_copy(update={"zones": ("us-east-1b", "us-east-1a"), "fall_back": None})
+    assert [rung.zone for rung in ladder(request, ZONES)] == ["us-east-1b", "us-east-1a"]
+
+
+def test_unknown_prices_are_none() -> None:
+    priced, unpriced = ladder(REQUEST.model_copy(update={"regions": ("us-east-1", "eu-north-1")}), {})[:2]
+    assert priced.usd_per_hour is not None and unpriced.usd_per_hour is None
+
+
+@pytest.mark.parametrize(
+    ("problem", "left"),
+    [("capacity", 9), ("quota", 7), ("transient", 4)],
+)
+def test_a_refusal_rules_out_no_more_than_it_says(problem: str, left: int) -> None:
+    rungs = ladder(REQUEST, ZONES)
+    kept = [rung for rung in rungs if not is_excluded(rung, problem, rungs[0])]  # type: ignore[arg-type]
+    assert len(kept) == left
+
+
+def test_everybody_may_not_connect() -> None:
+    with pytest.raises(ValueError, match="everybody"):
+        RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "0.0.0.0/0"})
+
+
+def test_tokens_are_the_same_again_and_differ_between_attempts() -> None:
+    rung = Rung(region="us-east-1")
+    assert token_of("r", 1, rung) == token_of("r", 1, rung)
+    others = {token_of("r", 2, rung), token_of("s", 1, rung), token_of("r", 1, Rung(region="us-east-1", market="spot"))}
+    assert token_of("r", 1, rung) not in others and len(others) == 3
+
+
+def test_a_cut_line_loses_nothing_else(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("opened")
+    path = tmp_path / "r" / "ledger.jsonl"
+    with path.open("a") as file:
+        file.write('{"event": "create", "tok')
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("given_back")
+    assert [entry["event"] for entry in read_entries(path)] == ["opened", "given_back"]
+
+
+def test_an_unanswered_create_call_is_waited_for(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("create", token="a")
+        ledger.write("create", token="b")
+        ledger.write("refused", token="a")
+    entries = read_entries(tmp_path / "r" / "ledger.jsonl")
+    assert 50 < unsettled_seconds(entries, time.time(), 60) <= 60
+    assert unsettled_seconds(entries, time.time() + 60, 60) <= 0
+
+
+def test_a_ledger_has_one_writer_and_its_run_is_alive_meanwhile(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    with open_ledger(folder) as ledger:
+        ledger.write("opened")
+        assert not is_dead(folder)
+        with pytest.raises(ValueError, match="another process"), open_ledger(folder):
+            pass
+    assert is_dead(folder)
+    with open_ledger(folder) as ledger:
+        ledger.write("ready", nodes=[])
+    assert not is_dead(folder)
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "run", "everything", "doomed"),
+    [
+        (10, "r", False, True),
+        (1000, "r", False, False),
+        (1000, "r", True, True),
+        (None, "r", False, False),
+        (10, "../elsewhere", False, False),
+        (10, "", True, False),
+    ],
+)
+def test_what_is_reaped(tmp_path: Path, expires_at: int | None, run: str, everything: bool, doomed: bool) -> None:
+    resource = Resource(provider="aws", kind="disk", id="v", region="us-east-1", run=run, expires_at=expires_at)
+    assert (why_doomed(resource, tmp_path, everything, now=100) is not None) is doomed
+
+
+def test_tags_name_study_run_owner_and_expiry() -> None:
+    lease = Lease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
+    assert sorted(lease.tags.values()) == ["7", "o", "r", "s"]
+
+
+def test_user_data_plants_the_host_key_and_the_switch(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    assert os.stat(tmp_path / "id_ed25519").st_mode & 0o077 == 0
+    boot = user_data(tmp_path, 3600)
+    config = json.loads(boot.removeprefix("#cloud-config\n"))
+    assert config["ssh_keys"]["ed25519_private"] == (tmp_path / "host_ed25519").read_text()
+    assert (tmp_path / "id_ed25519").read_text() not in boot  # the login key stays here
+    files = {file["path"]: file["content"] for file in config["write_files"]}
+    assert files["/var/lib/rankwise/remaining_seconds"] == "3600\n"
+    assert len(boot) < 16384  # EC2's limit
+    remove_keys(tmp_path)
+    assert not (tmp_path / "id_ed25519").exists()
+
+
+def test_other_clouds_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="gcp: nodes cannot be rented there"):
+        provider_named("gcp")
