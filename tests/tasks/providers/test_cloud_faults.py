@@ -28,7 +28,7 @@ from tests.support.clouds import hosts
 from tests.support.clouds.aws import FakeAws, Fault
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,  # a campaign of its own: make test-cloud-faults
     pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not())),
 ]
 PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
