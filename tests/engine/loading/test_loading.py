@@ -365,7 +365,7 @@ def test_the_read_ahead_fills_the_page_cache(large: Path) -> None:
     size = large.stat().st_size
     with ReadAhead([(large, [(0, size)])], 0, 1) as ahead:
         ahead._thread.join()
-    assert cached_share([large]) == 1.0
+    assert cached_share([large]) > 0.95, "all of it; a machine short of memory takes single pages back"
 
 
 def test_a_reader_that_stops_early_leaves_no_thread(large: Path) -> None:
