@@ -17,7 +17,7 @@ from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.plan import Stop
 from configs.plans.record import Status
-from configs.spec.target import ClusterTarget
+from configs.spec.resources import ClusterTarget
 from flows.held_groups import HeldGroup, HeldGroups, asked_of
 from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of
 from slurm.schedulers.adapter import adapter_for

@@ -27,7 +27,7 @@ from configs.common.reading import PLAN_BYTES, read_json, read_model
 from configs.plans.job import Job, Launcher
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
-from configs.spec.target import ClusterTarget
+from configs.spec.resources import ClusterTarget
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end

@@ -6,7 +6,7 @@
 Terms are separated by commas; all must hold.
 
     GPU             any GPU                          GPU:T4          this GPU, any variant of it
-    GPU:T4+         this GPU, or one announced in the same year or later
+    GPU:T4+         this GPU, or one of its maker's of the same generation or later
     CPU             no GPU                           provider=aws    this cloud
     memory>=24      GB (1e9 bytes) of one GPU        count>=4        GPUs of a node
     price<=6        USD an hour of a node            region=NAME     prices of this region
@@ -23,23 +23,26 @@ from configs.common.base import Frozen
 from configs.hardware.catalog import HOME_REGIONS, HardwareCatalog
 from configs.hardware.hardware import Machine
 
-_ANNOUNCED = {
-    "v100": 2017,
-    "t4": 2018,
-    "a100": 2020,
-    "a6000": 2020,
-    "a10": 2021,
-    "a10g": 2021,
-    "mi250x": 2021,
-    "h100": 2022,
-    "rtx4090": 2022,
-    "l4": 2023,
-    "l40s": 2023,
-    "h200": 2023,
-    "mi300x": 2023,
-    "b200": 2024,
+_GENERATIONS: dict[str, tuple[str, float]] = {
+    "v100": ("nvidia", 7.0),
+    "t4": ("nvidia", 7.5),
+    "a100": ("nvidia", 8.0),
+    "a10": ("nvidia", 8.6),
+    "a10g": ("nvidia", 8.6),
+    "a6000": ("nvidia", 8.6),
+    "l4": ("nvidia", 8.9),
+    "l40s": ("nvidia", 8.9),
+    "rtx4090": ("nvidia", 8.9),
+    "h100": ("nvidia", 9.0),
+    "h200": ("nvidia", 9.0),
+    "b200": ("nvidia", 10.0),
+    "mi250x": ("amd", 2.0),
+    "mi300x": ("amd", 3.0),
 }
-"""Year of the maker's announcement (from memory, unchecked). A new GPU of the catalog needs its year here."""
+"""Maker and generation. NVIDIA: CUDA compute capability, https://developer.nvidia.com/cuda-gpus, and
+https://leimao.github.io/blog/NVIDIA-GPU-Compute-Capability for those that the page no longer lists. AMD: CDNA,
+https://rocm.docs.amd.com/projects/rocprofiler-compute/en/develop/conceptual/cdna/cdna-performance-model.html.
+A new GPU of the catalog needs its generation here."""
 _COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le, "=": operator.eq}
 _DEVICE = re.compile(r"(?P<kind>gpu|cpu)(:(?P<name>[\w.-]+)(?P<newer>\+)?)?", re.IGNORECASE)
 _FIGURE = re.compile(r"(?P<figure>memory|count|price)\s*(?P<sign>>=|<=|=)\s*(?P<value>\d+(\.\d+)?)", re.IGNORECASE)
@@ -92,8 +95,8 @@ def parse_filter(text: str) -> HardwareFilter:
                 "region=us-east-1 or provider=aws, with commas between them"
             )
     wanted = HardwareFilter.model_validate({**found, "conditions": tuple(conditions)})
-    if wanted.gpu is not None and wanted.gpu.lower().partition("-")[0] not in _ANNOUNCED:
-        raise ValueError(f"--hardware-filter: unknown GPU {wanted.gpu!r}; known: {', '.join(_ANNOUNCED)}")
+    if wanted.gpu is not None and wanted.gpu.lower().partition("-")[0] not in _GENERATIONS:
+        raise ValueError(f"--hardware-filter: unknown GPU {wanted.gpu!r}; known: {', '.join(_GENERATIONS)}")
     if wanted.provider is not None and wanted.provider not in HOME_REGIONS:
         raise ValueError(f"--hardware-filter: unknown provider {wanted.provider!r}; known: {', '.join(HOME_REGIONS)}")
     return wanted
@@ -138,5 +141,5 @@ def _fits(wanted: HardwareFilter, machine: Machine) -> bool:
 def _is_like(name: str, gpu: str, or_newer: bool) -> bool:
     if name == gpu or name.startswith(f"{gpu}-"):
         return True
-    year = _ANNOUNCED.get(name.partition("-")[0])
-    return or_newer and year is not None and year >= _ANNOUNCED[gpu.partition("-")[0]]
+    found, wanted = _GENERATIONS.get(name.partition("-")[0]), _GENERATIONS[gpu.partition("-")[0]]
+    return or_newer and found is not None and found[0] == wanted[0] and found[1] >= wanted[1]

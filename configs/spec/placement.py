@@ -9,7 +9,8 @@ study sets `nodes`. Slurm is not queried here: `slurm.schedulers.partitions` che
 from configs.common.execution import Layout
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft
-from configs.spec.target import ClusterTarget, Target
+from configs.spec.resources import ClusterTarget
+from configs.spec.target import Target
 
 
 def placed(cell: Cell, target: Target, asked: int | None) -> Cell:

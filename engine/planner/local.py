@@ -19,7 +19,7 @@ from configs.hardware.calibration import Calibration, Fingerprint, LinkTransport
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 from configs.spec.cell import Cell
-from configs.spec.target import Resources
+from configs.spec.resources import Resources
 from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, local_accelerators
 

@@ -8,6 +8,7 @@ rankwise reap --dry-run
 Exit codes: 0 done, 1 nothing was rented or something is left (each resource is named), 2 wrong argument.
 """
 
+import math
 import re
 import secrets
 import signal
@@ -158,6 +159,8 @@ def extend(
     def work() -> int:
         from tasks.providers.renting import extend_run
 
+        if not math.isfinite(hours):
+            raise ValueError(f"--hours: got {hours}, expected a number of hours")
         provider, lease, folder = _rental(run)
         until = extend_run(provider, lease, folder, int(time.time() + hours * 3600))
         typer.echo(f"{run}: until {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(until))}")

@@ -19,8 +19,9 @@ from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.plans.record import MeasuringPass
+from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError, StudySpec, load_study
-from configs.spec.target import ClusterTarget, Target
+from configs.spec.target import Target
 from flows.cli.errors import WrongArgument
 from flows.server.local import Lease, LocalServerError
 

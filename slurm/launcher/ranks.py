@@ -23,7 +23,7 @@ from configs.plans.record import Status, read_part
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict
 from slurm.launcher.job_files import measurement_under_way, read_progress
-from slurm.launcher.node import JobNode
+from slurm.launcher.node import GIVEN, JobNode
 from slurm.launcher.node_registration import Rendezvous
 from slurm.launcher.peer_monitor import Alone, PeerMonitor
 from slurm.launcher.starting import exits_file, rank_environment, start_argv, start_process
@@ -138,9 +138,10 @@ class RankSupervisor:
     def orphaned(self) -> bool:
         """Whether the scheduler's daemon that started the launcher has ended.
 
-        As a cancellation it arrives as SIGTERM (`end_with_parent`), but the launcher then has another parent.
+        As a cancellation it arrives as SIGTERM (`end_with_parent`), but the launcher then has another parent. On a host
+        without a scheduler the shell that started the launcher ends at once, which means nothing.
         """
-        return os.getppid() != self.parent
+        return GIVEN not in os.environ and os.getppid() != self.parent
 
     def cancellation(self) -> JobVerdict:
         """Return the verdict of a cancellation request, or of the end of the scheduler's daemon on this node."""

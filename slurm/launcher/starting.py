@@ -19,7 +19,7 @@ from configs.common.proc import end_with_parent
 from configs.common.secrets import holds_secret
 from configs.plans.job import Job
 from configs.plans.record import Status
-from configs.spec.target import ClusterTarget
+from configs.spec.resources import ClusterTarget
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node_registration import Rendezvous
 

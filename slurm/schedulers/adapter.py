@@ -14,7 +14,7 @@ from slurm.schedulers.refusals import JobState
 _ADAPTERS = {
     "local": "slurm.schedulers.local",
     "slurm": "slurm.schedulers.cluster",
-    "ssh": "slurm.schedulers.ssh",
+    "ssh": "slurm.schedulers.ssh.adapter",
     "steps": "slurm.schedulers.steps",
     "pbs": "slurm.schedulers.cluster",
 }

@@ -21,7 +21,8 @@ from configs.common.reading import read_model
 from configs.plans.job import JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
-from configs.spec.target import ClusterTarget, PbsTarget, SlurmTarget
+from configs.spec.resources import ClusterTarget
+from configs.spec.target import PbsTarget, SlurmTarget
 from slurm.launcher.job_files import reserve_end, write_unlaunched_end
 from slurm.schedulers.ending import finish, give_up
 from slurm.schedulers.job_files import cluster_target, job_of

@@ -7,7 +7,8 @@ usable_nodes(target)                                  # names of nodes that can 
 
 from collections.abc import Sequence
 
-from configs.spec.target import ClusterTarget, PbsTarget, SlurmTarget, SshTarget
+from configs.spec.resources import ClusterTarget
+from configs.spec.target import PbsTarget, SlurmTarget, SshTarget
 from slurm.schedulers import partitions
 from slurm.schedulers.allocation import allocation_lacks, current_allocation
 from slurm.schedulers.partitions import Clusters, Need

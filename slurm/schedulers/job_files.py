@@ -6,7 +6,7 @@ from pathlib import Path
 from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Launcher
 from configs.plans.paths import JobPaths
-from configs.spec.target import ScheduledTarget
+from configs.spec.resources import ScheduledTarget
 
 
 def cluster_target(job: Job) -> ScheduledTarget:

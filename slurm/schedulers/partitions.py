@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from configs.spec.target import ClusterTarget, SlurmTarget
+from configs.spec.resources import ClusterTarget
+from configs.spec.target import SlurmTarget
 from slurm.launcher.node import host_names
 from slurm.schedulers.calls import on_cluster
 

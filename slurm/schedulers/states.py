@@ -18,7 +18,7 @@ from configs.common.base import utc_now
 from configs.common.failure_kinds import HEAD_LOST, NODE_LOST, OTHER_NODE, PEER_LOST
 from configs.plans.job import Job, JobEnd
 from configs.plans.record import Status
-from configs.spec.target import ClusterTarget, ScheduledTarget
+from configs.spec.resources import ClusterTarget, ScheduledTarget
 from slurm.launcher.containers import interpreter
 
 REQUEUED = "REQUEUED"

@@ -25,7 +25,8 @@ from configs.common.live_variables import SOCKET_VARIABLE
 from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
-from configs.spec.target import ClusterTarget, SlurmTarget
+from configs.spec.resources import ClusterTarget
+from configs.spec.target import SlurmTarget
 from slurm.launcher.containers import interpreter, srun_container, wrapped
 from slurm.launcher.exec_launch import exec_launch
 from slurm.launcher.setup_lines import prepared

@@ -14,7 +14,7 @@ from configs.common.reading import read_model
 from configs.plans.job import JobEnd, QueueState
 from configs.plans.paths import JobPaths
 from configs.plans.record import Status
-from configs.spec.target import ClusterTarget
+from configs.spec.resources import ClusterTarget
 
 _pending: dict[Path, float] = {}  # job folder -> since when it waits and nothing of this process runs
 

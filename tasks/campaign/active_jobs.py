@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from configs.plans.job import Job
 from configs.plans.packing import Launch
-from configs.spec.target import ClusterTarget
+from configs.spec.resources import ClusterTarget
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.leftovers import mark_collected
 from tasks.campaign.progress import ProgressRow

@@ -19,8 +19,9 @@ from configs.plans.job import Job
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
+from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError
-from configs.spec.target import ClusterTarget, SlurmTarget, SshTarget, Target
+from configs.spec.target import SlurmTarget, SshTarget, Target
 from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import stage_hosts
 from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model

@@ -25,8 +25,9 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.measuring import LIVE_LIBRARIES
+from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError
-from configs.spec.target import ClusterTarget, LocalTarget, SshTarget, Target
+from configs.spec.target import LocalTarget, SshTarget, Target
 from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks

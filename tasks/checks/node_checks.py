@@ -24,7 +24,7 @@ from configs.plans.preflight import NodeFigures, PairFigures, TargetPreflight, r
 from configs.plans.record import Figure, Record, Status
 from configs.plans.samples import read_samples
 from configs.spec.cell import Cell
-from configs.spec.target import ClusterTarget
+from configs.spec.resources import ClusterTarget
 from configs.workloads.preflight import PreflightWorkload
 from reports.preflight import judge_nodes
 from slurm.schedulers.inventory import usable_nodes

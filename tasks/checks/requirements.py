@@ -13,8 +13,9 @@ from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
+from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError
-from configs.spec.target import ClusterTarget, LocalTarget
+from configs.spec.target import LocalTarget
 from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
 from engine.planner.families import read_architecture

@@ -24,7 +24,7 @@ from configs.plans.prediction import Prediction
 from configs.plans.preflight import Preflight
 from configs.spec.cell import Cell
 from configs.spec.prompts import numbered_prompts
-from configs.spec.target import ClusterTarget
+from configs.spec.resources import ClusterTarget
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model
 from engine.planner.cells import CHARACTERS_PER_TOKEN, Learner, predict_cell

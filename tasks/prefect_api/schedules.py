@@ -3,8 +3,8 @@
     superseded = cancel_missed(flow_run.id)     # "superseded by the run scheduled for 2026-11-23 02:00:00+00:00"
 
 While a sweep runs, or no Prefect worker does, further runs of its deployment become due and wait. The first of them
-that starts cancels all but the newest, whose parameters are those that hold now. Runs that a person started are left
-alone.
+that starts cancels all but the newest, whose parameters are those that hold now. Runs that a person started, or had
+tried again, are left alone.
 """
 
 from datetime import UTC, datetime
@@ -70,7 +70,7 @@ def cancel_missed(flow_run_id: UUID | None) -> str | None:
         with quick_client() as client:
             run = client.read_flow_run(flow_run_id)
             mine = scheduled_time(run)
-            if mine is None or run.deployment_id is None:
+            if mine is None or run.deployment_id is None or _was_tried(client, run):
                 return None
             waiting = {each.id: time for each, time in _due(client, run.deployment_id) if each.id != run.id}
             newest = max([mine, *waiting.values()])
@@ -96,6 +96,15 @@ def _due(client: SyncPrefectClient, deployment: UUID) -> list[tuple[FlowRun, dat
         limit=_PAGE,
         offset=offset,
     ):
-        found += [(run, time) for run in runs if (time := scheduled_time(run)) is not None and time <= now]
+        found += [
+            (run, time)
+            for run in runs
+            if (time := scheduled_time(run)) is not None and time <= now and not _was_tried(client, run)
+        ]
         offset += len(runs)
     return found
+
+
+def _was_tried(client: SyncPrefectClient, run: FlowRun) -> bool:
+    """Whether a run had started or ended before, so that a person wanted it again."""
+    return run.run_count > 1 or any(state.is_final() for state in client.read_flow_run_states(run.id))

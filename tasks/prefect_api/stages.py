@@ -10,13 +10,12 @@ Inside a flow run a stage is a Prefect task. Without one (no Prefect API answere
 that it decorates, with the same retries: measuring never depends on a server.
 """
 
-import inspect
 import logging
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import update_wrapper, wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from prefect import task
@@ -64,11 +63,10 @@ class Stage(Generic[_P, _R]):
             if not in_flow_run():
                 return _retried(lambda: self._function(*args, **kwargs), self._retry_on), Done()
             edges = [done.state for done in upstream if done.state is not None]
-            parameters = inspect.signature(self._function).bind(*args, **kwargs).arguments
             ids: list[UUID] = []
             token = _TASK_RUN.set(ids)
             try:
-                result = self._as_task(**parameters, wait_for=edges or None)
+                result = cast(_R, cast(Any, self._as_task)(*args, **kwargs, wait_for=edges or None))
             finally:
                 _TASK_RUN.reset(token)
             return result, Done(_completed(ids[-1]) if ids else None)

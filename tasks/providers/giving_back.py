@@ -4,6 +4,7 @@ give_back(provider, run, regions, ledger)     # LeftBehind names exactly what co
 reap([provider], rented, everything=False)    # all regions, all kinds: expired, or of a run that has died
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from tasks.providers.rental import DELETION_ORDER, Provider, ProviderError, Reso
 Say = Callable[[str], None]
 GIVE_BACK_SECONDS = 900.0
 """A GPU instance can need minutes to shut down; its security group can be deleted only after that."""
+_RUN = re.compile(r"[a-z0-9][a-z0-9-]*")
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 15.0
 _REGIONS_AT_ONCE = 8
 _REFUSALS = 3
@@ -184,8 +186,8 @@ def reap(
 
 def why_doomed(resource: Resource, rented: Path, everything: bool, now: float) -> str | None:
     """Return why a resource is to be removed; None: it is not."""
-    if not resource.run or Path(resource.run).name != resource.run:
-        return None  # a tag of somebody else, or a name that is no folder of ours
+    if not _RUN.fullmatch(resource.run):
+        return None  # a tag of somebody else's: no name of ours, perhaps no folder below `rented`
     if resource.expires_at is not None and resource.expires_at <= now:
         return f"expired {int(now - resource.expires_at)} s ago"
     if (rented / resource.run).is_dir() and is_dead(rented / resource.run):

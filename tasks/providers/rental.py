@@ -22,6 +22,8 @@ Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invali
 
 TAG_STUDY, TAG_RUN, TAG_OWNER, TAG_EXPIRES = "rankwise-study", "rankwise-run", "rankwise-owner", "rankwise-expires"
 """Keys that all three clouds accept: GCP's labels allow lower-case letters, digits and dashes only."""
+MAX_HOURS = 30 * 24.0
+"""Whoever wants a machine for longer extends it: a forgotten one ends within a month."""
 DELETION_ORDER: tuple[ResourceKind, ...] = (
     "instance",
     "nic",
@@ -62,7 +64,7 @@ class RentalRequest(Frozen):
     network: str | None = Field(None, description="existing VPC; none: the default one")
     subnet: str | None = None
     profile: str | None = Field(None, description="existing instance profile, service account or managed identity")
-    hours: PositiveFloat = Field(1.0, description="from the create call to the dead man's switch")
+    hours: float = Field(1.0, gt=0, le=MAX_HOURS, description="from the create call to the dead man's switch")
 
     @field_validator("ssh_from")
     @classmethod

@@ -6,6 +6,7 @@
 Whatever ends `rent` (an error, Ctrl-C, SIGTERM), everything that it made is given back first.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import Ledger, open_ledger, read_entries, token_of
-from tasks.providers.rental import Lease, Node, Provider, ProviderError, RentalRequest, Rung
+from tasks.providers.rental import MAX_HOURS, Lease, Node, Provider, ProviderError, RentalRequest, Rung
 
 Answer = TypeVar("Answer")
 _THROTTLED_TRIES, _TRANSIENT_TRIES = 6, 3
@@ -60,6 +61,8 @@ def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: fl
 
     A region that cannot be asked for its zones keeps its rung without a zone.
     """
+    if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
+        raise ValueError(f"max_usd_per_hour: got {max_usd_per_hour}, expected a number above 0")
     zones: dict[str, Sequence[str]] = {}
     refused = []
     for region in request.regions:
@@ -267,6 +270,9 @@ def nodes_of(folder: Path) -> list[Node]:
 
 def extend_run(provider: Provider, lease: Lease, folder: Path, expires_at: int) -> int:
     """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it."""
+    left = expires_at - time.time()
+    if not 0 < left <= 3600 * MAX_HOURS:
+        raise ValueError(f"hours: got {left / 3600:.3g}, expected more than 0 and at most {MAX_HOURS:g}")
     with open_ledger(folder) as ledger:
         user = lease.request.user or provider.default_user
         nodes = nodes_of(folder)

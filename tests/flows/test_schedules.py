@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun
+from prefect.states import Scheduled
 
 from tasks.prefect_api.schedules import scheduled_time
 from tests.support.servers.offline_team import OfflineTeam
@@ -58,5 +59,12 @@ def test_the_newest_stands_for_all_that_were_missed(tmp_path: Path) -> None:
             assert all(said.startswith("superseded by the run scheduled for ") for said in words)
             folders = {path.name for path in (team.work / "runs").iterdir()}
             assert {at.strftime("%Y-%m-%dT%H-%M-%SZ") for at in done} <= folders
+            wanted = left[0].id
+            team.client.set_flow_run_state(wanted, Scheduled(), force=True)  # as a person does in the UI
+            wait_until(
+                lambda: (team.client.read_flow_run(wanted).state or Scheduled()).is_final(), 180, "the run tried again"
+            )
+            again = team.client.read_flow_run(wanted)
+            assert state_of(again) == "COMPLETED", again.state
     finally:
         team.close()

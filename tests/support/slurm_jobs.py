@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.execution import Layout
-from configs.plans.job import Job, JobEnd, Measurement, Submission
+from configs.plans.job import Job, JobEnd, Launcher, Measurement, Submission
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting
+from configs.plans.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import ClusterTarget, SlurmTarget
+from configs.spec.resources import ClusterTarget
+from configs.spec.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster
 from tests.support.launches import read_end, wait_until
@@ -57,3 +58,17 @@ def finished(jobs: Sequence[JobPaths], limit_seconds: float = 120) -> list[JobEn
     """How the jobs ended, when all have."""
     wait_until(lambda: all(cluster.poll(paths.folder) == "ended" for paths in jobs), "the jobs to end", limit_seconds)
     return [read_end(paths) for paths in jobs]
+
+
+def begin(paths: JobPaths) -> None:
+    """The launchers of both nodes come up."""
+    for rank, host in enumerate(("n1", "n2")):
+        launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-11-01T12:00:00Z")
+        paths.node_launcher(rank).write_text(launcher.model_dump_json())
+
+
+def node_ends(paths: JobPaths, status: Status) -> None:
+    """The launchers of both nodes write how the job ended."""
+    for rank in (0, 1):
+        end = JobEnd(status=status, return_code=0, finished_at="2026-11-01T12:00:00Z")
+        paths.node_end(rank).write_text(end.model_dump_json())

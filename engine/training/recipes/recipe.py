@@ -33,6 +33,7 @@ from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload, period_seconds
 from engine.api.node import barrier, gather_tensors
 from engine.context import Context
+from engine.rank.gloo_threads import wait_for_gloo
 from engine.rank.joining import alone_device, choose_device
 from engine.rank.processes import place_from_environment
 from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
@@ -301,9 +302,13 @@ def _meet(backend: str, timeout: timedelta) -> None:
 
 
 def _leave() -> None:
-    """Destroy the groups at the end of the script: otherwise the interpreter's exit can abort."""
+    """Destroy the groups at the end of the script: otherwise the interpreter's exit can abort.
+
+    A model wrapped by DDP keeps its group, and gloo's threads with it.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+    wait_for_gloo()
 
 
 def _printed(line: str) -> None:

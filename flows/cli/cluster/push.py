@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError, load_study, suggestion
-from configs.spec.target import ClusterTarget, SshTarget
+from configs.spec.target import SshTarget
 
 
 def push(name: str, path: Path, assignments: list[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.common.execution import Layout
-from configs.plans.job import Job, JobEnd, Launcher, Measurement, Submission, Submitting
+from configs.plans.job import Job, JobEnd, Measurement, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
 from configs.spec.cell import Cell
@@ -22,6 +22,7 @@ from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED
 from slurm.schedulers.waiting import read_waiting
 from tests.support.launches import read_end, wait_until
+from tests.support.slurm_jobs import begin, node_ends
 from tests.support.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
 
 
@@ -49,19 +50,6 @@ def made_job(tmp_path: Path, job_id: str | None = "7", **target: Any) -> JobPath
     if job_id is not None:
         paths.submission.write_text(Submission(job_id=job_id, submitted_at="2026-11-01T12:00:00Z").model_dump_json())
     return paths
-
-
-def begin(paths: JobPaths) -> None:
-    """Both launchers come up."""
-    for rank, host in enumerate(("n1", "n2")):
-        launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-11-01T12:00:00Z")
-        paths.node_launcher(rank).write_text(launcher.model_dump_json())
-
-
-def node_ends(paths: JobPaths, status: Status) -> None:
-    for rank in (0, 1):
-        end = JobEnd(status=status, return_code=0, finished_at="2026-11-01T12:00:00Z")
-        paths.node_end(rank).write_text(end.model_dump_json())
 
 
 def polled(paths: JobPaths, seconds: float = 0.5, until_called: Callable[[], object] | None = None) -> set[str]:

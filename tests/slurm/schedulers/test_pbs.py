@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from configs.plans.job import Job, JobEnd, Launcher, Submission, Submitting
+from configs.plans.job import Job, JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.plans.record import Accounting, Status
 from configs.spec.target import PbsTarget
@@ -20,7 +20,7 @@ from slurm.schedulers.pbs.submission import job_script, options, qsub_refusal
 from slurm.schedulers.pbs.vnodes import read_nodes
 from slurm.schedulers.refusals import REFUSED, Limited, Refused, Unavailable
 from tests.support.launches import read_end, wait_until
-from tests.support.slurm_jobs import made
+from tests.support.slurm_jobs import begin, made, node_ends
 from tests.support.slurm_programs import Cluster, stand_in_pbs
 
 JOB = "7.head"
@@ -50,18 +50,6 @@ def made_job(tmp_path: Path, submitted: bool = True, **target: Any) -> JobPaths:
         paths.submitting.write_text(Submitting(name="rw-1-0001-timed").model_dump_json())
         paths.submission.write_text(Submission(job_id=JOB, submitted_at="2026-11-01T12:00:00Z").model_dump_json())
     return paths
-
-
-def begin(paths: JobPaths) -> None:
-    for rank, host in enumerate(("n1", "n2")):
-        launcher = Launcher(node_rank=rank, pid=1, pid_started=1, host=host, started_at="2026-11-01T12:00:00Z")
-        paths.node_launcher(rank).write_text(launcher.model_dump_json())
-
-
-def node_ends(paths: JobPaths, status: Status) -> None:
-    for rank in (0, 1):
-        end = JobEnd(status=status, return_code=0, finished_at="2026-11-01T12:00:00Z")
-        paths.node_end(rank).write_text(end.model_dump_json())
 
 
 def polls(paths: JobPaths, condition: Callable[[], bool]) -> None:

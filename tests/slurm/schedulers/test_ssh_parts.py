@@ -16,9 +16,9 @@ from configs.spec.target import SshTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.launcher.job_files import write_end
 from slurm.launcher.node import GIVEN, given_node
-from slurm.schedulers.ssh_ending import Loss, concluded
-from slurm.schedulers.ssh_node import _is_theirs
-from slurm.schedulers.ssh_turns import Turns
+from slurm.schedulers.ssh.ending import Loss, concluded
+from slurm.schedulers.ssh.node import _is_theirs
+from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh.connection import HostError
 
 

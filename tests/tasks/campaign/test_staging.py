@@ -12,8 +12,9 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.spec.measuring import Measuring
+from configs.spec.resources import Container
 from configs.spec.study import StudyError
-from configs.spec.target import Container, LocalTarget, SlurmTarget, Target
+from configs.spec.target import LocalTarget, SlurmTarget, Target
 from slurm.staging.packages import run_root
 from tasks.campaign.staging import bring_home, placed_job, stage_target
 from tasks.models.sources import manifest_path, resolve_model

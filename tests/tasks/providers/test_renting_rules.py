@@ -13,6 +13,7 @@ from tasks.providers.giving_back import why_doomed
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import is_dead, open_ledger, read_entries, token_of, unsettled_seconds
 from tasks.providers.rental import Lease, RentalRequest, Resource, Rung
+from tasks.providers.renting import extend_run, plan_rental
 
 REQUEST = RentalRequest(
     provider="aws",
@@ -60,6 +61,25 @@ def test_a_refusal_rules_out_no_more_than_it_says(problem: str, left: int) -> No
 def test_everybody_may_not_connect() -> None:
     with pytest.raises(ValueError, match="everybody"):
         RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "0.0.0.0/0"})
+
+
+@pytest.mark.parametrize("hours", [float("nan"), float("inf"), -1, 0, 721])
+def test_hours_are_bounded(hours: float) -> None:
+    with pytest.raises(ValueError, match="hours"):
+        RentalRequest.model_validate(REQUEST.model_dump() | {"hours": hours})
+
+
+@pytest.mark.parametrize("cap", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_cap_that_holds_nothing_back_is_refused(cap: float) -> None:
+    with pytest.raises(ValueError, match="max_usd_per_hour"):
+        plan_rental(provider_named("aws"), REQUEST, cap)
+
+
+@pytest.mark.parametrize("seconds", [-10, 31 * 24 * 3600])
+def test_an_end_in_the_past_or_far_away_is_refused(tmp_path: Path, seconds: int) -> None:
+    lease = Lease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
+    with pytest.raises(ValueError, match="hours"):
+        extend_run(provider_named("aws"), lease, tmp_path, int(time.time()) + seconds)
 
 
 def test_tokens_are_the_same_again_and_differ_between_attempts() -> None:
@@ -111,6 +131,7 @@ def test_a_ledger_has_one_writer_and_its_run_is_alive_meanwhile(tmp_path: Path) 
         (1000, "r", True, True),
         (None, "r", False, False),
         (10, "../elsewhere", False, False),
+        (10, "..", False, False),
         (10, "", True, False),
     ],
 )

@@ -3,7 +3,7 @@
     submit_many(folders)      # they get hosts in turn, carried and started by a thread
     poll(folder)              # from that thread; a job of an earlier process is gone on with
 
-A job goes on without this process: see `slurm.schedulers.ssh_job`.
+A job goes on without this process: see `slurm.schedulers.ssh.job`.
 """
 
 import concurrent.futures
@@ -18,8 +18,8 @@ from configs.plans.paths import JobPaths
 from configs.plans.record import Status
 from slurm.launcher.job_files import write_unlaunched_end
 from slurm.schedulers.refusals import JobState, Unavailable
-from slurm.schedulers.ssh_job import SshJob
-from slurm.schedulers.ssh_turns import Turns
+from slurm.schedulers.ssh.job import SshJob
+from slurm.schedulers.ssh.turns import Turns
 from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.ssh.connection import HostAway
 from slurm.ssh.loop import begin, wait_for

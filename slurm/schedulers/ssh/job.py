@@ -27,9 +27,9 @@ from configs.plans.record import Accounting, Status
 from configs.spec.target import SshTarget
 from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end
 from slurm.schedulers.refusals import JobState
-from slurm.schedulers.ssh_ending import Loss, concluded
-from slurm.schedulers.ssh_node import NodeJob
-from slurm.schedulers.ssh_turns import Turns
+from slurm.schedulers.ssh.ending import Loss, concluded
+from slurm.schedulers.ssh.node import NodeJob
+from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh.connection import HostAway, HostError, HostRefused, host_of
 
 _Answer = TypeVar("_Answer")

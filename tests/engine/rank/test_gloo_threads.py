@@ -1,0 +1,43 @@
+"""Threads that still work when a script ends are waited for; idle ones are not."""
+
+import ctypes
+import threading
+import time
+
+from engine.rank.gloo_threads import wait_for_gloo
+
+NAME = "pt_test_loop"
+
+
+class Worker:
+    """A thread with a kernel's name, which works and then waits for more, as gloo's do."""
+
+    def __init__(self, busy_seconds: float) -> None:
+        self.busy_seconds, self.done = busy_seconds, False
+        self._begun, self._more = threading.Event(), threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+        assert self._begun.wait(10)
+
+    def _run(self) -> None:
+        ctypes.CDLL(None).prctl(15, NAME.encode(), 0, 0, 0)  # PR_SET_NAME
+        self._begun.set()
+        end = time.monotonic() + self.busy_seconds
+        while time.monotonic() < end:
+            pass
+        self.done = True
+        self._more.wait()
+
+
+def test_a_thread_that_still_works_is_waited_for() -> None:
+    worker = Worker(0.5)
+    assert wait_for_gloo(30, NAME)
+    assert worker.done
+
+
+def test_time_is_up_for_a_thread_that_never_rests() -> None:
+    worker = Worker(1.0)
+    assert not wait_for_gloo(0.2, NAME) and not worker.done
+
+
+def test_without_threads_there_is_nothing_to_wait_for() -> None:
+    assert wait_for_gloo(30, "pt_nobody")
