@@ -198,7 +198,9 @@ class SubmissionQueue:
             passed_over=lambda launch: asked_of(launch) in refused,
         )
         exclude = self._exclude(target, taken[0][0]) if taken else ()
-        return [(write_job(launch, session.plan, session.run, session.cache, exclude), row) for launch, row in taken]
+        return [
+            (write_job(launch, session.placed_plan, session.run, session.cache, exclude), row) for launch, row in taken
+        ]
 
     def _exclude(self, target: ClusterTarget, launch: Launch) -> tuple[str, ...]:
         blamed = self._retries.blamed(launch)

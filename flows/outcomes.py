@@ -66,7 +66,7 @@ def account(run_progress: RunProgress, row: ProgressRow, collected: Collected) -
 
 def give_up(session: Session, launch: Launch, row: ProgressRow, status: Status, message: str) -> None:
     """Records for measurements that will not be made in this run."""
-    job = write_job(launch, session.plan, session.run, session.cache)
+    job = write_job(launch, session.placed_plan, session.run, session.cache)
     give_up_job(session, job, row, status, message)
 
 

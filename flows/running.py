@@ -40,13 +40,15 @@ def run_here(
     plan: Plan | None = None,
     unavailable: str | None = None,
     on_report: Callable[[RunSummary], None] = lambda _: None,
+    agreed_to_rent: bool = False,
 ) -> Ended:
     """Run a study. Raises what ends the run.
 
     unavailable: why the API cannot be used (`tasks.prefect_api.api.why_unavailable`); None: with Prefect.
     on_report: called with the result once the report is written; a busy API may take a minute more to publish it.
+    agreed_to_rent: a person has seen what the nodes of rented targets cost.
     """
-    handover = Handover(plan, _END_SECONDS, on_report)
+    handover = Handover(plan, _END_SECONDS, on_report, agreed_to_rent)
     with handed_over(handover):
         why = unavailable
         if why is None:

@@ -25,7 +25,7 @@ from configs.common.base import Frozen
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import ModelSpec, StudySpec, load_study
-from flows.folders import cache_folder
+from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
 from tasks.analyze import analyze
 from tasks.campaign.graph import Done, RunGraph
@@ -44,6 +44,7 @@ from tasks.preflight import preflight
 from tasks.provision import provision
 from tasks.publish import begin_jobs, begin_progress, publish
 from tasks.render import render
+from tasks.rent import check_given_back, give_back_nodes, rent_nodes, study_nodes
 from tasks.resolve import CheckedPlan, resolve_study
 
 
@@ -97,6 +98,7 @@ class Handover:
         plan: of `check_study`, used instead of making it again.
         api_seconds: so long a run that has its report waits for an API that is away, to tell it.
         on_report: called with the result as soon as the report is written, before the API is told.
+        agreed_to_rent: a person has seen what the nodes of rented targets cost.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class Handover:
         plan: Plan | None = None,
         api_seconds: float = 300.0,
         on_report: Callable[[RunSummary], None] = lambda _: None,
+        agreed_to_rent: bool = False,
     ) -> None:
         self.plan = plan
+        self.agreed_to_rent = agreed_to_rent
         self.api_seconds = api_seconds
         self.on_report = on_report
         self.began = False
@@ -200,16 +204,13 @@ def _run(
     if in_flow_run():
         tag_run(flow_run.id, plan)
     session = Session(run, plan, cache, run_progress, watcher)
-    _, provisioned = provision.after(resolved)(session, accept_environment)
-    session.graph = RunGraph(provisioned)
-    finish_leftovers(session)
-    _, tested = preflight.after(*session.graph.before_analysis())(session)
-    session.graph = RunGraph(tested)
-    run_progress.stage = "measuring"
-    with live_credentials(plan.measuring.live):
-        already = measure_missing(session, only_failed)
+    with study_nodes(session, rented_folder(), handover.agreed_to_rent):
+        already = _measured_there(session, resolved, only_failed, accept_environment)
+        before_report = session.graph.before_analysis()
+        if session.rentals:
+            before_report = tuple(give_back_nodes.after(*before_report)(session, name)[1] for name in session.rentals)
     run_progress.stage = "reporting"
-    analysis, analyzed = analyze.after(*session.graph.before_analysis())(run)
+    analysis, analyzed = analyze.after(*before_report)(run)
     summary, rendered = render.after(analyzed)(run, analysis)
     remember_run(run, cache)
     run_progress.ended = True
@@ -225,7 +226,21 @@ def _run(
     if in_flow_run():
         run_progress.stage = "report written; waiting for the Prefect API"
         handover.published = await_api(handover.api_seconds) is None and _publish(study.study, run, rendered)
+    check_given_back(session)
     return result
+
+
+def _measured_there(session: Session, resolved: Done, only_failed: bool, accept_environment: bool) -> int:
+    """Rent what is to be rented, prepare and test the machines, measure. Returns how much was measured before."""
+    rented = [rent_nodes.after(resolved)(session, name)[1] for name in session.rentals]
+    _, provisioned = provision.after(resolved, *rented)(session, accept_environment)
+    session.graph = RunGraph(provisioned)
+    finish_leftovers(session)
+    _, tested = preflight.after(*session.graph.before_analysis())(session)
+    session.graph = RunGraph(tested)
+    session.run_progress.stage = "measuring"
+    with live_credentials(session.plan.measuring.live):
+        return measure_missing(session, only_failed)
 
 
 def _publish(study: str, run: RunPaths, rendered: Done) -> bool:

@@ -35,7 +35,7 @@ def preflight(session: Session) -> Preflight:
             told = Observer(notice=partial(_say, session, target), check=session.watcher.check)
             _say(session, target)
             _end_earlier(run.preflight_run, target.adapter)
-            known[target.name] = check_nodes(target, session.plan, run.preflight_run, session.cache, told)
+            known[target.name] = check_nodes(target, session.placed_plan, run.preflight_run, session.cache, told)
             write_atomically(run.preflight, Preflight(targets=tuple(known.values())).model_dump_json(indent=1))
         found = known[target.name]
         session.run_progress.notes += [
@@ -66,7 +66,7 @@ def wanted(session: Session) -> list[ClusterTarget]:
             nodes[cell.target] = max(cell.nodes, nodes.get(cell.target, 1))
     return [
         target
-        for target in session.plan.targets
+        for target in session.targets
         if isinstance(target, ClusterTarget)
         and target.name in nodes
         and (nodes[target.name] > 1 if target.preflight is None else target.preflight)

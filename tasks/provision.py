@@ -19,7 +19,7 @@ def provision(session: Session, accept_environment: bool) -> dict[str, Any]:
     Raises EnvironmentChanged where the run folder was begun in another environment and `accept_environment` is false.
     """
     environment = check_environment(session.run, accept_environment, session.plan.targets)
-    stage_targets(session.plan, lambda line: _say(session, line))
+    stage_targets(session.targets, session.plan.models, lambda line: _say(session, line))
     return environment
 
 

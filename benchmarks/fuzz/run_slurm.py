@@ -1,13 +1,12 @@
 """Targets: what squeue, sacct, sinfo, qstat and pbsnodes print, and host lists."""
 
-import json
 from collections.abc import Callable
 
 from slurm.launcher.node import host_names
 from slurm.schedulers.accounting import SACCT_FIELDS, read_accounts
 from slurm.schedulers.partitions import read_partitions
 from slurm.schedulers.pbs.jobs import read_jobs
-from slurm.schedulers.pbs.vnodes import read_nodes
+from slurm.schedulers.pbs.vnodes import parse_answer, read_nodes
 from slurm.schedulers.queue import read_squeue
 
 _SACCT = "\n".join(
@@ -59,8 +58,8 @@ def seeds() -> dict[str, tuple[bytes, ...]]:
 
 
 def _pbs_nodes(text: str) -> object:
-    said = json.loads(text)
-    return read_nodes(said, said) if isinstance(said, dict) else None
+    said = parse_answer(text)
+    return None if said is None else read_nodes(said, said)
 
 
 def _text(data: bytes) -> str:

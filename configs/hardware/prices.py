@@ -78,7 +78,11 @@ class Offer(Frozen):
         """The same machine, in whatever region."""
         if self.target is not None:
             return fnmatchcase(target.name, self.target)
-        return self.machine is not None and target.instance is not None and fnmatchcase(target.instance, self.machine)
+        return (
+            self.machine is not None
+            and target.catalog_name is not None
+            and fnmatchcase(target.catalog_name, self.machine)
+        )
 
 
 def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequence[Offer] | None = None) -> TargetPrices:
@@ -91,7 +95,7 @@ def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequenc
     """
     shipped = read_catalog() if catalog is None else catalog
     whole = _prices_of(target, own, shipped)
-    parts = [] if target.instance is None else machine_parts(target.instance)
+    parts = [] if target.catalog_name is None else machine_parts(target.catalog_name)
     if len(parts) < 2:
         return whole
     place = f"/{target.region}" if target.region else ""

@@ -10,6 +10,7 @@
   records/<key>/      one JSON and one .npz for each repeat and attempt
   set_aside/          what could not be read
   live/               what training told while it went on: event files, mlflow.db, wandb's offline runs
+  rentals.json        what was rented for the study, at which price, and what became of it
   preflight.json      what the nodes of a cluster showed before; preflight/ holds the jobs that tested them
 """
 
@@ -174,6 +175,10 @@ class RunPaths:
     @property
     def environments(self) -> Path:
         return self.folder / "environments"
+
+    @property
+    def rentals(self) -> Path:
+        return self.folder / "rentals.json"
 
     @property
     def preflight(self) -> Path:

@@ -56,7 +56,7 @@ class Resources(Frozen):
         return machine
 
     @property
-    def instance(self) -> str | None:
+    def catalog_name(self) -> str | None:
         """`provider/instance`, without the region."""
         return None if self.machine is None else "/".join(self.machine.split("/")[:2])
 

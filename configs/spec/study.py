@@ -34,6 +34,7 @@ from configs.spec.experiments import (
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.plain import plain_problems
+from configs.spec.rented import RentedTarget
 from configs.spec.size import size_problems
 from configs.spec.target import LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
 from configs.workloads import STUDIED, Workload
@@ -240,7 +241,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "compression": CompressionPasses,
         "layouts": Layouts,
     },
-    "targets": {"local": LocalTarget, "slurm": SlurmTarget, "pbs": PbsTarget, "ssh": SshTarget},
+    "targets": {"local": LocalTarget, "slurm": SlurmTarget, "pbs": PbsTarget, "ssh": SshTarget, "aws": RentedTarget},
 }
 _PLAIN: dict[str, type[BaseModel]] = {
     "models": ModelSpec,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, ValidationInfo, field_validator, model_validator
 
+from configs.spec.rented import RentedTarget
 from configs.spec.resources import ClusterTarget, Resources, ScheduledTarget
 from configs.spec.ssh_host import SshHost
 
@@ -255,6 +256,7 @@ Target = Annotated[
     Annotated[LocalTarget, Tag("local")]
     | Annotated[SlurmTarget, Tag("slurm")]
     | Annotated[PbsTarget, Tag("pbs")]
-    | Annotated[SshTarget, Tag("ssh")],
+    | Annotated[SshTarget, Tag("ssh")]
+    | Annotated[RentedTarget, Tag("aws")],
     Discriminator(kind_of_target),
 ]

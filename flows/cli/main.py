@@ -98,6 +98,7 @@ def run(
     no_calibrate: Annotated[
         bool, typer.Option("--no-calibrate", help="skip the one-time calibration of this machine")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for the price")] = False,
 ) -> None:
     """Measure a study, or resume it, and write its report."""
     from flows.cli.run import dry_run_study, guarded, run_study
@@ -106,7 +107,7 @@ def run(
         work = lambda: dry_run_study(study, assignments or [], runs)  # noqa: E731
     else:
         work = lambda: run_study(  # noqa: E731
-            study, assignments or [], runs, only_failed, accept_environment, calibrate=not no_calibrate
+            study, assignments or [], runs, only_failed, accept_environment, calibrate=not no_calibrate, yes=yes
         )
     raise typer.Exit(guarded(work, study, context.obj["debug"]))
 

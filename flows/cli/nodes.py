@@ -9,7 +9,6 @@ Exit codes: 0 done, 1 nothing was rented or something is left (each resource is 
 """
 
 import math
-import re
 import secrets
 import signal
 import sys
@@ -24,7 +23,6 @@ import typer
 
 if TYPE_CHECKING:
     from tasks.providers.rental import Lease, Provider, RentalRequest
-    from tasks.providers.renting import Offer
 
 app = typer.Typer(help="Rent nodes of AWS, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
@@ -99,24 +97,28 @@ def _up(
     request: "RentalRequest", study: str, run: str | None, cap: float | None, wait_minutes: float, yes: bool
 ) -> int:
     """Show the price, ask, rent."""
+    from flows.cli.offers import offer_lines
+    from flows.folders import rented_folder
     from tasks.providers.clouds import provider_named
+    from tasks.providers.labels import label, owner
     from tasks.providers.rental import Lease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
     provider = provider_named(request.provider)
     offer = plan_rental(provider, request, cap)
-    _print_offer(request, offer)
+    for line in offer_lines(request, offer):
+        typer.echo(line)
     if not yes and not typer.confirm("Rent?", default=False):
         typer.echo("nothing was rented")
         return 1
     lease = Lease(
-        study=_label(study),
-        run=_label(run) if run else f"{_label(study)[:40]}-{secrets.token_hex(4)}",
-        owner=_owner(),
+        study=label(study),
+        run=label(run) if run else f"{label(study)[:40]}-{secrets.token_hex(4)}",
+        owner=owner(),
         expires_at=int(time.time() + request.hours * 3600),
         request=request,
     )
-    folder = _rented() / lease.run
+    folder = rented_folder() / lease.run
     limits = Limits(running_seconds=60 * wait_minutes, reachable_seconds=60 * wait_minutes)
     typer.echo(f"run {lease.run}")
     with _ended_by_signals():
@@ -219,10 +221,11 @@ def reap(
     """Find what expired or ended runs left, in all regions and providers, and remove it."""
 
     def work() -> int:
+        from flows.folders import rented_folder
         from tasks.providers.giving_back import reap as sweep_all
 
         providers = [each for each in _asked_providers() if not provider or each.name in provider]
-        sweep = sweep_all(providers, _rented(), everything, dry_run, typer.echo, _patience())
+        sweep = sweep_all(providers, rented_folder(), everything, dry_run, typer.echo, _patience())
         verb = "would remove" if dry_run else "to remove"
         for resource, reason in sweep.doomed:
             typer.echo(f"{verb}: {resource.words}, run {resource.run}: {reason}")
@@ -262,55 +265,20 @@ def _asked_providers() -> "list[Provider]":
 
 def _rental(run: str) -> "tuple[Provider, Lease, Path]":
     from flows.cli.errors import WrongArgument
+    from flows.folders import rented_folder
     from tasks.providers.clouds import provider_named
+    from tasks.providers.labels import label
     from tasks.providers.leases import read_lease
 
-    folder = _rented() / _label(run)
+    folder = rented_folder() / label(run)
     if not (folder / "lease.json").exists():
         raise WrongArgument(f"{run}: no rental of this name on this machine. `rankwise nodes list` lists all")
     lease = read_lease(folder)
     return provider_named(lease.request.provider), lease, folder
 
 
-def _print_offer(request: "RentalRequest", offer: "Offer") -> None:
-    for line in offer.refused:
-        typer.echo(f"left out: {line}")
-    first, dearest = offer.rungs[0], offer.max_usd_per_hour
-    node = f"{request.nodes} x {request.provider}/{request.instance}"
-    if first.usd_per_hour is None or dearest is None:
-        typer.echo(f"{node}: price unknown, for at most {request.hours:g} h")
-        return
-    first_cost, most = first.usd_per_hour * request.nodes, dearest * request.nodes
-    typer.echo(
-        f"{node}: {first_cost:.2f} USD/h first ({first.words}), at most {most:.2f} USD/h; "
-        f"at most {most * request.hours:.2f} USD in {request.hours:g} h"
-    )
-
-
 def _left(expires_at: int | None) -> str:
     return "unknown" if expires_at is None else f"{max(0, expires_at - int(time.time())) // 60} min"
-
-
-def _label(text: str) -> str:
-    """Return the text as all three clouds accept it in tags and names."""
-    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:50].rstrip("-")
-    if not label:
-        raise ValueError(f"name: got {text!r}, expected letters and digits")
-    return label
-
-
-def _owner() -> str:
-    import getpass
-    import socket
-
-    return _label(f"{getpass.getuser()}-{socket.gethostname()}")
-
-
-def _rented() -> Path:
-    """Return the folder of all rentals of this user."""
-    from flows.server.settings import data_folder
-
-    return data_folder().parent / "rented"
 
 
 def _patience() -> Any:

@@ -23,6 +23,7 @@ from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.spec.target import Target
 from flows.cli.errors import WrongArgument
+from flows.cli.offers import agreed_to_rent
 from flows.server.local import Lease, LocalServerError
 
 if TYPE_CHECKING:
@@ -96,8 +97,12 @@ def run_study(
     only_failed: bool,
     accept_environment: bool,
     calibrate: bool = True,
+    yes: bool = False,
 ) -> int:
-    """Run a study and return the exit code. calibrate: calibrate this machine first if it never was."""
+    """Run a study and return the exit code.
+
+    calibrate: calibrate this machine first if it never was. yes: rent nodes without asking.
+    """
     from flows.cli.doctor.calibrate import ensure_calibration
     from flows.cli.live import RunDisplay
     from flows.folders import cache_folder
@@ -111,6 +116,7 @@ def run_study(
     with ExitStack() as leases:
         api, unavailable = _begin_api(leases)
         _print_header(console, plan)
+        agreed = agreed_to_rent(study, yes)
         accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan)
         # While the server starts, torch is imported for the first launch, and Prefect here.
         prepare_first(_launches(plan), plan, RunPaths((runs / study.study).absolute()), cache_folder())
@@ -130,6 +136,7 @@ def run_study(
                 None if outdated else plan,
                 unavailable,
                 display.print_result,
+                agreed,
             )
         code = display.code
         if code is None:  # cancelled before there was a report

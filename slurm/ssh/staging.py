@@ -9,6 +9,7 @@ arrives. Folders are made under another name and renamed: each is there whole or
 """
 
 import asyncio
+import atexit
 import functools
 import hashlib
 import itertools
@@ -76,7 +77,9 @@ def interpreter_name(target: SshTarget) -> str:
 @functools.cache
 def _packed_code() -> tuple[Path, str]:
     """Our code as a wheel, packed once by a process, and its hash."""
-    wheel = pack_wheel(Path(tempfile.mkdtemp(prefix="rankwise-")))
+    folder = tempfile.TemporaryDirectory(prefix="rankwise-")
+    atexit.register(folder.cleanup)
+    wheel = pack_wheel(Path(folder.name))
     return wheel, sha256_of_file(wheel)
 
 

@@ -1,6 +1,6 @@
 """Targets with a folder that all nodes see: what a study needs there, and job folders that lie there. No Prefect here.
 
-    stage_targets(plan, cache, notice)          # before anything is submitted; `rankwise push` does it beforehand
+    stage_targets(targets, models, notice)          # before anything is submitted; `rankwise push` does it beforehand
     job = placed(job, run)                      # a job as the nodes must be told it, its folder made
     bring_home(run, job.name)                   # when its records are made
 
@@ -10,7 +10,7 @@ place: the run folder is whole without the cluster's disk, which is often cleare
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import PlannedModel
 from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError
 from configs.spec.target import SlurmTarget, SshTarget, Target
@@ -30,15 +30,15 @@ _interpreters: dict[tuple[str, str | None], Path] = {}
 """Of this process, by shared folder and the interpreter that the target names: to pack the code takes a second."""
 
 
-def stage_targets(plan: Plan, notice: Notice) -> None:
-    """Bring what is missing to the shared folder of each target of a plan that has one.
+def stage_targets(targets: Sequence[Target], models: Sequence[PlannedModel], notice: Notice) -> None:
+    """Bring what is missing to the shared folder of each target that has one, or to its hosts.
 
     Raises StudyError naming the target where that cannot be.
     """
     problems = []
-    for position, target in enumerate(plan.targets):
+    for position, target in enumerate(targets):
         try:
-            stage_target(target, f"targets[{position}]", plan.models, notice)
+            stage_target(target, f"targets[{position}]", models, notice)
         except StudyError as error:
             problems += error.problems
     if problems:

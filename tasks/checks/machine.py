@@ -18,6 +18,7 @@ import psutil
 
 from configs.common.base import canonical_json, write_atomically
 from configs.common.reading import PLAN_BYTES, read_json_object, read_model
+from configs.common.secrets import redacted
 from configs.hardware.catalog import accelerator, instance
 from configs.hardware.hardware import Accelerator
 from configs.plans.model_manifest import ModelManifest
@@ -25,6 +26,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.measuring import LIVE_LIBRARIES
+from configs.spec.rented import RentedTarget
 from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError
 from configs.spec.target import LocalTarget, SshTarget, Target
@@ -37,6 +39,8 @@ from slurm.schedulers.partitions import ClusterError, Need
 from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.host_checks import identity as identity_of_hosts
 from slurm.ssh.loop import wait_for
+from tasks.providers.clouds import provider_named
+from tasks.providers.rental import ProviderError
 
 _LEAST_FREE_DISK_BYTES = 64 << 20
 _PACKAGES = ("torch", "numpy", "transformers", "rankwise")
@@ -69,6 +73,9 @@ def check_clusters(plan: Plan) -> None:
     for place, target in enumerate(plan.targets):
         if not isinstance(target, ClusterTarget):
             continue
+        if isinstance(target, RentedTarget):
+            problems += [f"targets[{place}]: {problem}" for problem in _rental_problems(target)]
+            continue
         try:
             if isinstance(target, SshTarget):
                 found = wait_for(lacking(target, _host_need(plan, target)))
@@ -80,6 +87,15 @@ def check_clusters(plan: Plan) -> None:
         problems += [f"targets[{place}].{problem}" for problem in found]
     if problems:
         raise StudyError(problems)
+
+
+def _rental_problems(target: RentedTarget) -> list[str]:
+    """Why nothing can be rented: no credentials, or none that the provider accepts."""
+    try:
+        provider_named(target.kind).identity()
+    except (ProviderError, ValueError) as error:
+        return [redacted(str(error))]
+    return []
 
 
 def _needs(plan: Plan, target: ClusterTarget) -> list[Need]:
@@ -233,8 +249,8 @@ def _cluster_device(target: ClusterTarget) -> Accelerator | None:
     if target.gpus_per_node is None:
         return None
     try:
-        if target.instance is not None:
-            device = instance(target.instance).accelerator
+        if target.catalog_name is not None:
+            device = instance(target.catalog_name).accelerator
             return device if device.kind != "cpu" else None
         return accelerator(target.gpu_type) if target.gpu_type is not None else None
     except (ValueError, KeyError):
@@ -305,6 +321,8 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
     for target in targets:
         if isinstance(target, SshTarget):
             facts[f"target {target.name}"] = wait_for(identity_of_hosts(target))
+        elif isinstance(target, RentedTarget):
+            facts[f"target {target.name}"] = {"instance": f"{target.kind}/{target.instance}", "image": target.image}
         elif isinstance(target, ClusterTarget):
             facts[f"target {target.name}"] = inventory.identity(target)
         else:

@@ -41,10 +41,11 @@ def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
 def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
     for place, target in enumerate(plan.targets):
         priced = plan.prices.get(target.name, TargetPrices()).price is not None
-        if target.instance is None:
+        name = target.catalog_name
+        if name is None:
             continue
         try:
-            machine = known.instance(target.instance)
+            machine = known.instance(name)
         except ValueError as error:
             if not priced:
                 yield f"targets[{place}].machine: {error}"
@@ -52,7 +53,7 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
         asked = target.gpus_per_node if isinstance(target, ClusterTarget) else None
         if asked is not None and (machine.accelerator.kind == "cpu" or asked > machine.accelerators):
             held = 0 if machine.accelerator.kind == "cpu" else machine.accelerators
-            yield f"targets[{place}].gpus_per_node: got {asked}, but {target.instance} has {held}. Correct one of them"
+            yield f"targets[{place}].gpus_per_node: got {asked}, but {name} has {held}. Correct one of them"
 
 
 def _missing_libraries(plan: Plan) -> Iterator[str]:

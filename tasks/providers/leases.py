@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import utc_now
-from configs.common.reading import read_bytes, read_model
+from configs.common.reading import open_regular, read_bytes, read_model
 from tasks.providers.rental import Lease, Rung
 
+_USER_LOCK = "in_use.lock"
+"""Held by the run of a study while it uses the nodes; those of `rankwise nodes up` have none."""
 _NAMESPACE = uuid.UUID("6b0f3d3e-6f0c-5a57-9f5e-7d1f0c7f2a10")
 _LEDGER_BYTES = 8 << 20
 SETTLED_SECONDS = 60.0
@@ -80,7 +82,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     for line in read_bytes(path, _LEDGER_BYTES).split(b"\n"):
         try:
             entries.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return [entry for entry in entries if isinstance(entry, dict) and "event" in entry]
 
@@ -105,16 +107,44 @@ def unsettled_seconds(entries: list[dict[str, Any]], now: float, settle: float =
     return max((entry["epoch"] + settle - now for entry in open_calls), default=0.0)
 
 
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold the nodes of a run for this process, which alone may use them. Raises ValueError while another does."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(folder / _USER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder.name}: another run uses these nodes") from None
+        yield
+    finally:
+        os.close(handle)
+
+
 def is_dead(folder: Path) -> bool:
     """Return whether no process is renting or giving back for this run, and its nodes are not up either.
 
-    Nodes that are ready need no process: they live until they expire. The kernel's lock ends with its process.
+    Nodes that are ready need no process, unless a study rented them: they live until they expire. The kernel's lock
+    ends with its process.
     """
     entries = read_entries(folder / "ledger.jsonl")
-    if not entries or entries[-1]["event"] in ("ready", "extended"):
+    if not entries:
         return False
+    if entries[-1]["event"] in ("ready", "extended"):
+        return _is_abandoned(folder)
     try:
         with open_ledger(folder):
             return True
     except ValueError:
         return False
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether a study rented these nodes, and its run has ended without giving them back."""
+    try:
+        with open_regular(folder / _USER_LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    return True

@@ -64,7 +64,8 @@ def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: fl
     if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
         raise ValueError(f"max_usd_per_hour: got {max_usd_per_hour}, expected a number above 0")
     zones: dict[str, Sequence[str]] = {}
-    refused = []
+    refused: list[str] = []
+    beyond: dict[tuple[str, str, str], int] = {}
     for region in request.regions:
         try:
             zones[region] = provider.zones(request.instance, region)
@@ -76,14 +77,24 @@ def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: fl
     for rung in ladder(request, zones):
         price = None if rung.usd_per_hour is None else rung.usd_per_hour * request.nodes
         if max_usd_per_hour is not None and price is None:
-            refused.append(f"{rung.words}: price unknown, so the cap of {max_usd_per_hour:g} USD/h cannot be checked")
+            reason = f"price unknown, so the cap of {max_usd_per_hour:g} USD/h cannot be checked"
+            _count(beyond, rung, reason)
         elif max_usd_per_hour is not None and price is not None and price > max_usd_per_hour:
-            refused.append(f"{rung.words}: {price:.2f} USD/h exceeds the cap of {max_usd_per_hour:g} USD/h")
+            _count(beyond, rung, f"{price:.2f} USD/h exceeds the cap of {max_usd_per_hour:g} USD/h")
         else:
             rungs.append(rung)
+    refused += [
+        f"{region}, {market.replace('_', ' ')}, {count} place{'s' if count > 1 else ''}: {reason}"
+        for (region, market, reason), count in beyond.items()
+    ]
     if not rungs:
         raise RentalFailed("\n".join([f"{request.provider}/{request.instance}: nothing can be rented", *refused]))
     return Offer(rungs, refused)
+
+
+def _count(beyond: dict[tuple[str, str, str], int], rung: Rung, reason: str) -> None:
+    key = (rung.region, rung.market, reason)
+    beyond[key] = beyond.get(key, 0) + 1
 
 
 def rent(provider: Provider, lease: Lease, offer: Offer, folder: Path, say: Say, limits: Limits) -> list[Node]:
@@ -151,6 +162,7 @@ class _Renting:
     def _log_refusal(self, rung: Rung, error: ProviderError, tried: list[str]) -> None:
         line = f"{rung.words}: {error.problem}: {redacted(str(error))}"
         tried.append(line)
+        self.ledger.write("no_nodes", problem=f"{error.problem}: {redacted(str(error))}")
         self.say(line)
 
     def _one_rung(self, rung: Rung, boot: str) -> list[Node]:

@@ -80,6 +80,15 @@ def read_pbs_cluster(server: str | None = None) -> PbsCluster:
     return read_nodes(told, queues)
 
 
+def parse_answer(text: str) -> dict[str, Any] | None:
+    """What a program of PBS wrote as JSON; None for what is none."""
+    try:
+        said = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
 def read_nodes(told: dict[str, Any], queues: dict[str, Any]) -> PbsCluster:
     """The cluster of what pbsnodes and qstat -Q said."""
     hosts: dict[str, list[dict[str, Any]]] = {}
@@ -118,10 +127,7 @@ def _asked(command: list[str], server: str | None) -> dict[str, Any]:
     if shutil.which(command[0]) is None:
         raise ClusterError(f"`{command[0]}`: not found on PATH. Submit from a machine of the cluster")
     answer = run_pbs(command, os.environ, _LIMIT_SECONDS, server)
-    try:
-        said = None if answer.failed else json.loads(answer.text, strict=False)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+    said = None if answer.failed else parse_answer(answer.text)
+    if said is None:
         raise ClusterError(f"PBS: no response of `{' '.join(command)}` (server {server or 'of pbs.conf'})")
     return said

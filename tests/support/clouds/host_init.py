@@ -61,6 +61,7 @@ def _make_own_folders(folder: Path) -> None:
         if Path(path).is_dir():
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", path], check=True)
     Path("/run/sshd").mkdir(mode=0o755)
+    Path("/run/lock").mkdir()  # one launch at a time on each machine, not on all of them
     power_off = Path("/usr/local/sbin/shutdown")
     power_off.write_text("#!/bin/sh\nkill -TERM 1\n")
     power_off.chmod(0o755)

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tasks.providers.attempts import attempts_of
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import why_doomed
+from tasks.providers.labels import label
 from tasks.providers.ladder import is_excluded, ladder
-from tasks.providers.leases import is_dead, open_ledger, read_entries, token_of, unsettled_seconds
+from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
 from tasks.providers.rental import Lease, RentalRequest, Resource, Rung
 from tasks.providers.renting import extend_run, plan_rental
+from tasks.providers.study_nodes import rental_name
 
 REQUEST = RentalRequest(
     provider="aws",
@@ -138,6 +141,45 @@ def test_a_ledger_has_one_writer_and_its_run_is_alive_meanwhile(tmp_path: Path) 
 def test_what_is_reaped(tmp_path: Path, expires_at: int | None, run: str, everything: bool, doomed: bool) -> None:
     resource = Resource(provider="aws", kind="disk", id="v", region="us-east-1", run=run, expires_at=expires_at)
     assert (why_doomed(resource, tmp_path, everything, now=100) is not None) is doomed
+
+
+def test_nodes_of_a_study_that_ended_without_them_are_reaped(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    with in_use(folder):
+        with open_ledger(folder) as ledger:
+            ledger.write("ready", nodes=[])
+        assert not is_dead(folder)
+        with pytest.raises(ValueError, match="another run"), in_use(folder):
+            pass
+    assert is_dead(folder)
+
+
+def test_the_story_of_a_rental_is_told_over_all_its_runs() -> None:
+    """Refused, then rented by a run that was killed, then given back by the next one, whose nodes are up now."""
+    ask = {"event": "create", "region": "us-east-1", "market": "spot", "usd_per_hour": 2.0}
+    entries = [
+        {"event": "opened", "epoch": 0, "expires_at": 3600},
+        ask | {"epoch": 1, "zone": "a"},
+        {"event": "refused", "epoch": 2},
+        {"event": "no_nodes", "epoch": 2, "problem": "capacity: none"},
+        ask | {"epoch": 3, "zone": "b"},
+        {"event": "created", "epoch": 10},
+        {"event": "given_back", "epoch": 1810},
+        {"event": "opened", "epoch": 1900, "expires_at": 5500},
+        ask | {"epoch": 1901, "market": "on_demand"},
+        {"event": "created", "epoch": 2000},
+    ]
+    refused, killed, up = attempts_of(entries, now=2900)
+    assert (refused.problem, refused.usd(2)) == ("capacity: none", 0.0)
+    assert (killed.problem, killed.seconds, killed.usd(2)) == (None, 1800, 2.0)
+    assert (up.market, up.seconds, up.zone) == ("on_demand", 900, None)
+    assert attempts_of(entries, now=90_000)[2].seconds == 3500, "the nodes ended by themselves with their lease"
+
+
+def test_a_rental_is_named_after_run_and_target() -> None:
+    names = {rental_name("My study", Path(run), target) for run in ("/a", "/b") for target in ("x", "y")}
+    assert len(names) == 4 and rental_name("My study", Path("/a"), "x") in names
+    assert all(label(name) == name for name in names)
 
 
 def test_tags_name_study_run_owner_and_expiry() -> None:

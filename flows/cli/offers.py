@@ -1,0 +1,66 @@
+"""What renting will cost, in words, and whether a person wants it."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from configs.spec.study import StudySpec
+    from tasks.providers.rental import RentalRequest
+    from tasks.providers.renting import Offer
+
+
+def offer_lines(request: "RentalRequest", offer: "Offer") -> list[str]:
+    """Return what is left out, the price of the first place to be asked and of the dearest."""
+    lines = [f"left out: {line}" for line in offer.refused]
+    first, dearest = offer.rungs[0], offer.max_usd_per_hour
+    node = f"{request.nodes} x {request.provider}/{request.instance}"
+    if first.usd_per_hour is None or dearest is None:
+        return [*lines, f"{node}: price unknown, for at most {request.hours:g} h"]
+    first_cost, most = first.usd_per_hour * request.nodes, dearest * request.nodes
+    return [
+        *lines,
+        f"{node}: {first_cost:.2f} USD/h first ({first.words}), at most {most:.2f} USD/h; "
+        f"at most {most * request.hours:.2f} USD in {request.hours:g} h",
+    ]
+
+
+def agreed_to_rent(study: "StudySpec", yes: bool) -> bool:
+    """Show what the rented targets of a study cost and ask; returns whether a person agreed.
+
+    Where nobody can be asked, a cap in every rented target stands for that. Raises ValueError: nothing may be rented.
+    """
+    from configs.spec.rented import RentedTarget
+
+    rented = [target for target in study.targets if isinstance(target, RentedTarget)]
+    if not rented:
+        return False
+    for target in rented:
+        for line in _priced(target):
+            typer.echo(f"  rent     {target.name}  {line}")
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        open_ended = [target.name for target in rented if target.max_usd_per_hour is None]
+        if open_ended:
+            raise ValueError(
+                f"targets {', '.join(open_ended)}: nobody is there to agree to the price. Use --yes, or set "
+                "max_usd_per_hour"
+            )
+        return False
+    if not typer.confirm("Rent?", default=False):
+        raise ValueError("nothing was rented")
+    return True
+
+
+def _priced(target: object) -> list[str]:
+    from configs.spec.rented import RentedTarget
+    from tasks.providers.rental import ProviderError
+    from tasks.providers.study_nodes import offer_of, request_of
+
+    assert isinstance(target, RentedTarget)
+    try:
+        return offer_lines(request_of(target), offer_of(target))
+    except ProviderError as error:
+        raise ValueError(str(error)) from error

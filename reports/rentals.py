@@ -1,0 +1,55 @@
+"""The section on rented nodes: every request in order, what it cost, and what could not be given back."""
+
+from dataclasses import dataclass
+
+from configs.common.reading import read_model
+from configs.plans.paths import RunPaths
+from configs.plans.rentals import RentalAttempt, Rentals, StudyRental
+from reports.text import UNKNOWN, Table, escaped, number, plural
+
+_MOST_PROBLEM_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class RentalSection:
+    """The nodes of one target, as the report shows them."""
+
+    title: str
+    left: tuple[str, ...]
+    attempts: Table
+
+
+def rental_sections(run: RunPaths) -> list[RentalSection]:
+    """One for each rented target; none where nothing was rented, or by a version that wrote it otherwise."""
+    try:
+        found = read_model(run.rentals, Rentals)
+    except (FileNotFoundError, ValueError):
+        return []
+    return [_section(rental) for rental in found.rentals if rental.attempts]
+
+
+def _section(rental: StudyRental) -> RentalSection:
+    node = f"{rental.nodes} x {rental.provider}/{rental.instance}"
+    cost = "cost unknown, because a price is" if rental.usd is None else f"{number(rental.usd)} USD"
+    hours = sum(attempt.seconds for attempt in rental.attempts) / 3600
+    title = (
+        f"{escaped(rental.target)}: {escaped(node)}, {plural(len(rental.attempts), 'request')}, up for "
+        f"{number(hours)} h: {cost}."
+    )
+    rows = tuple(_row(attempt, rental.nodes) for attempt in rental.attempts)
+    columns = ("asked at, UTC", "place", "market", "outcome", "USD an hour, a node", "minutes up", "USD")
+    return RentalSection(title, tuple(escaped(words) for words in rental.left), Table(columns, rows, text_columns=4))
+
+
+def _row(attempt: RentalAttempt, nodes: int) -> tuple[str, ...]:
+    usd = attempt.usd(nodes)
+    problem = attempt.problem or ("rented" if attempt.seconds else "no answer: the run was killed")
+    return (
+        attempt.at[:19].replace("T", " "),
+        escaped(attempt.zone or f"{attempt.region}, any zone"),
+        attempt.market.replace("_", " "),
+        escaped(problem if len(problem) <= _MOST_PROBLEM_CHARACTERS else problem[: _MOST_PROBLEM_CHARACTERS - 1] + "…"),
+        UNKNOWN if attempt.usd_per_hour is None else number(attempt.usd_per_hour),
+        number(attempt.seconds / 60),
+        UNKNOWN if usd is None else number(usd),
+    )

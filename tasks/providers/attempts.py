@@ -1,0 +1,47 @@
+"""What the ledger of a rental says in order: each request for nodes, how it ended, and for how long they were up."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from configs.plans.rentals import RentalAttempt
+
+
+def attempts_of(entries: Sequence[dict[str, Any]], now: float) -> tuple[RentalAttempt, ...]:
+    """Return all requests of a rental, those of runs that were killed too.
+
+    Nodes cost money from the answer of the create call to the end of giving back, at most until their lease ended;
+    those that are up, until `now` (seconds since 1970).
+    """
+    found: list[RentalAttempt] = []
+    since: dict[int, float] = {}
+    lease_ends = now
+    for entry in entries:
+        event, epoch = entry["event"], float(entry.get("epoch", now))
+        if event in ("opened", "extended"):
+            lease_ends = float(entry.get("expires_at", now))
+        elif event == "create":
+            found.append(
+                RentalAttempt(
+                    at=datetime.fromtimestamp(epoch, UTC).isoformat(timespec="seconds"),
+                    region=entry["region"],
+                    zone=entry.get("zone"),
+                    market=entry["market"],
+                    usd_per_hour=entry.get("usd_per_hour"),
+                )
+            )
+        elif event == "created" and found:
+            since[len(found) - 1] = epoch
+        elif event == "no_nodes" and found:
+            found[-1] = found[-1].model_copy(update={"problem": entry["problem"]})
+        elif event == "given_back":
+            _close(found, since, min(epoch, max(lease_ends, *since.values())) if since else epoch)
+    _close(found, since, min(now, lease_ends) if since else now)
+    return tuple(found)
+
+
+def _close(found: list[RentalAttempt], since: dict[int, float], end: float) -> None:
+    """Count the time of attempts whose nodes were up until now."""
+    for place, began in since.items():
+        found[place] = found[place].model_copy(update={"seconds": max(0.0, end - began)})
+    since.clear()

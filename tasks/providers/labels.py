@@ -1,0 +1,20 @@
+"""Names that all three clouds accept in tags and resource names."""
+
+import getpass
+import re
+import socket
+
+_LENGTH = 50
+
+
+def label(text: str) -> str:
+    """Return the text in lower-case letters, digits and dashes. Raises ValueError where none is left."""
+    found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LENGTH].rstrip("-")
+    if not found:
+        raise ValueError(f"name: got {text!r}, expected letters and digits")
+    return found
+
+
+def owner() -> str:
+    """Return who rents: user and machine."""
+    return label(f"{getpass.getuser()}-{socket.gethostname()}")

@@ -1,0 +1,235 @@
+"""Nodes that one target of a study rents: up before measuring, extended while the run lives, given back after it.
+
+    nodes = StudyNodes(target, study="demo", run=run_folder, rented=folder, say=print, check=watcher.check)
+    hosts = nodes.up(agreed=False)      # an SshTarget; nodes of a run that was killed are used again where they live
+    nodes.give_back()                   # LeftBehind names what could not be removed
+
+The rental is named after run folder and target, so a run that goes on finds what the one before it rented.
+"""
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from configs.common.reading import read_text
+from configs.common.secrets import redacted
+from configs.plans.rentals import StudyRental
+from configs.spec.rented import RentedTarget
+from configs.spec.resources import ClusterTarget
+from configs.spec.ssh_host import SshHost
+from configs.spec.target import SshTarget
+from tasks.providers.attempts import attempts_of
+from tasks.providers.callers_address import callers_address
+from tasks.providers.clouds import provider_named
+from tasks.providers.connections import probe
+from tasks.providers.giving_back import LeftBehind, Say, Teardown
+from tasks.providers.labels import label, owner
+from tasks.providers.leases import in_use, read_entries, read_lease
+from tasks.providers.rental import Lease, Node, Provider, ProviderError, RentalRequest
+from tasks.providers.renting import (
+    Limits,
+    Offer,
+    RentalFailed,
+    extend_run,
+    give_back_run,
+    node_address,
+    nodes_of,
+    plan_rental,
+    rent,
+)
+
+_LOST_AFTER_SECONDS = 120.0
+"""A rented node that cannot be reached for so long was taken back: its money is not waited for."""
+_AGAIN_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+
+
+def request_of(target: RentedTarget) -> RentalRequest:
+    """Return what a target asks a cloud for. Raises ValueError where this machine's address is not known."""
+    return RentalRequest(
+        provider=target.kind,
+        instance=target.instance,
+        nodes=target.nodes,
+        regions=tuple(target.regions),
+        zones=tuple(target.zones),
+        market=target.market,
+        fall_back=target.fall_back,
+        image=target.image,
+        disk_gb=target.disk_gb,
+        placement=target.placement,
+        public_address=target.public_address,
+        ssh_from=target.ssh_from or callers_address(),
+        user=target.user,
+        network=target.network,
+        subnet=target.subnet,
+        profile=target.profile,
+        hours=target.lease_hours,
+    )
+
+
+def offer_of(target: RentedTarget) -> Offer:
+    """Return what will be asked for, in order, with prices; creates nothing. Raises ValueError, ProviderError."""
+    return plan_rental(provider_named(target.kind), request_of(target), target.max_usd_per_hour)
+
+
+def rental_name(study: str, run: Path, target: str) -> str:
+    """Return the name of a rental: the same for every run in this folder of this machine."""
+    digest = hashlib.sha256(f"{socket.gethostname()}\n{run}\n{target}".encode()).hexdigest()[:8]
+    return f"{label(study)[:24]}-{label(target)[:12]}-{digest}".replace("--", "-")
+
+
+class StudyNodes:
+    """The rental of one target. A plain class: Prefect would walk through a dataclass.
+
+    Args:
+        run: the run folder.
+        rented: folder of all rentals of this user.
+        check: called while waiting; raises where the run was cancelled.
+    """
+
+    def __init__(
+        self, target: RentedTarget, study: str, run: Path, rented: Path, say: Say, check: Callable[[], None]
+    ) -> None:
+        self.target, self._study = target, study
+        self.name = rental_name(study, run, target.name)
+        self._folder = rented / self.name
+        self._say, self._check = say, check
+        self._provider: Provider = provider_named(target.kind)
+        self._held = ExitStack()
+        self._ended = threading.Event()
+        self._left: tuple[str, ...] = ()
+
+    def up(self, agreed: bool) -> SshTarget:
+        """Rent, or take over what an earlier run of this folder left up; returns the nodes as hosts.
+
+        agreed: a person has seen the price. Raises RentalFailed, LeftBehind, ValueError; then nothing is up.
+        """
+        if not agreed and self.target.max_usd_per_hour is None:
+            raise ValueError(
+                f"target {self.target.name}: max_usd_per_hour is missing, and nobody has agreed to the price. Set it, "
+                "or use `rankwise run`, which asks"
+            )
+        self._held.enter_context(in_use(self._folder))
+        try:
+            nodes = self._taken_over() or self._rented()
+        except BaseException:
+            self._held.close()
+            raise
+        threading.Thread(target=self._keep, name=f"lease of {self.name}", daemon=True).start()
+        return self._hosts(nodes)
+
+    def give_back(self) -> None:
+        """Remove everything of this rental; one that was never begun, or is given back, is no error.
+
+        Raises LeftBehind; `reap` removes the rest once the provider answers.
+        """
+        self._ended.set()
+        try:
+            if (self._folder / "lease.json").exists() and not self._is_over():
+                give_back_run(self._provider, read_lease(self._folder), self._folder, self._say, Teardown())
+            self._left = ()
+        except LeftBehind as error:
+            self._left = tuple(error.left) or ("unknown: the provider could not be asked",)
+            raise
+        finally:
+            self._held.close()
+
+    def story(self) -> StudyRental:
+        """What was asked for over all runs of the folder, and what it cost so far."""
+        entries = read_entries(self._folder / "ledger.jsonl")
+        return StudyRental(
+            target=self.target.name,
+            provider=self.target.kind,
+            instance=self.target.instance,
+            nodes=self.target.nodes,
+            name=self.name,
+            attempts=attempts_of(entries, time.time()),
+            left=self._left,
+            up=bool(nodes_of(self._folder)),
+        )
+
+    def _is_over(self) -> bool:
+        entries = read_entries(self._folder / "ledger.jsonl")
+        return bool(entries) and entries[-1]["event"] == "given_back"
+
+    def _taken_over(self) -> list[Node]:
+        """Nodes of a run that was killed: all of them live and answer, or they are given back and none is returned."""
+        nodes = nodes_of(self._folder)
+        if not nodes:
+            return []
+        lease = read_lease(self._folder)
+        if lease.request.model_dump(exclude={"hours", "ssh_from"}) == request_of(self.target).model_dump(
+            exclude={"hours", "ssh_from"}
+        ) and self._all_answer(lease, nodes):
+            self._say(f"nodes of an earlier run are used again: {', '.join(node.id for node in nodes)}")
+            extend_run(self._provider, lease, self._folder, self._next_end())
+            return nodes
+        self._say("nodes of an earlier run are gone, or others are wanted now: giving back what is left")
+        give_back_run(self._provider, lease, self._folder, self._say, Teardown())
+        return []
+
+    def _all_answer(self, lease: Lease, nodes: list[Node]) -> bool:
+        user = lease.request.user or self._provider.default_user
+        try:
+            found = {node.id: node.state for node in self._provider.nodes(lease.run, nodes[0].region)}
+        except ProviderError as error:
+            raise RentalFailed(redacted(str(error))) from error
+        running = all(found.get(node.id) == "running" for node in nodes)
+        return running and all(
+            probe(self._folder, user, node_address(node, lease.request)) == "ready" for node in nodes
+        )
+
+    def _rented(self) -> list[Node]:
+        request = request_of(self.target)
+        offer = plan_rental(self._provider, request, self.target.max_usd_per_hour)
+        for line in offer.refused:
+            self._say(f"left out: {line}")
+        lease = Lease(
+            study=label(self._study), run=self.name, owner=owner(), expires_at=self._next_end(), request=request
+        )
+        wait = 60 * self.target.wait_minutes
+        limits = Limits(running_seconds=wait, reachable_seconds=wait, sleep=self._sleep)
+        return rent(self._provider, lease, offer, self._folder, self._say, limits)
+
+    def _next_end(self) -> int:
+        return int(time.time() + 3600 * self.target.lease_hours)
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._check()
+            time.sleep(min(_LOOK_SECONDS, left))
+
+    def _keep(self) -> None:
+        """Extend the lease whenever half of it is over, until the run ends."""
+        pause = 1800 * self.target.lease_hours
+        while not self._ended.wait(pause):
+            pause = 1800 * self.target.lease_hours
+            try:
+                extend_run(self._provider, read_lease(self._folder), self._folder, self._next_end())
+            except (ProviderError, ValueError, OSError) as error:
+                self._say(f"the lease was not extended: {redacted(str(error))}; trying again")
+                pause = min(pause, _AGAIN_SECONDS)
+
+    def _hosts(self, nodes: list[Node]) -> SshTarget:
+        lease, kind, target = read_lease(self._folder), "ssh", self.target
+        key = " ".join(read_text(self._folder / "host_ed25519.pub").split()[:2])
+        hosts = [
+            SshHost(
+                host=node_address(node, lease.request),
+                name=node.id,
+                user=lease.request.user or self._provider.default_user,
+                key=str(self._folder / "id_ed25519"),
+                host_key=key,
+                address=node.private_address,
+            )
+            for node in nodes
+        ]
+        shared = {name: getattr(target, name) for name in ClusterTarget.model_fields if name != "poll_seconds"}
+        return SshTarget.model_validate(
+            shared | {"kind": kind, "hosts": hosts, "lost_after_seconds": _LOST_AFTER_SECONDS}
+        )

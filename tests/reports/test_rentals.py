@@ -1,0 +1,40 @@
+"""The section on rented nodes: every request, its cost, and what is left."""
+
+from pathlib import Path
+
+from configs.plans.paths import RunPaths
+from configs.plans.rentals import RentalAttempt, Rentals, StudyRental
+from reports.rentals import rental_sections
+
+REFUSED = RentalAttempt(at="2026-11-23T10:00:00+00:00", region="us-east-1", market="spot", problem="capacity: none")
+RENTED = RentalAttempt(
+    at="2026-11-23T10:01:00+00:00", region="us-east-1", zone="us-east-1b", market="on_demand", usd_per_hour=3.0,
+    seconds=1200,
+)  # fmt: skip
+
+
+def written(folder: Path, *attempts: RentalAttempt, left: tuple[str, ...] = ()) -> RunPaths:
+    rental = StudyRental(
+        target="g5", provider="aws", instance="g5.xlarge", nodes=2, name="s-g5-0", attempts=attempts, left=left
+    )
+    run = RunPaths(folder)
+    run.rentals.write_text(Rentals(rentals=(rental,)).model_dump_json())
+    return run
+
+
+def test_requests_stand_in_order_with_their_cost(tmp_path: Path) -> None:
+    (section,) = rental_sections(written(tmp_path, REFUSED, RENTED))
+    assert "2 requests" in section.title and "2.00 USD" in section.title
+    assert [row[3] for row in section.attempts.rows] == ["capacity: none", "rented"]
+    assert [row[-1] for row in section.attempts.rows] == ["0", "2.00"]
+
+
+def test_a_price_that_is_not_known_makes_no_sum(tmp_path: Path) -> None:
+    unpriced = RENTED.model_copy(update={"usd_per_hour": None})
+    (section,) = rental_sections(written(tmp_path, unpriced, left=("aws instance i-1 in us-east-1b",)))
+    assert "cost unknown" in section.title and section.left == ("aws instance i-1 in us-east-1b",)
+
+
+def test_without_rentals_there_is_no_section(tmp_path: Path) -> None:
+    assert rental_sections(RunPaths(tmp_path)) == []
+    assert rental_sections(written(tmp_path)) == []
