@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tasks.providers.rental import Lease, Provider, RentalRequest
     from tasks.providers.renting import Offer
 
-app = typer.Typer(help="Rent nodes of AWS, log in and give them back.", no_args_is_help=True)
+app = typer.Typer(help="Rent nodes of AWS and Azure, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
 MarketName = Literal["on_demand", "spot"]
 
@@ -51,9 +51,13 @@ def up(
     ssh_from: Annotated[
         str | None, typer.Option(metavar="CIDR", help="who may connect  [default: this machine's public address]")
     ] = None,
-    network: Annotated[str | None, typer.Option(help="existing VPC, by id or name  [default: the default one]")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="existing VPC of AWS, by id or name  [default: the default one]")
+    ] = None,
     subnet: Annotated[str | None, typer.Option(help="existing subnet, by id")] = None,
-    profile: Annotated[str | None, typer.Option(help="existing instance profile, by name")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="instance profile of AWS by name, managed identity of Azure by id")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="no public addresses; connect from inside")] = False,
     placement: Annotated[
         bool | None, typer.Option("--placement/--no-placement", help="close together  [default: for several nodes]")
@@ -99,13 +103,18 @@ def _up(
     request: "RentalRequest", study: str, run: str | None, cap: float | None, wait_minutes: float, yes: bool
 ) -> int:
     """Show the price, ask, rent."""
-    from tasks.providers.clouds import provider_named
+    from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
     from tasks.providers.rental import Lease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
     provider = provider_named(request.provider)
     offer = plan_rental(provider, request, cap)
     _print_offer(request, offer)
+    if request.provider in BILLED_WHEN_OFF:
+        typer.echo(
+            f"{request.provider}: a node that powers off when its lifetime is over is billed until it is deleted:"
+        )
+        typer.echo("give it back in time, or let `rankwise reap` run by a schedule")
     if not yes and not typer.confirm("Rent?", default=False):
         typer.echo("nothing was rented")
         return 1
