@@ -19,7 +19,7 @@ from tasks.providers.connections import ssh_argv
 from tasks.providers.giving_back import LeftBehind, Teardown
 from tasks.providers.leases import read_entries
 from tasks.providers.rental import Provider
-from tasks.providers.renting import RentalFailed, give_back_run, nodes_of
+from tasks.providers.renting import RentalFailed, extend_run, give_back_run, nodes_of
 from tests.support.clouds import hosts
 from tests.support.clouds.azure import FakeAzure
 from tests.support.clouds.faults import Fault
@@ -95,6 +95,7 @@ def test_nodes_come_up_and_go(renter: Renter, seen: Seen) -> None:
          {"market": "spot", "fall_back": "on_demand", "regions": ("eastus",)}, "eastus"),
         ("quota of a region", {"code": "OperationNotAllowed", "region": "eastus"}, {}, "westus2"),
         ("throttled", {"code": "TooManyRequests", "times": 3}, {}, "eastus"),
+        ("throttled in the middle of a gang", {"code": "TooManyRequests", "after": 1, "times": 6}, {}, "eastus"),
         ("burst of 5xx", {"code": "InternalServerError", "times": 2}, {}, "eastus"),
         ("answer of create lost", {"lose": True, "times": 1}, {}, "eastus"),
         ("region outage", {"action": ".*", "code": "ServiceUnavailable", "region": "eastus"}, {}, "westus2"),
@@ -231,6 +232,22 @@ def test_sigkill_while_renting_then_again(renter: Renter, seen: Seen) -> None:
     renter.down(lease)
     assert renter.cloud.left() == []
     seen("azure: SIGKILL: create call", "the same run again: first gives back, then rents", "nothing left")
+
+
+def test_a_node_that_powers_itself_off_is_reaped(renter: Renter, seen: Seen) -> None:
+    """Azure goes on billing it, so it must be listed, and deleted once it has expired."""
+    lease = renter.lease("switch")
+    renter.rent(lease)
+    extend_run(renter.provider, lease, renter.rented / lease.run, int(time.time()) + 4)
+    deadline = time.monotonic() + 30
+    while renter.cloud.hosts.running():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert {node.state for node in renter.provider.nodes(lease.run, "eastus")} == {"stopping"}
+    assert any("virtualmachines" in id for id in renter.cloud.left())
+    renter.reap()
+    assert renter.cloud.left() == []
+    seen("azure: nobody gives back", "the nodes power off, are billed, and reap deletes them", "nothing left")
 
 
 def test_orphaned_disk_and_address(renter: Renter, seen: Seen) -> None:
