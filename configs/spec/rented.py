@@ -23,8 +23,8 @@ class RentedTarget(ClusterTarget):
 
     scheduler: ClassVar[str] = "SSH"
 
-    kind: Literal["aws"] = "aws"
-    name: str = "aws"
+    kind: Literal["aws", "azure"] = "aws"
+    name: str = Field("", description="not set: the kind")
     instance: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", description="as the provider spells it: g5.12xlarge")
     regions: list[str] = Field(min_length=1, max_length=64, description="in the order in which they are asked")
     zones: list[str] = Field([], description="in the order in which they are asked; none: all that offer the instance")
@@ -54,14 +54,15 @@ class RentedTarget(ClusterTarget):
 
     @model_validator(mode="before")
     @classmethod
-    def _machine_by_instance(cls, data: Any) -> Any:
+    def _named_by_kind_and_instance(cls, data: Any) -> Any:
         """The price is looked up by provider, instance and first region, unless the study names another machine."""
-        if not isinstance(data, dict) or data.get("machine") is not None:
+        if not isinstance(data, dict):
             return data
-        instance, regions = data.get("instance"), data.get("regions")
-        if not isinstance(instance, str) or not isinstance(regions, list | tuple) or not regions:
-            return data
-        return data | {"machine": f"{data.get('kind', 'aws')}/{instance}/{regions[0]}"}
+        kind, instance, regions = data.get("kind", "aws"), data.get("instance"), data.get("regions")
+        found = {"name": kind} | data
+        if data.get("machine") is None and isinstance(instance, str) and isinstance(regions, list | tuple) and regions:
+            found["machine"] = f"{kind}/{instance}/{regions[0]}"
+        return found
 
     @model_validator(mode="after")
     def _nothing_shared(self) -> Self:

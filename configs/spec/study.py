@@ -241,7 +241,14 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "compression": CompressionPasses,
         "layouts": Layouts,
     },
-    "targets": {"local": LocalTarget, "slurm": SlurmTarget, "pbs": PbsTarget, "ssh": SshTarget, "aws": RentedTarget},
+    "targets": {
+        "local": LocalTarget,
+        "slurm": SlurmTarget,
+        "pbs": PbsTarget,
+        "ssh": SshTarget,
+        "aws": RentedTarget,
+        "azure": RentedTarget,
+    },
 }
 _PLAIN: dict[str, type[BaseModel]] = {
     "models": ModelSpec,

@@ -257,6 +257,7 @@ Target = Annotated[
     | Annotated[SlurmTarget, Tag("slurm")]
     | Annotated[PbsTarget, Tag("pbs")]
     | Annotated[SshTarget, Tag("ssh")]
-    | Annotated[RentedTarget, Tag("aws")],
+    | Annotated[RentedTarget, Tag("aws")]
+    | Annotated[RentedTarget, Tag("azure")],
     Discriminator(kind_of_target),
 ]

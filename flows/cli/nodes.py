@@ -24,7 +24,7 @@ import typer
 if TYPE_CHECKING:
     from tasks.providers.rental import Lease, Provider, RentalRequest
 
-app = typer.Typer(help="Rent nodes of AWS, log in and give them back.", no_args_is_help=True)
+app = typer.Typer(help="Rent nodes of AWS and Azure, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
 MarketName = Literal["on_demand", "spot"]
 
@@ -49,9 +49,13 @@ def up(
     ssh_from: Annotated[
         str | None, typer.Option(metavar="CIDR", help="who may connect  [default: this machine's public address]")
     ] = None,
-    network: Annotated[str | None, typer.Option(help="existing VPC, by id or name  [default: the default one]")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="existing VPC of AWS, by id or name  [default: the default one]")
+    ] = None,
     subnet: Annotated[str | None, typer.Option(help="existing subnet, by id")] = None,
-    profile: Annotated[str | None, typer.Option(help="existing instance profile, by name")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="instance profile of AWS by name, managed identity of Azure by id")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="no public addresses; connect from inside")] = False,
     placement: Annotated[
         bool | None, typer.Option("--placement/--no-placement", help="close together  [default: for several nodes]")

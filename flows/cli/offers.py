@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 def offer_lines(request: "RentalRequest", offer: "Offer") -> list[str]:
     """Return what is left out, the price of the first place to be asked and of the dearest."""
+    from tasks.providers.clouds import BILLED_WHEN_OFF
+
     lines = [f"left out: {line}" for line in offer.refused]
+    if request.provider in BILLED_WHEN_OFF:
+        lines.append(
+            f"{request.provider}: a node that powers off when its lifetime is over is billed until it is deleted: give "
+            "it back in time, or let `rankwise reap` run by a schedule"
+        )
     first, dearest = offer.rungs[0], offer.max_usd_per_hour
     node = f"{request.nodes} x {request.provider}/{request.instance}"
     if first.usd_per_hour is None or dearest is None:

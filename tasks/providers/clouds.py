@@ -3,7 +3,9 @@
 from configs.hardware.node_names import Cloud
 from tasks.providers.rental import Provider
 
-CLOUDS: tuple[Cloud, ...] = ("aws",)
+CLOUDS: tuple[Cloud, ...] = ("aws", "azure")
+BILLED_WHEN_OFF: tuple[Cloud, ...] = ("azure",)
+"""There a machine that has powered itself off costs money until somebody deletes it."""
 
 
 def provider_named(name: Cloud) -> Provider:
@@ -12,4 +14,8 @@ def provider_named(name: Cloud) -> Provider:
         from tasks.providers.aws import Aws
 
         return Aws()
+    if name == "azure":
+        from tasks.providers.azure import Azure
+
+        return Azure()
     raise ValueError(f"{name}: nodes cannot be rented there. Use one of: {', '.join(CLOUDS)}")

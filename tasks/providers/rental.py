@@ -17,7 +17,7 @@ from configs.common.base import Frozen
 from configs.hardware.node_names import Cloud
 
 Market = Literal["on_demand", "spot"]
-ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "placement", "key"]
+ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "network", "placement", "key", "group"]
 Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable"]
 
 TAG_STUDY, TAG_RUN, TAG_OWNER, TAG_EXPIRES = "rankwise-study", "rankwise-run", "rankwise-owner", "rankwise-expires"
@@ -30,10 +30,12 @@ DELETION_ORDER: tuple[ResourceKind, ...] = (
     "disk",
     "address",
     "security_group",
+    "network",
     "placement",
     "key",
+    "group",
 )
-"""Machines first: a security group or an address in use cannot be deleted."""
+"""Machines first: a security group or an address in use cannot be deleted. `group`: a resource group of Azure."""
 
 
 class ProviderError(Exception):

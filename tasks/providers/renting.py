@@ -70,7 +70,7 @@ def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: fl
         try:
             zones[region] = provider.zones(request.instance, region)
         except ProviderError as error:
-            if error.problem == "auth":
+            if error.problem in ("auth", "invalid"):
                 raise RentalFailed(redacted(str(error))) from error
             refused.append(f"{region}: zones unknown: {redacted(str(error))}")
     rungs = []

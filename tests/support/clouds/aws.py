@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -27,46 +26,13 @@ from typing import Any
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
+from tests.support.clouds.faults import Fault
 from tests.support.clouds.hosts import Hosts
 
 _STATUS = {"InsufficientInstanceCapacity": 500, "RequestLimitExceeded": 503, "InternalError": 500, "Unavailable": 503}
 REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
 """Those that the account has enabled."""
 _TAG = re.compile(r"TagSpecification\.1\.Tag\.(\d+)\.Key")
-
-
-@dataclass
-class Fault:
-    """What happens to the next `times` calls of an action; -1: to all. Fields that are None match everything.
-
-    code: refuse. lose: do it and close the connection. late_seconds: close the connection, do it afterwards.
-    """
-
-    action: str
-    code: str | None = None
-    region: str | None = None
-    zone: str | None = None
-    market: str | None = None
-    times: int = -1
-    lose: bool = False
-    late_seconds: float | None = None
-    after: int = 0
-    hook: Callable[[], None] | None = None
-
-    def takes(self, action: str, region: str, call: dict[str, str]) -> bool:
-        """Whether it happens to this call; counts it."""
-        zone = call.get("Placement.AvailabilityZone")
-        market = call.get("InstanceMarketOptions.MarketType", "on_demand")
-        wanted = ((self.region, region), (self.zone, zone), (self.market, market))
-        if self.times == 0 or not re.fullmatch(self.action, action):
-            return False
-        if any(asked is not None and asked != given for asked, given in wanted):
-            return False
-        if self.after > 0:
-            self.after -= 1
-            return False
-        self.times -= 1
-        return True
 
 
 class FakeAws:
@@ -293,7 +259,9 @@ class FakeAws:
                 scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/", headers.get("Authorization", ""))
                 region, action = scope[1] if scope else "", call.get("Action", "")
                 aws.calls.append((action, region, call))
-                fault = next((fault for fault in aws.faults if fault.takes(action, region, call)), None)
+                zone = call.get("Placement.AvailabilityZone")
+                market = call.get("InstanceMarketOptions.MarketType", "on_demand")
+                fault = next((fault for fault in aws.faults if fault.takes(action, region, zone, market)), None)
                 if fault is not None and fault.hook is not None:
                     fault.hook()
                 if fault is not None and fault.late_seconds is not None:

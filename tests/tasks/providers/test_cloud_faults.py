@@ -4,11 +4,8 @@ Each fault ends with nothing left, seen by listing the server itself. `make test
 """
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,19 +17,19 @@ import pytest
 
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import ssh_argv
-from tasks.providers.giving_back import LeftBehind, Sweep, Teardown, find_everything, reap
+from tasks.providers.giving_back import LeftBehind, Teardown, find_everything
 from tasks.providers.leases import read_entries
-from tasks.providers.rental import Lease, Node, Provider, RentalRequest
-from tasks.providers.renting import Limits, RentalFailed, extend_run, give_back_run, nodes_of, plan_rental, rent
+from tasks.providers.rental import Lease, Provider
+from tasks.providers.renting import RentalFailed, extend_run, give_back_run, nodes_of
 from tests.support.clouds import hosts
-from tests.support.clouds.aws import FakeAws, Fault
+from tests.support.clouds.aws import FakeAws
+from tests.support.clouds.faults import Fault
+from tests.support.clouds.renter import Renter
 
 pytestmark = [
     pytest.mark.nightly,  # a campaign of its own: make test-cloud-faults
     pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not())),
 ]
-PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
-LIMITS = Limits(running_seconds=6, reachable_seconds=8, poll_seconds=0.2, first_pause_seconds=0.05, teardown=PATIENCE)
 Seen = Callable[..., None]
 
 
@@ -40,31 +37,6 @@ Seen = Callable[..., None]
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeAws]:
     with FakeAws(tmp_path_factory.mktemp("aws")) as made:
         yield made
-
-
-class Renter:
-    """One user: a folder of rentals and what was printed."""
-
-    def __init__(self, aws: FakeAws, folder: Path, provider: Provider) -> None:
-        self.aws, self.rented, self.printed = aws, folder, list[str]()
-        self.provider = provider
-
-    def lease(self, run: str, hours: float = 0.25, **wanted: Any) -> Lease:
-        fields = {"nodes": 2, "regions": ("us-east-1",), "ssh_from": "203.0.113.7/32"} | wanted
-        request = RentalRequest.model_validate({"provider": "aws", "instance": "g4dn.xlarge", **fields})
-        return Lease(
-            study="faults", run=run, owner="tester", expires_at=int(time.time() + 3600 * hours), request=request
-        )
-
-    def rent(self, lease: Lease, limits: Limits = LIMITS, cap: float | None = None) -> list[Node]:
-        offer = plan_rental(self.provider, lease.request, cap)
-        return rent(self.provider, lease, offer, self.rented / lease.run, self.printed.append, limits)
-
-    def down(self, lease: Lease) -> int:
-        return give_back_run(self.provider, lease, self.rented / lease.run, self.printed.append, PATIENCE)
-
-    def reap(self, everything: bool = False, dry_run: bool = False) -> Sweep:
-        return reap([self.provider], self.rented, everything, dry_run, self.printed.append, PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +49,7 @@ def renter(cloud: FakeAws, provider: Provider, tmp_path: Path) -> Iterator[Rente
     cloud.faults.clear()
     cloud.hosts.faults.clear()
     cloud.calls.clear()
-    made = Renter(cloud, tmp_path / "rented", provider)
+    made = Renter(cloud, tmp_path / "rented", provider, {"instance": "g4dn.xlarge", "regions": ("us-east-1",)})
     yield made
     cloud.faults.clear()
     if cloud.left():  # of a test that failed
@@ -92,7 +64,7 @@ def machines(aws: FakeAws) -> int:
 def test_nodes_come_up_and_go(renter: Renter, seen: Seen) -> None:
     lease = renter.lease("whole")
     nodes = renter.rent(lease)
-    assert machines(renter.aws) == 2 and len(nodes) == 2
+    assert machines(renter.cloud) == 2 and len(nodes) == 2
     folder = renter.rented / "whole"
     address = nodes[0].public_address
     assert address is not None
@@ -105,7 +77,7 @@ def test_nodes_come_up_and_go(renter: Renter, seen: Seen) -> None:
     with pytest.raises(ValueError, match="up already"):
         renter.rent(lease)
     renter.down(lease)
-    assert renter.aws.left() == [] and nodes_of(folder) == []
+    assert renter.cloud.left() == [] and nodes_of(folder) == []
     assert not (folder / "id_ed25519").exists() and not (folder / "host_ed25519").exists()
     seen("no fault", "2 nodes up, then down", "nothing left")
 
@@ -127,18 +99,18 @@ def test_nodes_come_up_and_go(renter: Renter, seen: Seen) -> None:
 def test_the_ladder_finds_nodes(
     renter: Renter, seen: Seen, name: str, fault: dict[str, Any], wanted: dict[str, Any], place: str
 ) -> None:
-    renter.aws.faults.append(Fault(**({"action": "RunInstances"} | fault)))
+    renter.cloud.faults.append(Fault(**({"action": "RunInstances"} | fault)))
     lease = renter.lease(re.sub(r"\W", "-", name), regions=("us-east-1", "us-west-2"), **wanted)
     nodes = renter.rent(lease)
     assert {node.region for node in nodes} == {place}
-    assert machines(renter.aws) == 2  # an answer that was lost made no second pair
+    assert machines(renter.cloud) == 2  # an answer that was lost made no second pair
     asked = [entry for entry in read_entries(renter.rented / lease.run / "ledger.jsonl") if entry["event"] == "create"]
     if name.startswith("quota"):
         assert [entry["region"] for entry in asked] == ["us-east-1", "us-west-2"]  # no zone was asked in vain
-    renter.aws.faults.clear()
+    renter.cloud.faults.clear()
     renter.down(lease)
-    assert renter.aws.left() == []
-    seen(name, f"rented at rung {len(asked)}, {renter.aws.count('RunInstances')} create calls", "nothing left")
+    assert renter.cloud.left() == []
+    seen(name, f"rented at rung {len(asked)}, {renter.cloud.count('RunInstances')} create calls", "nothing left")
 
 
 @pytest.mark.parametrize(
@@ -158,51 +130,51 @@ def test_a_failed_rental_leaves_nothing(
     renter: Renter, seen: Seen, name: str, fault: Fault | None, machine: dict[str, Any], message: str
 ) -> None:
     if fault is not None:
-        renter.aws.faults.append(replace(fault))
+        renter.cloud.faults.append(replace(fault))
     if machine:
-        renter.aws.hosts.faults += [{}, machine]  # the second of two
+        renter.cloud.hosts.faults += [{}, machine]  # the second of two
     lease = renter.lease(re.sub(r"\W", "-", name), zones=("us-east-1a",))
     with pytest.raises(RentalFailed, match=message):
         renter.rent(lease)
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     assert not (renter.rented / lease.run / "id_ed25519").exists()
     seen(name, "refused, with the reason", "nothing left")
 
 
 def test_a_node_taken_back_while_it_boots_takes_its_gang_along(renter: Renter, seen: Seen) -> None:
-    renter.aws.hosts.faults += [{}, {"powers_off": True}]
+    renter.cloud.hosts.faults += [{}, {"powers_off": True}]
     lease = renter.lease("reclaimed", market="spot", fall_back="on_demand", zones=("us-east-1a",))
     nodes = renter.rent(lease)
-    assert {node.market for node in nodes} == {"on_demand"} and machines(renter.aws) == 2
+    assert {node.market for node in nodes} == {"on_demand"} and machines(renter.cloud) == 2
     renter.down(lease)
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     seen("spot node reclaimed while booting", "gang given back, on demand instead", "nothing left")
 
 
 def test_terminate_fails_at_first(renter: Renter, seen: Seen) -> None:
     lease = renter.lease("terminate-late")
     renter.rent(lease)
-    renter.aws.faults += [Fault("TerminateInstances", code="InternalError", times=3)]
-    renter.aws.shutdown_seconds = 1.0
+    renter.cloud.faults += [Fault("TerminateInstances", code="InternalError", times=3)]
+    renter.cloud.shutdown_seconds = 1.0
     renter.down(lease)
-    renter.aws.shutdown_seconds = 0.0
-    assert renter.aws.left() == []
+    renter.cloud.shutdown_seconds = 0.0
+    assert renter.cloud.left() == []
     seen("terminate failing at first, group in use", "tried again", "nothing left")
 
 
 def test_terminate_always_fails_and_is_named(renter: Renter, seen: Seen) -> None:
     lease = renter.lease("terminate-never")
     nodes = renter.rent(lease)
-    renter.aws.faults.append(Fault("TerminateInstances", code="InternalError"))
+    renter.cloud.faults.append(Fault("TerminateInstances", code="InternalError"))
     with pytest.raises(LeftBehind) as caught:
         give_back_run(renter.provider, lease, renter.rented / lease.run, renter.printed.append,
                       Teardown(limit_seconds=2, settle_seconds=0))  # fmt: skip
     for node in nodes:
         assert node.id in str(caught.value)
-    assert renter.aws.left() != []
-    renter.aws.faults.clear()
+    assert renter.cloud.left() != []
+    renter.cloud.faults.clear()
     assert len(renter.reap().removed) >= 4
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     seen("terminate failing always", f"{len(caught.value.left)} resources named; reap later", "nothing left")
 
 
@@ -215,7 +187,7 @@ def test_credentials_expire(renter: Renter, seen: Seen, action: str) -> None:
     def begin() -> None:
         fault.times = -1
 
-    renter.aws.faults += [Fault(action, code="ExpiredToken", times=1, hook=begin), fault]
+    renter.cloud.faults += [Fault(action, code="ExpiredToken", times=1, hook=begin), fault]
     with pytest.raises(LeftBehind) as caught:
         renter.rent(lease)
     if action == "DescribeInstances":
@@ -223,25 +195,10 @@ def test_credentials_expire(renter: Renter, seen: Seen, action: str) -> None:
             entry for entry in read_entries(renter.rented / lease.run / "ledger.jsonl") if entry["event"] == "created"
         ]
         assert all(id in str(caught.value) for id in made[0]["ids"])
-    renter.aws.faults.clear()
+    renter.cloud.faults.clear()
     renter.reap()
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     seen(f"credentials expire at {action}", "what is left is named; reap with new ones", "nothing left")
-
-
-DRIVER = """
-import sys
-from pathlib import Path
-from tasks.providers.clouds import provider_named
-from tasks.providers.rental import Lease
-from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
-from tasks.providers.giving_back import Teardown
-lease = Lease.model_validate_json(sys.argv[1])
-folder, provider = Path(sys.argv[2]) / lease.run, provider_named("aws")
-limits = Limits(running_seconds=30, reachable_seconds=30, poll_seconds=0.2, teardown=Teardown(settle_seconds=1))
-rent(provider, lease, plan_rental(provider, lease.request, None), folder, print, limits)
-give_back_run(provider, lease, folder, print, limits.teardown)
-"""
 
 
 @pytest.mark.parametrize(
@@ -261,12 +218,12 @@ give_back_run(provider, lease, folder, print, limits.teardown)
 def test_sigkill_while_renting_then_reap(
     renter: Renter, seen: Seen, stage: str, fault: Fault, machine: dict[str, Any]
 ) -> None:
-    lease = killed_rental(renter, stage, fault, machine)
+    lease = renter.killed(stage, fault, machine)
     if fault.late_seconds is not None:
         assert renter.reap().problems == []  # possibly too early to see the instance
         time.sleep(fault.late_seconds)
     renter.reap()
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     assert lease.run in {path.name for path in renter.rented.iterdir()}
     seen(f"SIGKILL: {stage}", "reap", "nothing left")
 
@@ -279,24 +236,12 @@ def test_sigkill_while_renting_then_reap(
     ],
 )
 def test_sigkill_while_renting_then_again(renter: Renter, seen: Seen, stage: str, fault: Fault) -> None:
-    lease = killed_rental(renter, f"{stage}-again", fault, {})
+    lease = renter.killed(f"{stage}-again", fault, {})
     nodes = renter.rent(lease)
-    assert sorted(renter.aws.hosts.running()) == sorted(node.id for node in nodes)
+    assert sorted(renter.cloud.hosts.running()) == sorted(node.id for node in nodes)
     renter.down(lease)
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     seen(f"SIGKILL: {stage}", "the same run again: first gives back, then rents", "nothing left")
-
-
-def killed_rental(renter: Renter, stage: str, fault: Fault, machine: dict[str, Any]) -> Lease:
-    """Rent in another process that is killed when its first call of this kind arrives."""
-    lease = renter.lease(re.sub(r"\W", "-", f"kill-{stage}").lower()[:60])
-    if machine:
-        renter.aws.hosts.faults += [machine]
-    command = [sys.executable, "-c", DRIVER, lease.model_dump_json(), str(renter.rented)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    renter.aws.faults.append(replace(fault, times=1, hook=lambda: os.kill(process.pid, signal.SIGKILL)))
-    assert process.wait(60) == -signal.SIGKILL
-    return lease
 
 
 def test_two_runs_at_once(renter: Renter, seen: Seen) -> None:
@@ -316,11 +261,11 @@ def test_two_runs_at_once(renter: Renter, seen: Seen) -> None:
         thread.join()
     refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert len(refused) == 1 and re.search("another process|up already", refused[0])
-    assert machines(renter.aws) == 2
+    assert machines(renter.cloud) == 2
     renter.down(leases[0])
-    assert machines(renter.aws) == 1  # the other run's node is none of its business
+    assert machines(renter.cloud) == 1  # the other run's node is none of its business
     renter.down(leases[1])
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     seen("two runs at once, one name twice", "the second of a name is refused", "nothing left")
 
 
@@ -329,7 +274,7 @@ def test_price_cap(renter: Renter, seen: Seen) -> None:
         renter.rent(renter.lease("cap", zones=("us-east-1a",)), cap=1.0)
     with pytest.raises(RentalFailed, match="price unknown"):
         renter.rent(renter.lease("cap", regions=("eu-west-1",), instance="p3.2xlarge"), cap=1000.0)
-    assert renter.aws.count("RunInstances") == 0 and renter.aws.left() == []
+    assert renter.cloud.count("RunInstances") == 0 and renter.cloud.left() == []
     seen("price cap", "nothing asked for", "nothing left")
 
 
@@ -337,14 +282,14 @@ def test_orphaned_disk_and_address(renter: Renter, seen: Seen) -> None:
     """Of a run that this machine knows nothing about, in a region that no study here names."""
     lease = renter.lease("orphan", hours=-1)
     tags = [{"Key": key, "Value": value} for key, value in lease.tags.items()]
-    ec2 = renter.aws.client("ec2", "eu-west-1")
+    ec2 = renter.cloud.client("ec2", "eu-west-1")
     ec2.create_volume(
         AvailabilityZone="eu-west-1a", Size=8, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
     )
     ec2.allocate_address(Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}])
-    assert len(renter.reap(dry_run=True).doomed) == 2 and len(renter.aws.left()) == 2
+    assert len(renter.reap(dry_run=True).doomed) == 2 and len(renter.cloud.left()) == 2
     assert len(renter.reap().removed) == 2
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     seen("orphaned disk and address", "found by tag in another region", "nothing left")
 
 
@@ -353,23 +298,23 @@ def test_dead_mans_switch_needs_nobody(renter: Renter, seen: Seen) -> None:
     renter.rent(lease)
     extend_run(renter.provider, lease, renter.rented / lease.run, int(time.time()) + 4)
     deadline = time.monotonic() + 30
-    while machines(renter.aws):
+    while machines(renter.cloud):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     found, problems = find_everything([renter.provider])
     assert problems == [] and {resource.kind for resource in found} == {"security_group", "placement"}
     renter.reap()
-    assert renter.aws.left() == []
+    assert renter.cloud.left() == []
     seen("nobody gives back", "the nodes power off and are terminated; reap takes the groups", "nothing left")
 
 
 def test_no_secret_is_written(renter: Renter, tmp_path: Path, seen: Seen) -> None:
     lease = renter.lease("canary", nodes=1)
     renter.rent(lease)
-    secret = renter.aws.environment["AWS_SECRET_ACCESS_KEY"]
+    secret = renter.cloud.environment["AWS_SECRET_ACCESS_KEY"]
     renter.down(lease)
-    everything = json.dumps([call for _, _, call in renter.aws.calls]) + "\n".join(renter.printed)
-    for path in [*renter.rented.rglob("*"), *renter.aws.folder.rglob("user_data*")]:
+    everything = json.dumps([call for _, _, call in renter.cloud.calls]) + "\n".join(renter.printed)
+    for path in [*renter.rented.rglob("*"), *renter.cloud.folder.rglob("user_data*")]:
         everything += path.read_text() if path.is_file() else ""
-    assert secret not in everything and renter.aws.environment["AWS_ACCESS_KEY_ID"] not in everything
+    assert secret not in everything and renter.cloud.environment["AWS_ACCESS_KEY_ID"] not in everything
     seen("canary credentials", "in no file, tag, user data or line", "nothing left")

@@ -1,0 +1,72 @@
+"""A user who rents nodes of a cloud of the tests, and can be killed meanwhile."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tasks.providers.giving_back import Sweep, Teardown, reap
+from tasks.providers.rental import Lease, Node, Provider, RentalRequest
+from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
+from tests.support.clouds.faults import Fault
+
+PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
+LIMITS = Limits(running_seconds=6, reachable_seconds=8, poll_seconds=0.2, first_pause_seconds=0.05, teardown=PATIENCE)
+DRIVER = """
+import sys
+from pathlib import Path
+from tasks.providers.clouds import provider_named
+from tasks.providers.rental import Lease
+from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
+from tasks.providers.giving_back import Teardown
+lease = Lease.model_validate_json(sys.argv[1])
+folder, provider = Path(sys.argv[2]) / lease.run, provider_named(lease.request.provider)
+limits = Limits(running_seconds=30, reachable_seconds=30, poll_seconds=0.2, teardown=Teardown(settle_seconds=1))
+rent(provider, lease, plan_rental(provider, lease.request, None), folder, print, limits)
+give_back_run(provider, lease, folder, print, limits.teardown)
+"""
+
+
+class Renter:
+    """One user: a folder of rentals and what was printed. usual: fields of every request."""
+
+    def __init__(self, cloud: Any, folder: Path, provider: Provider, usual: dict[str, Any]) -> None:
+        self.cloud, self.rented, self.printed = cloud, folder, list[str]()
+        self.provider = provider
+        self._usual = {"nodes": 2, "ssh_from": "203.0.113.7/32", "provider": provider.name} | usual
+
+    def lease(self, run: str, hours: float = 0.25, **wanted: Any) -> Lease:
+        """What is wanted for one run."""
+        request = RentalRequest.model_validate(self._usual | wanted)
+        return Lease(
+            study="faults", run=run, owner="tester", expires_at=int(time.time() + 3600 * hours), request=request
+        )
+
+    def rent(self, lease: Lease, limits: Limits = LIMITS, cap: float | None = None) -> list[Node]:
+        """Climb the ladder."""
+        offer = plan_rental(self.provider, lease.request, cap)
+        return rent(self.provider, lease, offer, self.rented / lease.run, self.printed.append, limits)
+
+    def down(self, lease: Lease) -> int:
+        """Give everything of a run back."""
+        return give_back_run(self.provider, lease, self.rented / lease.run, self.printed.append, PATIENCE)
+
+    def reap(self, everything: bool = False, dry_run: bool = False) -> Sweep:
+        """Sweep the account."""
+        return reap([self.provider], self.rented, everything, dry_run, self.printed.append, PATIENCE)
+
+    def killed(self, stage: str, fault: Fault, machine: dict[str, Any]) -> Lease:
+        """Rent in another process that is killed when its first call of this kind arrives."""
+        lease = self.lease(re.sub(r"\W", "-", f"kill-{stage}").lower()[:60])
+        if machine:
+            self.cloud.hosts.faults += [machine]
+        command = [sys.executable, "-c", DRIVER, lease.model_dump_json(), str(self.rented)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.cloud.faults.append(replace(fault, times=1, hook=lambda: os.kill(process.pid, signal.SIGKILL)))
+        assert process.wait(60) == -signal.SIGKILL
+        return lease

@@ -1,0 +1,107 @@
+"""What Azure's requests say and what its refusals mean, without a server."""
+
+import base64
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+
+from tasks.providers.azure import Azure
+from tasks.providers.azure_errors import ask
+from tasks.providers.azure_requests import machine, refuse_retired
+from tasks.providers.rental import Lease, ProviderError, RentalRequest, Rung
+from tasks.providers.renting import RentalFailed, plan_rental
+
+REQUEST = RentalRequest(
+    provider="azure", instance="Standard_NC24ads_A100_v4", nodes=2, regions=("eastus",), ssh_from="203.0.113.7/32"
+)
+LEASE = Lease(study="s", run="r", owner="o", expires_at=int(time.time()) + 60, request=REQUEST)
+BOOT = '#cloud-config\n{"ssh_authorized_keys": ["ssh-ed25519 AAAA"]}\n'
+
+
+def test_a_missing_subscription_is_named_and_storage_cannot_rent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_SUBSCRIPTION_ID", raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountKey=secret")
+    with pytest.raises(ProviderError, match=r"storage account and cannot rent\. Set AZURE_SUBSCRIPTION_ID") as caught:
+        Azure().identity()
+    assert caught.value.problem == "auth" and "secret" not in str(caught.value)
+
+
+def test_missing_clients_are_told_in_one_sentence() -> None:
+    code = "import sys; sys.modules['azure.identity'] = None; from tasks.providers.clouds import provider_named as p\n"
+    code += "try: p('azure')\nexcept ValueError as error: print(error)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'rankwise[azure]'" in said.stdout and said.stdout.count("\n") == 1
+
+
+def test_a_retired_size_is_refused_with_what_follows_it() -> None:
+    with pytest.raises(
+        ProviderError, match=r"Standard_NC6s_v3 was retired on 2025-09-30\. Use a size of the NCasT4_v3"
+    ):
+        refuse_retired("Standard_NC6s_v3")
+    refuse_retired("Standard_NC4as_T4_v3")
+    with pytest.raises(RentalFailed, match="retired"):
+        plan_rental(Azure(), REQUEST.model_copy(update={"instance": "Standard_NC12s_v3"}), None)
+
+
+def test_everything_of_a_spot_machine_ends_with_it() -> None:
+    made = machine(LEASE, BOOT, Rung(region="eastus", zone="2", market="spot"), "/g/providers", "n", "ubuntu")
+    properties = made["properties"]
+    assert (properties["priority"], properties["evictionPolicy"], made["zones"]) == ("Spot", "Delete", ["2"])
+    interface = properties["networkProfile"]["networkInterfaceConfigurations"][0]
+    address = interface["properties"]["ipConfigurations"][0]["properties"]["publicIPAddressConfiguration"]
+    for each in (properties["storageProfile"]["osDisk"], interface["properties"], address["properties"]):
+        assert each["deleteOption"] == "Delete"
+    assert made["tags"] == interface["tags"] == address["tags"] == LEASE.tags
+    assert base64.b64decode(properties["osProfile"]["customData"]).decode() == BOOT
+    assert properties["proximityPlacementGroup"]["id"].endswith("/rankwise-r")
+
+
+def test_on_demand_has_no_limit_and_no_eviction() -> None:
+    made = machine(LEASE, BOOT, Rung(region="eastus"), "/g/providers", "n", "ubuntu")
+    assert "priority" not in made["properties"] and "zones" not in made
+
+
+@pytest.mark.parametrize("image", ["ubuntu", "a:b:c"])
+def test_an_image_that_is_neither_urn_nor_id_is_refused(image: str) -> None:
+    lease = LEASE.model_copy(update={"request": REQUEST.model_copy(update={"image": image})})
+    with pytest.raises(ProviderError, match="publisher:offer:sku:version"):
+        machine(lease, BOOT, Rung(region="eastus"), "/g/providers", "n", "ubuntu")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "status", "problem"),
+    [
+        ("SkuNotAvailable", "", 409, "capacity"),
+        ("ZonalAllocationFailed", "", 200, "capacity"),
+        ("OverconstrainedAllocationRequest", "", 409, "capacity"),
+        ("OperationNotAllowed", "exceeding approved Total Regional Cores quota", 409, "quota"),
+        ("OperationNotAllowed", "the disk is attached", 409, "invalid"),
+        ("TooManyRequests", "", 429, "throttled"),
+        ("", "", 503, "transient"),
+        ("ExpiredAuthenticationToken", "", 401, "auth"),
+        ("InvalidParameter", "", 400, "invalid"),
+    ],
+)
+def test_refusals_by_code(code: str, message: str, status: int, problem: str) -> None:
+    class Body:
+        """What a response of the client says."""
+
+        status_code, reason = status, ""
+        headers: dict[str, str] = {}
+        request = None
+
+        def text(self, encoding: str | None = None) -> str:
+            return json.dumps({"error": {"code": code, "message": message}} if code else {})
+
+        body = text
+
+    def refuse() -> None:
+        raise HttpResponseError(response=Body())  # type: ignore[arg-type]
+
+    with pytest.raises(ProviderError) as caught:
+        ask(refuse)
+    assert caught.value.problem == problem and caught.value.code == code
