@@ -3,7 +3,7 @@
 from configs.hardware.node_names import Cloud
 from tasks.providers.rental import Provider
 
-CLOUDS: tuple[Cloud, ...] = ("aws",)
+CLOUDS: tuple[Cloud, ...] = ("aws", "gcp")
 
 
 def provider_named(name: Cloud) -> Provider:
@@ -12,4 +12,8 @@ def provider_named(name: Cloud) -> Provider:
         from tasks.providers.aws import Aws
 
         return Aws()
+    if name == "gcp":
+        from tasks.providers.gcp import Gcp
+
+        return Gcp()
     raise ValueError(f"{name}: nodes cannot be rented there. Use one of: {', '.join(CLOUDS)}")
