@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tasks.providers.rental import Lease, Provider, RentalRequest
     from tasks.providers.renting import Offer
 
-app = typer.Typer(help="Rent nodes of AWS, log in and give them back.", no_args_is_help=True)
+app = typer.Typer(help="Rent nodes of AWS and GCP, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
 MarketName = Literal["on_demand", "spot"]
 
