@@ -30,7 +30,7 @@ test-nightly: $(VENV)/.installed-dev  ## tests that CI leaves out: grids of opti
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m benchmarks.faults.bench $(if $(KEEP),--runs $(KEEP))
 
-test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nodes against the APIs of EC2 and Azure on this machine, print the table; as root, needs sshd
+test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nodes against the APIs of EC2, Compute Engine and Azure on this machine, print the table; as root, needs sshd
 	$(BIN)/python -m pytest -q tests/tasks/providers/test_cloud_faults.py tests/tasks/providers/test_azure_faults.py
 
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes

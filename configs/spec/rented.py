@@ -23,7 +23,7 @@ class RentedTarget(ClusterTarget):
 
     scheduler: ClassVar[str] = "SSH"
 
-    kind: Literal["aws", "azure"] = "aws"
+    kind: Literal["aws", "gcp", "azure"] = "aws"
     name: str = Field("", description="not set: the kind")
     instance: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", description="as the provider spells it: g5.12xlarge")
     regions: list[str] = Field(min_length=1, max_length=64, description="in the order in which they are asked")

@@ -247,6 +247,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "pbs": PbsTarget,
         "ssh": SshTarget,
         "aws": RentedTarget,
+        "gcp": RentedTarget,
         "azure": RentedTarget,
     },
 }

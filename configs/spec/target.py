@@ -258,6 +258,7 @@ Target = Annotated[
     | Annotated[PbsTarget, Tag("pbs")]
     | Annotated[SshTarget, Tag("ssh")]
     | Annotated[RentedTarget, Tag("aws")]
+    | Annotated[RentedTarget, Tag("gcp")]
     | Annotated[RentedTarget, Tag("azure")],
     Discriminator(kind_of_target),
 ]

@@ -24,7 +24,7 @@ import typer
 if TYPE_CHECKING:
     from tasks.providers.rental import Lease, Provider, RentalRequest
 
-app = typer.Typer(help="Rent nodes of AWS and Azure, log in and give them back.", no_args_is_help=True)
+app = typer.Typer(help="Rent nodes of AWS, GCP and Azure, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
 MarketName = Literal["on_demand", "spot"]
 

@@ -2,6 +2,7 @@
 
     make_keys(folder)                             # id_ed25519, host_ed25519 in the run's folder
     user_data(folder, lives_seconds=3600)         # cloud-config
+    startup_script(config, "ubuntu")              # the same as a script
 
 The host key is made here and planted, so that the first connection is verified and not taken on trust. All nodes of a
 run share it, because one create call gives all of them the same user data. No credential of a cloud is in it.
@@ -10,6 +11,7 @@ The switch counts seconds of uptime, because a node's clock may be wrong, and su
 """
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -58,6 +60,28 @@ else
 fi
 echo ready >{STATE}/ready
 """
+_CLOUD_CONFIG = "#cloud-config\n"
+_SCRIPT_BEGIN = f"""#!/bin/sh
+# At a second boot the lease must not begin anew; systemd starts the switch.
+[ ! -e {STATE}/ready ] || exit 0
+set -e
+mkdir -p {STATE}
+trap '[ $? -eq 0 ] || echo "startup script failed" >{STATE}/failed' EXIT"""
+_SCRIPT_LOGIN = """id -u "$user" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$user"
+if [ "$(id -u "$user")" != 0 ]; then
+    echo "$user ALL=(ALL) NOPASSWD:ALL" >/etc/sudoers.d/90-rankwise
+    chmod 0440 /etc/sudoers.d/90-rankwise
+fi
+home=$(getent passwd "$user" | cut -d: -f6)
+mkdir -p "$home/.ssh"
+printf '%s\\n' "$authorized" >>"$home/.ssh/authorized_keys"
+chown -R "$user:" "$home/.ssh"
+chmod 0700 "$home/.ssh"
+chmod 0600 "$home/.ssh/authorized_keys"
+mkdir -p /etc/ssh/sshd_config.d
+printf 'PasswordAuthentication no\\nHostKey /etc/ssh/ssh_host_ed25519_key\\n' >/etc/ssh/sshd_config.d/10-rankwise.conf
+systemctl restart ssh 2>/dev/null || systemctl restart sshd 2>/dev/null || kill -HUP "$(cat /run/sshd.pid)"
+"""
 
 
 def make_keys(folder: Path) -> None:
@@ -103,4 +127,26 @@ def user_data(folder: Path, lives_seconds: int) -> str:
         "runcmd": [["sh", f"{_PROGRAMS}/start.sh"]],
     }
     # JSON is YAML: https://yaml.org/spec/1.2.2/#12-yaml-history
-    return "#cloud-config\n" + json.dumps(config, indent=1) + "\n"
+    return _CLOUD_CONFIG + json.dumps(config, indent=1) + "\n"
+
+
+def startup_script(config: str, user: str) -> str:
+    """Return the same as a script for images without cloud-init. It runs at each boot and does its work once.
+
+    The user is made where the image has none, and may use sudo without a password.
+    """
+    wanted = json.loads(config.removeprefix(_CLOUD_CONFIG))
+    keys = {"": wanted["ssh_keys"]["ed25519_private"], ".pub": wanted["ssh_keys"]["ed25519_public"]}
+    lines = [f"user={shlex.quote(user)}", f"authorized={shlex.quote(chr(10).join(wanted['ssh_authorized_keys']))}"]
+    lines += ["rm -f /etc/ssh/ssh_host_*"]
+    lines += [_file(f"/etc/ssh/ssh_host_ed25519_key{end}", text, "0600") for end, text in keys.items()]
+    lines += [_file(file["path"], file["content"], file["permissions"]) for file in wanted["write_files"]]
+    commands = [shlex.join(command) for command in wanted["runcmd"]]
+    return "\n".join([_SCRIPT_BEGIN, *lines, _SCRIPT_LOGIN, *commands, ""])
+
+
+def _file(path: str, content: str, permissions: str) -> str:
+    """Return the lines that write a file."""
+    folder, quoted = shlex.quote(str(Path(path).parent)), shlex.quote(path)
+    text = shlex.quote(content)
+    return f"mkdir -p {folder}\n(umask 077; printf %s {text} >{quoted})\nchmod {permissions} {quoted}"

@@ -3,7 +3,7 @@
 from configs.hardware.node_names import Cloud
 from tasks.providers.rental import Provider
 
-CLOUDS: tuple[Cloud, ...] = ("aws", "azure")
+CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 BILLED_WHEN_OFF: tuple[Cloud, ...] = ("azure",)
 """There a machine that has powered itself off costs money until somebody deletes it."""
 
@@ -18,4 +18,8 @@ def provider_named(name: Cloud) -> Provider:
         from tasks.providers.azure import Azure
 
         return Azure()
+    if name == "gcp":
+        from tasks.providers.gcp import Gcp
+
+        return Gcp()
     raise ValueError(f"{name}: nodes cannot be rented there. Use one of: {', '.join(CLOUDS)}")

@@ -36,6 +36,8 @@ class Limits:
 
     running_seconds: float = 600.0
     reachable_seconds: float = 600.0
+    host_key_seconds: float = 120.0
+    """How long another host key is waited out (never trusted): Google's images run sshd before the startup script."""
     poll_seconds: float = 5.0
     first_pause_seconds: float = 2.0
     teardown: Teardown = field(default_factory=Teardown)
@@ -201,6 +203,7 @@ class _Renting:
     def _wait_until_running(self, rung: Rung, made: list[Node]) -> list[Node]:
         """Poll until all nodes run and have addresses. Raises ProviderError: one was taken back, or the time is up."""
         ids = {node.id for node in made}
+        seen: set[str] = set()
         public = self.lease.request.public_address
         deadline = time.monotonic() + self.limits.running_seconds
         while True:
@@ -209,17 +212,21 @@ class _Renting:
             ready = [node for node in mine if node.state == "running" and (node.public_address or not public)]
             if len(ready) == len(ids):
                 return sorted(ready, key=lambda node: node.id)
-            self._check_not_taken_back(mine)
+            self._check_not_taken_back(seen, mine)
+            seen |= {node.id for node in mine}
             if time.monotonic() > deadline:
                 waited = f"{len(ready)} of {len(ids)} nodes run after {self.limits.running_seconds:g} s"
                 raise ProviderError("capacity", "", waited)
             self.limits.sleep(self.limits.poll_seconds)
 
-    def _check_not_taken_back(self, nodes: list[Node]) -> None:
-        """Raise ProviderError where a spot node was reclaimed, or powered itself off, before it was ready."""
-        for node in nodes:
-            if node.state in ("stopping", "gone"):
-                raise ProviderError("capacity", "", f"{node.id} was taken back before it was ready")
+    def _check_not_taken_back(self, seen: set[str], nodes: list[Node]) -> None:
+        """Raise ProviderError where a spot node was reclaimed, or powered itself off, before it was ready.
+
+        AWS lists such a node for an hour; GCP lists it no longer.
+        """
+        up = {node.id for node in nodes if node.state not in ("stopping", "gone")}
+        for id in sorted((seen | {node.id for node in nodes}) - up):
+            raise ProviderError("capacity", "", f"{id} was taken back before it was ready")
 
     def _wait_until_reachable(self, rung: Rung, nodes: list[Node]) -> None:
         """Connect to each node with its planted host key until its user data has run. Raises ProviderError."""
@@ -228,12 +235,17 @@ class _Renting:
         write_known_hosts(self.folder, addresses)
         deadline = time.monotonic() + self.limits.reachable_seconds
         waiting = dict(zip(addresses, nodes, strict=True))
+        wrong_since: dict[str, float] = {}
         while waiting:
             for address, node in list(waiting.items()):
                 answer = probe(self.folder, user, address)
                 if answer == "ready":
                     del waiting[address]
-                elif answer in ("failed", "wrong host key"):
+                elif answer == "failed" or (
+                    answer == "wrong host key"
+                    and time.monotonic() - wrong_since.setdefault(address, time.monotonic())
+                    >= self.limits.host_key_seconds
+                ):
                     what = "its user data failed" if answer == "failed" else "host key differs from the one planted"
                     raise ProviderError("unreachable", "", f"{node.id} ({address}): {what}")
                 elif time.monotonic() > deadline:
@@ -243,7 +255,8 @@ class _Renting:
             if waiting:
                 self.limits.sleep(min(self.limits.poll_seconds, 2.0))
                 now = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
-                self._check_not_taken_back([node for node in now if node.id in {each.id for each in nodes}])
+                ids = {node.id for node in nodes}
+                self._check_not_taken_back(ids, [node for node in now if node.id in ids])
 
     def _remove_elsewhere(self, rung: Rung) -> None:
         """Remove network rules, and nodes of lost answers, where the ladder began. `down` tries again what fails."""

@@ -185,7 +185,8 @@ def test_a_layout_of_a_ranking_may_have_no_place() -> None:
         ([{"kind": "slurm", "queue": "x"}], "targets[0].queue: supported by targets of kind pbs only. Set `kind: pbs`"),
         (
             [{"nodes": 2}],
-            "targets[0].nodes: supported by targets of kind slurm or pbs or ssh or aws or azure only. Set `kind: slurm`",
+            "targets[0].nodes: supported by targets of kind slurm or pbs or ssh or aws or gcp or azure only. "
+            "Set `kind: slurm`",
         ),
         ([{"kind": "pbs", "chunk": {"ncpus": 4}}], "targets[0].chunk: 'ncpus': expected the name of a resource"),
         ([{"kind": "pbs", "place": "pack"}], "targets[0].place: unknown value 'pack'"),

@@ -19,15 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-from tests.support.clouds.faults import Fault
-from tests.support.clouds.hosts import Hosts
+from tests.support.clouds.faults import Answer, Call, FaultyCloud
 
 _STATUS = {"InsufficientInstanceCapacity": 500, "RequestLimitExceeded": 503, "InternalError": 500, "Unavailable": 503}
 REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
@@ -35,15 +33,11 @@ REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
 _TAG = re.compile(r"TagSpecification\.1\.Tag\.(\d+)\.Key")
 
 
-class FakeAws:
+class FakeAws(FaultyCloud):
     """The server, the proxy, and the machines."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.faults: list[Fault] = []
-        self.calls: list[tuple[str, str, dict[str, str]]] = []
-        self.hosts = Hosts(folder / "hosts")
-        self.shutdown_seconds = 0.0
+        super().__init__(folder)
         self._placements: dict[tuple[str, str], dict[str, str]] = {}
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}
         self._group_of: dict[str, str] = {}
@@ -51,7 +45,6 @@ class FakeAws:
         self._ended: dict[str, float] = {}
         self._clients: dict[tuple[str, str], Any] = {}
         self._creating = threading.Lock()
-        self._before: dict[str, str | None] = {}
 
     def __enter__(self) -> "FakeAws":
         self.hosts.__enter__()
@@ -67,12 +60,10 @@ class FakeAws:
         )
         log.close()
         self._wait_for_moto()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        endpoint = self.serve()
         threading.Thread(target=self._watch_power, daemon=True).start()
-        self.environment = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
+        environment = {
+            "AWS_ENDPOINT_URL": endpoint,
             "AWS_ACCESS_KEY_ID": "AKIACANARYCANARY0001",
             "AWS_SECRET_ACCESS_KEY": "canary-of-the-secret-access-key-0001",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -80,20 +71,14 @@ class FakeAws:
             "AWS_CONFIG_FILE": "/dev/null",
             "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
         }
-        self._before = {name: os.environ.get(name) for name in self.environment}
-        os.environ.update(self.environment)
+        self.secrets = [environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]]
+        self.point_here(environment)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self._server.shutdown()
-        self._server.server_close()
+        self.stop_serving()
         self.hosts.__exit__(kind, error, trace)
         self._moto.kill()
         self._moto.wait()
@@ -148,11 +133,14 @@ class FakeAws:
             found += [each["NetworkInterfaceId"] for each in nics]
         return found
 
-    def count(self, action: str) -> int:
-        """How often an action was called."""
-        return sum(name == action for name, _, _ in self.calls)
+    def orphan(self, labels: dict[str, str]) -> None:
+        """Leave a disk and an address of a run behind."""
+        tags = [{"Key": key, "Value": value} for key, value in labels.items()]
+        ec2, named = self.client("ec2", "eu-west-1"), "TagSpecifications"
+        ec2.create_volume(AvailabilityZone="eu-west-1a", Size=8, **{named: [{"ResourceType": "volume", "Tags": tags}]})
+        ec2.allocate_address(Domain="vpc", **{named: [{"ResourceType": "elastic-ip", "Tags": tags}]})
 
-    def _forward(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _forward(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self._moto_port, timeout=60)
         connection.request("POST", path, body, headers)
         answer = connection.getresponse()
@@ -161,7 +149,19 @@ class FakeAws:
         connection.close()
         return answer.status, kept, data
 
-    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def describe(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Call:
+        """Action and place of a request."""
+        call = {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
+        scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/", headers.get("Authorization", ""))
+        market = call.get("InstanceMarketOptions.MarketType", "on_demand")
+        zone = call.get("Placement.AvailabilityZone")
+        return Call(call.get("Action", ""), scope[1] if scope else "", zone, market, json.dumps(call))
+
+    def refuse(self, code: str) -> Answer:
+        """Refuse as EC2 does."""
+        return _refusal(code, _STATUS.get(code, 400))
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         """What the cloud does, faults aside."""
         scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/", headers.get("Authorization", ""))
         region = scope[1] if scope else "us-east-1"
@@ -193,9 +193,7 @@ class FakeAws:
                 self.hosts.stop(name)
         return status, kept, data
 
-    def _run(
-        self, region: str, call: dict[str, str], forward: Callable[[], tuple[int, dict[str, str], bytes]]
-    ) -> tuple[int, dict[str, str], bytes]:
+    def _run(self, region: str, call: dict[str, str], forward: Callable[[], Answer]) -> Answer:
         """RunInstances, once for each token; then the machines boot."""
         token = call.get("ClientToken", "")
         if token in self._tokens:
@@ -220,7 +218,7 @@ class FakeAws:
                     self.hosts.stop(name)
         return status, kept, data
 
-    def _placement(self, action: str, region: str, call: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    def _placement(self, action: str, region: str, call: dict[str, str]) -> Answer:
         name = call.get("GroupName", call.get("GroupName.1", ""))
         if action == "CreatePlacementGroup":
             if (region, name) in self._placements:
@@ -243,61 +241,13 @@ class FakeAws:
             items = f"<placementGroupSet>{items}</placementGroupSet>"
         return _xml(action, items + "<return>true</return>")
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        aws = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *arguments: object) -> None:
-                return
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                headers = dict(self.headers.items())
-                call = {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
-                scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/", headers.get("Authorization", ""))
-                region, action = scope[1] if scope else "", call.get("Action", "")
-                aws.calls.append((action, region, call))
-                zone = call.get("Placement.AvailabilityZone")
-                market = call.get("InstanceMarketOptions.MarketType", "on_demand")
-                fault = next((fault for fault in aws.faults if fault.takes(action, region, zone, market)), None)
-                if fault is not None and fault.hook is not None:
-                    fault.hook()
-                if fault is not None and fault.late_seconds is not None:
-                    work = threading.Timer(fault.late_seconds, aws._answer, (self.path, headers, body))
-                    work.start()
-                    return self._hang_up()
-                if fault is not None and fault.code is not None:
-                    answer = _refusal(fault.code, _STATUS.get(fault.code, 400))
-                else:
-                    answer = aws._answer(self.path, headers, body)
-                if fault is not None and fault.lose:
-                    return self._hang_up()
-                status, kept, data = answer
-                try:
-                    self.send_response(status)
-                    for name, value in kept.items():
-                        self.send_header(name, value)
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-                except OSError:
-                    self.close_connection = True  # the caller has been killed
-
-            def _hang_up(self) -> None:
-                self.close_connection = True
-                self.connection.shutdown(socket.SHUT_RDWR)
-
-        return Handler
-
-
-def _xml(action: str, content: str) -> tuple[int, dict[str, str], bytes]:
+def _xml(action: str, content: str) -> Answer:
     text = f'<{action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">{content}</{action}Response>'
     return 200, {"Content-Type": "text/xml"}, text.encode()
 
 
-def _refusal(code: str, status: int) -> tuple[int, dict[str, str], bytes]:
+def _refusal(code: str, status: int) -> Answer:
     error = f"<Error><Code>{code}</Code><Message>refused by the test: {code}</Message></Error>"
     text = f"<Response><Errors>{error}</Errors><RequestID>test</RequestID></Response>"
     return status, {"Content-Type": "text/xml"}, text.encode()

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.clouds.faults import Fault
+from tests.support.clouds.faults import Call, Fault
 from tests.support.clouds.hosts import Hosts
 
 Answer = tuple[int, dict[str, str], dict[str, Any] | None]
@@ -315,7 +315,7 @@ class FakeAzure:
                 azure.calls.append((action, region, sent.decode()))
                 market = "spot" if body.get("properties", {}).get("priority") == "Spot" else "on_demand"
                 zone = (body.get("zones") or [None])[0]
-                fault = next((fault for fault in azure.faults if fault.takes(action, region, zone, market)), None)
+                fault = next((fault for fault in azure.faults if fault.takes(Call(action, region, zone, market))), None)
                 if fault is not None and fault.hook is not None:
                     fault.hook()
                 code = None if fault is None else fault.code

@@ -1,5 +1,7 @@
 """Process 1 of a rented machine of the tests: applies user data as cloud-init does, then runs sshd until power-off.
 
+A script is run as Google's agent does: sshd is up before it, with a host key of its own.
+
     python host_init.py FOLDER        # FOLDER holds user_data and faults.json; run in new namespaces
 
 Only what our user data uses is understood: an unknown key of the cloud-config ends the machine with an error.
@@ -34,17 +36,20 @@ def main(folder: Path) -> None:
     text = (folder / "user_data").read_text()
     if faults.get("user_data_fails"):
         Path("/run/systemd/system").mkdir(parents=True)  # claims systemd, which is not there
-    commands = _apply(text)
+    script = text.startswith("#!")
+    if script:
+        _new_host_key()
+    commands = [["sh", str(folder / "user_data")]] if script else _apply(text)
     if faults.get("wrong_host_key"):
-        Path("/etc/ssh/ssh_host_ed25519_key").unlink(missing_ok=True)
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/etc/ssh/ssh_host_ed25519_key"], check=True
-        )
+        _new_host_key()
+        commands = []
     if not faults.get("unreachable"):
         time.sleep(faults.get("ssh_late_seconds", 0))
         config = "UsePAM no\nStrictModes no\nPasswordAuthentication no\nHostKey /etc/ssh/ssh_host_ed25519_key\n"
         Path("/etc/ssh/sshd_config").write_text(config + "AuthorizedKeysFile /home/ubuntu/.ssh/authorized_keys\n")
         subprocess.Popen(["/usr/sbin/sshd", "-D", "-e"], stderr=(folder / "sshd.log").open("w"))
+        while script and not Path("/run/sshd.pid").exists():
+            time.sleep(0.02)
     with (folder / "user_data.log").open("w") as log:
         for command in commands:
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -53,6 +58,13 @@ def main(folder: Path) -> None:
             os.wait()
         except ChildProcessError:
             time.sleep(0.2)
+
+
+def _new_host_key() -> None:
+    """Make a host key that nobody planted."""
+    path = Path("/etc/ssh/ssh_host_ed25519_key")
+    path.unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
 
 def _make_own_folders(folder: Path) -> None:

@@ -16,7 +16,14 @@ from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
 from tests.support.clouds.faults import Fault
 
 PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
-LIMITS = Limits(running_seconds=6, reachable_seconds=8, poll_seconds=0.2, first_pause_seconds=0.05, teardown=PATIENCE)
+LIMITS = Limits(
+    running_seconds=6,
+    reachable_seconds=8,
+    host_key_seconds=2,
+    poll_seconds=0.2,
+    first_pause_seconds=0.05,
+    teardown=PATIENCE,
+)
 DRIVER = """
 import sys
 from pathlib import Path
@@ -60,6 +67,10 @@ class Renter:
         """Sweep the account."""
         return reap([self.provider], self.rented, everything, dry_run, self.printed.append, PATIENCE)
 
+    def suffer(self, *faults: Fault) -> None:
+        """Let these happen."""
+        self.cloud.faults += faults
+
     def killed(self, stage: str, fault: Fault, machine: dict[str, Any]) -> Lease:
         """Rent in another process that is killed when its first call of this kind arrives."""
         lease = self.lease(re.sub(r"\W", "-", f"kill-{stage}").lower()[:60])
@@ -67,6 +78,6 @@ class Renter:
             self.cloud.hosts.faults += [machine]
         command = [sys.executable, "-c", DRIVER, lease.model_dump_json(), str(self.rented)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.cloud.faults.append(replace(fault, times=1, hook=lambda: os.kill(process.pid, signal.SIGKILL)))
+        self.suffer(replace(fault, times=1, hook=lambda: os.kill(process.pid, signal.SIGKILL)))
         assert process.wait(60) == -signal.SIGKILL
         return lease
