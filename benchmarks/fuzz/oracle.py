@@ -8,6 +8,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,6 +22,12 @@ _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _FOREIGN = re.compile(r"errors\.pydantic\.dev|sys\.set_int_max_str_digits|Traceback \(most recent")
 """What other libraries say to their own users."""
 _ROOT = Path(__file__).parents[2]
+
+
+def warm_up(target: Target) -> None:
+    """Call a target once without judging it: what its first call imports is not the input's time."""
+    with suppress(Exception):
+        target(b"")
 
 
 def judge(target: Target, data: bytes) -> str | None:

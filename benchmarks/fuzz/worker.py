@@ -9,6 +9,7 @@ reaches.
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -41,10 +42,11 @@ def _hypothesis(options: argparse.Namespace) -> int:
 
     from benchmarks.fuzz.finds import Finds
     from benchmarks.fuzz.mutations import inputs
-    from benchmarks.fuzz.oracle import judge
+    from benchmarks.fuzz.oracle import judge, warm_up
     from benchmarks.fuzz.registry import registered
 
     target = registered()[options.target]
+    warm_up(target.function)
     finds, cases = Finds(options.out, target.name), 0
     began = time.monotonic()
     for data in target.seeds:
@@ -82,10 +84,12 @@ def _atheris(options: argparse.Namespace) -> int:
 
         target = registered()[options.target]
     from benchmarks.fuzz.finds import Finds
-    from benchmarks.fuzz.oracle import judge
+    from benchmarks.fuzz.oracle import judge, warm_up
 
+    warm_up(target.function)
     finds, cases = Finds(options.out, target.name), 0
     began = time.monotonic()
+    corpus = Path(tempfile.mkdtemp(prefix="rankwise-fuzz-"))
 
     def attempt(data: bytes) -> None:
         nonlocal cases
@@ -96,9 +100,9 @@ def _atheris(options: argparse.Namespace) -> int:
         if time.monotonic() - began >= options.seconds:
             # libFuzzer ends by _exit(), which runs nothing of ours.
             _print(options, cases, sorted(finds.causes), time.monotonic() - began)
+            shutil.rmtree(corpus, ignore_errors=True)
             os._exit(0)
 
-    corpus = Path(tempfile.mkdtemp(prefix="rankwise-fuzz-"))
     for number, data in enumerate(target.seeds):
         (corpus / str(number)).write_bytes(data)
     options.out.mkdir(parents=True, exist_ok=True)
