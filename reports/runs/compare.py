@@ -3,9 +3,9 @@
     comparison = compare(run_figures(study_a, "a"), run_figures(study_b, "b"), threshold=0.05)
     comparison.regressions                          # cells for which a gate should close
 
-Cells are matched by key. Two runs share no block, so ratios are unpaired; their intervals hold for all
-ratios of the comparison at once. What shifts a whole run is in the ratio and not in its interval, unless
-runs of the same code in the history say how large such shifts are (`reports.runs.between_runs`).
+Cells are matched by key; one that was measured on another device is in no ratio. Two runs share no block, so ratios are
+unpaired; their intervals hold for all ratios of the comparison at once. What shifts a whole run is in the ratio and not
+in its interval, unless runs of the same code in the history say how large such shifts are (`reports.runs.between_runs`).
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, Ratio, u
 from reports.reading.load import MISSING
 from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures
 from reports.runs.between_runs import BetweenRuns
+from reports.text import joined
 
 DEFAULT_THRESHOLD = 0.05
 MOST_REPEATS = 10_000
@@ -130,9 +131,13 @@ def compare(
     keys = [key for key in matched if first.cells[key].compared]
     if not keys:
         raise ValueError(_nothing_to_compare(first, second, bool(kept)))
-    comparisons = sum(_ratios(first.cells[key], second.cells[key]) for key in keys)
+    apart = {key: why for key in keys if (why := _other_device(first, second, key))}
+    comparisons = sum(_ratios(first.cells[key], second.cells[key]) for key in keys if key not in apart)
     between = between or {}
-    cells = tuple(_cell(first.cells[key], second.cells[key], threshold, max(1, comparisons), between) for key in keys)
+    cells = tuple(
+        _cell(first.cells[key], second.cells[key], threshold, max(1, comparisons), between, apart.get(key))
+        for key in keys
+    )
     return Comparison(
         first=first,
         second=second,
@@ -241,11 +246,26 @@ def _judged(kind: FigureKind) -> bool:
     return kind.name != "peak_memory_bytes"
 
 
+def _other_device(first: RunFigures, second: RunFigures, key: str) -> str | None:
+    """Why a cell's figures are in no ratio: they are of different devices. None: of one, or it is not known."""
+    devices = [sorted(run.facts({"device"}, [key]).get("device", ())) for run in (first, second)]
+    if not all(devices) or devices[0] == devices[1]:
+        return None
+    return f"measured on {joined(devices[0])} in the first, on {joined(devices[1])} in the second: no ratio"
+
+
 def _cell(
-    first: CellFigures, second: CellFigures, threshold: float, comparisons: int, between: Mapping[str, BetweenRuns]
+    first: CellFigures,
+    second: CellFigures,
+    threshold: float,
+    comparisons: int,
+    between: Mapping[str, BetweenRuns],
+    apart: str | None,
 ) -> CellChange:
     if not (first.completed and second.completed):
         return _unmeasured(first, second)
+    if apart is not None:
+        return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=apart)
     changes = tuple(
         change
         for kind in FIGURE_KINDS

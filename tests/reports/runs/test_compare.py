@@ -301,3 +301,22 @@ def test_markdown_is_safe_and_the_terminal_has_none_of_its_marks() -> None:
     assert "tiny | *x* <b> `y`  worse" in aligned(table)
     lines = aligned(table).splitlines()
     assert len(lines) == 2 and lines[0].index("verdict") == lines[1].index("worse")
+
+
+def test_figures_of_different_devices_are_in_no_ratio() -> None:
+    """A GPU twice as fast is no improvement of the code, nor a slower one a regression."""
+    for first, second in ((100, 200), (200, 100)):
+        comparison = compare(
+            run_of(cell_of(figures={"throughput": around(first)}), environment={"device": "NVIDIA A10G"}),
+            run_of(cell_of(figures={"throughput": around(second)}), name="b", environment={"device": "NVIDIA H100"}),
+        )
+        (cell,) = comparison.cells
+        assert cell.verdict is ComparisonVerdict.CANNOT_TELL and cell.changes == () and not comparison.regressions
+        assert comparison.comparisons == 0
+        for text in (terminal_text(comparison), markdown(comparison)):
+            assert "on NVIDIA A10G in the first, on NVIDIA H100 in the second: no ratio" in text
+
+
+def test_a_device_that_one_run_does_not_name_keeps_nothing_apart() -> None:
+    known = run_of(cell_of(), environment={"device": "NVIDIA A10G"})
+    assert compare(known, run_of(cell_of(), name="b")).cells[0].verdict is ComparisonVerdict.SAME
