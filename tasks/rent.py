@@ -18,6 +18,7 @@ from configs.common.secrets import redacted
 from configs.plans.rentals import Rentals, StudyRental
 from configs.spec.rented import RentedTarget
 from tasks.campaign.session import Session
+from tasks.prefect_api.cancellation import RunCancelled
 from tasks.prefect_api.stages import run_logger, stage
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
@@ -43,9 +44,14 @@ def study_nodes(session: Session, rented: Path, agreed: bool) -> Iterator[None]:
             )
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         for name in session.rentals:
             _give_back(session, name)
+        if session.left_behind and isinstance(error, Exception) and not isinstance(error, RunCancelled):
+            raise NodesLeft("\n".join([redacted(str(error)), *session.left_behind])) from error
+        session.run_progress.left_behind = "; ".join(
+            filter(None, [session.run_progress.left_behind, *session.left_behind])
+        )
         raise
 
 

@@ -5,7 +5,8 @@
 
 Cells are matched by key; one that was measured on another device is in no ratio. Two runs share no block, so ratios are
 unpaired; their intervals hold for all ratios of the comparison at once. What shifts a whole run is in the ratio and not
-in its interval, unless runs of the same code in the history say how large such shifts are (`reports.runs.between_runs`).
+in its interval, unless runs of the same code in the history say how large such shifts are
+(`reports.runs.between_runs`).
 """
 
 from collections.abc import Mapping
