@@ -16,12 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.rank.gloo_threads import wait_at_exit
+
 _OPERATIONS = ("mean", "sum", "min", "max", "product")
 
 
 def barrier() -> None:
     """Return when every process of the job has called it."""
     if dist.is_initialized():
+        wait_at_exit()
         dist.barrier()
 
 
@@ -34,6 +37,7 @@ def all_reduce_tensor(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
         raise ValueError(f"op: {op!r} is not one of {', '.join(_OPERATIONS)}")
     reduced = tensor.detach().clone()
     if dist.is_initialized():
+        wait_at_exit()
         ways = dist.ReduceOp
         way = {"min": ways.MIN, "max": ways.MAX, "product": ways.PRODUCT}.get(op, ways.SUM)
         dist.all_reduce(reduced, op=way)
@@ -45,6 +49,7 @@ def gather_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     own = tensor.detach().contiguous()
     if not dist.is_initialized():
         return [own.clone()]
+    wait_at_exit()
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, own)
     return gathered

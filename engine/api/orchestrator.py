@@ -33,6 +33,7 @@ from engine.parallel.communicator import (
 )
 from engine.parallel.grid import Grid
 from engine.rank.devices import claim_device
+from engine.rank.gloo_threads import wait_at_exit
 
 BACKENDS = ("nccl", "gloo", "mpi")
 _log = logging.getLogger(__name__)
@@ -222,6 +223,7 @@ class MultiGPUOrchestrator:
         rank, size = self.get_rank(), self.get_world_size()
         if size > 1:
             assert self._meeting is not None
+            wait_at_exit()
             dist.init_process_group(
                 self.backend,
                 store=self._meeting.store(f"group-{self._generation}"),

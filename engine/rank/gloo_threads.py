@@ -1,6 +1,6 @@
 """Waiting until gloo's threads have let go of Python's tensors.
 
-    wait_for_gloo()     # at the end of a script, before the interpreter goes
+    wait_at_exit()      # where collectives are called for a script; it waits before the interpreter goes
 
 A thread of gloo drops the last reference to a collective's tensors after the collective is complete for its caller,
 and needs the GIL for it. If the interpreter is being finalized by then, CPython (until 3.13, `PyThread_exit_thread`)
@@ -8,6 +8,8 @@ ends the thread by `pthread_exit`, which C++ answers with `std::terminate`: a sc
 Seen with torch 2.13 in two of three runs beside two busy processes.
 """
 
+import atexit
+import functools
 import time
 from contextlib import suppress
 
@@ -15,6 +17,12 @@ import psutil
 
 GLOO_THREAD = "pt_gloo_runloop"
 _PAUSE_SECONDS = 0.01
+
+
+@functools.cache
+def wait_at_exit() -> None:
+    """Have this process wait for gloo when its script has ended."""
+    atexit.register(wait_for_gloo)
 
 
 def wait_for_gloo(limit_seconds: float = 5.0, name: str = GLOO_THREAD) -> bool:

@@ -1,9 +1,12 @@
 """Threads that still work when a script ends are waited for; idle ones are not."""
 
 import ctypes
+import subprocess
+import sys
 import threading
 import time
 
+from configs.common.project_files import ROOT
 from engine.rank.gloo_threads import wait_for_gloo
 
 NAME = "pt_test_loop"
@@ -41,3 +44,28 @@ def test_time_is_up_for_a_thread_that_never_rests() -> None:
 
 def test_without_threads_there_is_nothing_to_wait_for() -> None:
     assert wait_for_gloo(30, "pt_nobody")
+
+
+SCRIPT = """
+import ctypes, threading, time
+from engine.rank.gloo_threads import wait_at_exit
+
+def work(begun):
+    ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop", 0, 0, 0)
+    begun.set()
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+    print("let go", flush=True)
+    threading.Event().wait()
+
+begun = threading.Event()
+threading.Thread(target=work, args=(begun,), daemon=True).start()
+begun.wait()
+wait_at_exit()
+"""
+
+
+def test_a_script_that_has_ended_waits() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "let go\n"
