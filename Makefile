@@ -45,11 +45,12 @@ lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB, OpenSSH; none
 pbs-install:  ## OpenPBS from its sources into /opt/rankwise-pbs, for the tests of it; about 6 minutes, nothing is started
 	sh slurm/lab/install_pbs.sh
 
-check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules
+check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules, every test can be imported
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
+	found=$$($(BIN)/python -m pytest -qqq --collect-only) || { echo "$$found" | tail -n 40; exit 1; }
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the one format
 	$(BIN)/ruff format .

@@ -16,7 +16,8 @@ from configs.plans.record import Record, Status, read_record
 from configs.plans.rentals import Rentals
 from flows.server.local import Lease, lease_server
 from tests.support.clouds import hosts
-from tests.support.clouds.aws import FakeAws, Fault
+from tests.support.clouds.aws import FakeAws
+from tests.support.clouds.faults import Fault
 from tests.support.studies import rankwise, start, under_measurement, wait_until, write_study
 
 pytestmark = [
