@@ -22,6 +22,7 @@ from torch import Tensor
 
 from configs.families.config import ModelConfig
 from engine.correctness.answers import Scores, Sequence, collect_answers, columns, read_prefill, sequences_of
+from engine.correctness.finite import check_tokens
 from engine.correctness.noise import converted, measure_noise
 from engine.correctness.scoring import ModelScorer
 from engine.inference.model import Shard
@@ -150,6 +151,13 @@ class Case:
         """Our engine judged."""
         return judge_answers(self.reference, self.answers(setting, defect), self.noise[setting.dtype])
 
+    def finds(self, setting: Setting, defect: Defect) -> bool:
+        """Whether a defect is found: by the verdict, or by answers that are no numbers, which the engine refuses."""
+        try:
+            return self.verdict(setting, defect).word == "defect"
+        except FloatingPointError:
+            return True
+
 
 def candidate_samples(case: Case, setting: Setting, defect: Defect | None) -> dict[str, np.ndarray]:
     """Columns of all ranks, `<rank>/<column>`."""
@@ -211,6 +219,8 @@ def _rank_samples(
     if defect and defect.on_rank:
         defect.on_rank(Rank(grid, shard, replica, tensors))
     decoded = [part for batch in requests for part in replica.decode(batch, case.new_tokens)]
+    if grid.is_first_stage or grid.is_last_stage:  # others receive no tokens
+        check_tokens(decoded)
     tokens = torch.cat([each.tokens for each in decoded])
     pieces = [piece for batch in requests for piece in micro_batches(batch, size)]
     context: Any = SimpleNamespace(grid=grid)
