@@ -23,6 +23,8 @@ from slurm.launcher.machine_lock import launch_lock
 from tests.support.servers.offline_team import OfflineTeam, form
 from tests.support.studies import processes_of, status, under_measurement, wait_until, write_study
 
+pytestmark = pytest.mark.slow
+
 PLAIN = "import sys; from pathlib import Path; from flows.scaling_study import scaling_study as s; s(Path(sys.argv[1]))"
 GONE_SECONDS = 10.0
 OUTAGE_SECONDS = 60.0
@@ -192,7 +194,6 @@ def measured_by(runs: dict[str, Started]) -> dict[str, int]:
     return {way: len(list(run.folder.glob("records/*/*.json"))) for way, run in runs.items()}
 
 
-@pytest.mark.slow
 def test_the_server_restarts(team: OfflineTeam, seen: Callable[..., None]) -> None:
     runs = begin_both(team, "restart")
     before = measured_by(runs)
@@ -231,7 +232,6 @@ def test_the_server_is_away_for_a_minute(team: OfflineTeam, seen: Callable[..., 
     end_both(runs, {way: after[way] - before[way] for way in WAYS}, "server away for a minute", seen)
 
 
-@pytest.mark.slow
 def test_the_server_is_away_at_the_start(team: OfflineTeam, seen: Callable[..., None]) -> None:
     """From the command line; a Prefect worker gets no runs from a server that is away."""
     write_study(team.work, "alone")

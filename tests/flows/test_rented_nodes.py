@@ -100,6 +100,7 @@ def test_training_on_two_rented_nodes_is_reported_and_given_back(aws: FakeAws, t
     assert "InsufficientInstanceCapacity" in report
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_gone_on_with_on_its_nodes(aws: FakeAws, tmp_path: Path) -> None:
     study, run = rented_study(tmp_path, workload=LONG, experiments=GANG, measuring={"repeats": 1})
     first = start("run", study, cwd=tmp_path)

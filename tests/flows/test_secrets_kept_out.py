@@ -62,6 +62,7 @@ def watched() -> Iterator[dict[str, set[str]]]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", [pytest.param("answers", marks=pytest.mark.nightly), "away"])
 def test_planted_secrets_appear_nowhere(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))

@@ -104,6 +104,7 @@ def assert_measured_alone(done: "subprocess.CompletedProcess[str]", folder: Path
     assert (folder / "runs" / "s" / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_an_api_that_refuses_and_publishing_later(folder: Path) -> None:
     url = f"http://me:{PASSWORD}@127.0.0.1:{refused_port()}/api"
     began = time.monotonic()
@@ -181,7 +182,8 @@ def test_a_data_folder_that_cannot_be_written(folder: Path) -> None:
     assert_measured_alone(done, folder)
 
 
-@pytest.mark.parametrize("order", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_hangs_in_the_middle(order: signal.Signals, folder: Path) -> None:
     write_study(folder, workload={"kind": "noop", "seconds": 3.0}, pack=False)
     with lease_server() as lease:  # on a busy machine a server may need longer than a run waits for it
