@@ -1,22 +1,29 @@
-"""The summary of the report: recommendation, correctness of the answers, and missing figures.
+"""The opening of a report: what to run, where scaling stops paying, whether the answers are right, what has no figure.
 
-    sentences = answer(study, verdicts)
+    sentences = answer(study, verdicts, decisions)
 
-Each sentence has a lead that can stand alone and a body with the numbers behind it. They are plain text:
-the report makes the lead bold, a terminal prints both.
+At most MAX_SENTENCES. Each has a lead that can stand alone, a body with the numbers behind it, and the heading of the
+appendix where its evidence is. They are plain text: the report makes the lead bold, a terminal prints both.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from configs.common.printable import shortened
+from engine.planner.forecast import HALF
 from reports.correctness.section import JudgedCell
-from reports.decisions.cost import cell_cost, price_of
+from reports.decisions.decision import Decision, decision_body, decision_lead, efficiency_text, shown_decisions
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
+from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
-from reports.numbers.statistics import Estimate, paired_ratio
-from reports.reading.load import CellResult, StudyResult, unaltered
-from reports.text import estimate_text, joined, mebibytes, number, plural
+from reports.planning.forecast import half_text, study_forecast
+from reports.reading.load import CellResult, StudyResult
+from reports.text import joined, number, plural
+
+MAX_SENTENCES = 6
+RECOMMENDATIONS, FAILURES = "Recommendations", "Failures"
+"""Headings of the appendix."""
 
 _MOST_FILES = 3
 """Named in a sentence; the table of failures has all."""
@@ -24,25 +31,72 @@ _MOST_FILES = 3
 
 @dataclass(frozen=True)
 class Sentence:
-    """One statement of the answer, as plain text."""
+    """One statement of the answer, as plain text. evidence: a heading of the appendix."""
 
     lead: str
     body: str
+    evidence: str | None = None
 
     @property
     def text(self) -> str:
         return f"{self.lead} {self.body}"
 
 
-def answer(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
+def answer(
+    study: StudyResult, judged: Sequence[tuple[str, JudgedCell]], decisions: Sequence[Decision] = ()
+) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
-    sentences = [*_damaged(study), *_devices(study)]
-    sentences += [best for group in _groups(study) if (best := _best(study, group)) is not None]
-    sentences += _experiments(study, judged)
-    if judged:
-        sentences.append(_correctness(judged))
-    sentences.append(_lost(study))
-    return sentences
+    decided = _decisions(decisions)
+    scaled = [] if not decided else _scaling(study, shown_decisions(decisions)[0].model)
+    correct = [_correctness(judged)] if judged else []
+    lost = _lost(study)
+    told = [*_damaged(study), *_devices(study), *decided, *scaled, *_experiments(study, judged), *correct, lost]
+    # What is left out stands in the section of its experiment too.
+    order = [*_damaged(study), *decided[:1], *correct, lost, *_devices(study), *decided[1:], *scaled]
+    kept = [*order, *(one for one in told if one not in order)][:MAX_SENTENCES]
+    return [one for one in told if one in kept]
+
+
+def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
+    shown = shown_decisions(decisions)
+    found = [Sentence(f"{decision_lead(one)}:", f"{decision_body(one)}.", RECOMMENDATIONS) for one in shown]
+    more = len(decisions) - len(shown)
+    if more:
+        last = found[-1]
+        body = f"{last.body[:-1]}; {plural(more, 'more kind')} of work under recommendations."
+        found[-1] = Sentence(last.lead, body, RECOMMENDATIONS)
+    return found
+
+
+def _scaling(study: StudyResult, model: str) -> list[Sentence]:
+    """Up to how many ranks scaling pays: efficiency of a half or more, as measured; then the forecast.
+
+    At the knee of speed-up against efficiency the latter is a half or more: D. L. Eager, J. Zahorjan, E. D. Lazowska,
+    "Speedup versus efficiency in parallel systems", IEEE Transactions on Computers 38 (1989) 408-423.
+    """
+    kinds = ("strong", "weak")
+    of_model = [one for one in study.plan.experiments if one.kind in kinds and one.points]
+    for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
+        found = scaling(study, experiment)
+        grown = [(point.ranks, point.efficiency) for point in found.measured if not point.baseline]
+        if found.baseline.result.model != model or not grown:
+            continue
+        base = found.baseline.ranks
+        paid = [ranks for ranks, efficiency in grown if efficiency is not None and efficiency.value >= HALF]
+        most = max(ranks for ranks, _ in grown)
+        if not paid:
+            lead = f"Scaling does not pay beyond {plural(base, 'rank')}:"
+        elif max(paid) == most:
+            lead = f"Scaling pays up to the {plural(most, 'rank')} measured:"
+        else:
+            lead = f"Scaling pays up to {plural(max(paid), 'rank')}:"
+        text = f"{experiment.kind} scaling of {model} gives {efficiency_text(grown)}"
+        forecast = study_forecast(study, found)
+        if forecast is not None and not isinstance(forecast, str):
+            half = half_text(forecast)
+            text += f"; forecast: {half[:1].lower()}{half[1:].rstrip('.')}"
+        return [Sentence(lead, f"{text}.", study.title(experiment))]
+    return []
 
 
 def _damaged(study: StudyResult) -> list[Sentence]:
@@ -85,107 +139,28 @@ def _devices(study: StudyResult) -> list[Sentence]:
     return [Sentence(f"Figures of {len(study.devices)} devices are kept apart:", told)]
 
 
-def _experiments(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
+def _experiments(study: StudyResult, judged: Sequence[tuple[str, JudgedCell]]) -> list[Sentence]:
     """Which engine, which compression, and which point on which target, of the experiments that ask so."""
     found = []
     for experiment in study.plan.experiments:
         model = experiment.model or "the model"
         if experiment.kind == "compression" and experiment.points:
             told = compression_sentence(compression(study, experiment))
-            found.append(Sentence(f"Compression of {model}:", told))
+            found.append(Sentence(f"Compression of {model}:", told, study.title(experiment)))
         elif experiment.kind in ("sweep", "optimization") and experiment.points:
-            sides = engines(study, experiment, judged)
-            found += [] if sides is None else [Sentence(f"Engine for {model}:", engines_sentence(sides))]
+            sides = engines(study, experiment, list(judged))
+            found += (
+                []
+                if sides is None
+                else [Sentence(f"Engine for {model}:", engines_sentence(sides), study.title(experiment))]
+            )
     for several in side_by_side(study):
         told = " ".join([targets_sentence(several), *targets_lines(several)])
-        found.append(Sentence(f"Targets of {several.title}:", told))
+        found.append(Sentence(f"Targets of {several.title}:", told, several.title))
     return found
 
 
-def _groups(study: StudyResult) -> list[list[CellResult]]:
-    """Cells whose speed may be compared: by model and kind of workload, in the order of the plan."""
-    groups: dict[tuple[str, str], list[CellResult]] = {}
-    for result in study.cells.values():
-        if result.compared:
-            groups.setdefault((result.model, result.cell.workload.kind), []).append(result)
-    return [unaltered(group) for group in groups.values()]
-
-
-def _best(study: StudyResult, group: list[CellResult]) -> Sentence | None:
-    """The best cells of a group for throughput, latency and memory; None where nothing was measured."""
-    values = [(value, result) for result in group if (value := result.estimate("throughput")) is not None]
-    if not values:
-        return None
-    values.sort(key=lambda pair: -pair[0].median)
-    value, best = values[0]
-    cost = cell_cost(best, price_of(study, best)).usd_per_million
-    paid = f" at ${number(cost.median)} per million {best.work_unit}s" if cost else ""
-    parts = [f"It gives {estimate_text(value, best.unit)}{paid}{_advantage(best, values)}."]
-    least = _min(group, best.latency.figure) if best.latency else None
-    if best.latency is not None and least is not None:
-        where = "the same cell" if least[1] is best else least[1].name
-        parts.append(f"Lowest latency: {where}, {estimate_text(least[0], best.latency.unit, 1000)}.")
-    peaks = [(peak, result) for result in group if (peak := result.peak_bytes) is not None]
-    if peaks:
-        peak, smallest = min(peaks, key=lambda pair: pair[0])
-        where = "the same cell" if smallest is best else smallest.name
-        parts.append(f"Least memory: {where}, {mebibytes(peak)} MiB at the peak over all its ranks.")
-    what = best.name if best.cell.model is None else f"{best.model} as {best.name}"
-    return Sentence(f"{best.kind.verb} {what}.", " ".join(parts))
-
-
-def _advantage(best: CellResult, values: list[tuple[Estimate, CellResult]]) -> str:
-    """How much better than one rank on the same work, and than the next best cell.
-
-    The best was chosen among all, so its ratios are corrected for as many comparisons.
-    """
-    if len(values) == 1:
-        return ": the only cell with a figure"
-    others = [result for _, result in values[1:]]
-    single = next((result for result in others if _is_single_rank_of(result, best)), None)
-    texts = []
-    if single is not None:
-        texts.append(f"{_times(best, single, len(others))} one rank")
-    if others[0] is not single:
-        texts.append(f"{_times(best, others[0], len(others))} the next best ({others[0].name})")
-    if _may_be_noise(best, others[0], len(others)):
-        texts[-1] += ", which may be noise"
-    return f": {joined(texts)}"
-
-
-def _times(best: CellResult, other: CellResult, comparisons: int) -> str:
-    """`1.90 times (1.85 to 1.96)`; medians alone where fewer than two blocks have both."""
-    ratio = paired_ratio(best.values("throughput"), other.values("throughput"), comparisons, best.confidence)
-    if ratio is not None and ratio.count > 1:
-        low, high = ratio.bounds
-        return f"{number(ratio.value)} times ({number(low)} to {number(high)})"
-    ours, theirs = best.estimate("throughput"), other.estimate("throughput")
-    assert ours is not None and theirs is not None
-    return f"{number(ours.median / theirs.median)} times"
-
-
-def _may_be_noise(best: CellResult, other: CellResult, comparisons: int) -> bool:
-    ratio = paired_ratio(best.values("throughput"), other.values("throughput"), comparisons, best.confidence)
-    return ratio is not None and ratio.count > 1 and ratio.bounds[0] <= 1
-
-
-def _is_single_rank_of(result: CellResult, best: CellResult) -> bool:
-    """Whether a cell is `best` on one rank, with the same total work or the same work a rank."""
-    ranks = best.cell.layout.ranks
-    if ranks == 1 or result.cell.layout.ranks != 1:
-        return False
-    same = best.cell.model_copy(update={"layout": result.cell.layout, "workload": result.cell.workload})
-    if same != result.cell:
-        return False
-    return best.cell.workload in (result.cell.workload, result.cell.workload.scaled(ranks))
-
-
-def _min(group: list[CellResult], figure: str) -> tuple[Estimate, CellResult] | None:
-    values = [(value, result) for result in group if (value := result.estimate(figure)) is not None]
-    return min(values, key=lambda pair: pair[0].median) if values else None
-
-
-def _correctness(judged: list[tuple[str, JudgedCell]]) -> Sentence:
+def _correctness(judged: Sequence[tuple[str, JudgedCell]]) -> Sentence:
     """One sentence over all verdicts, the worst first."""
     by_word = {word: [pair for pair in judged if pair[1].verdict.word == word] for word in WORST_FIRST}
     bodies = []
@@ -205,13 +180,14 @@ def _correctness(judged: list[tuple[str, JudgedCell]]) -> Sentence:
     missed = dict.fromkeys(part for _, item in right if item.reach is not None for part in item.reach.missed)
     if missed:
         bodies.append(f"Not reached by the comparison: {'; '.join(missed)}.")
-    return Sentence(lead, " ".join(bodies))
+    return Sentence(lead, " ".join(bodies), "Correctness")
 
 
 def _cells(pairs: list[tuple[str, JudgedCell]]) -> str:
+    """`tiny, rankwise, 1 rank, float32, differs`, `4 cells of tiny differ`."""
     if len(pairs) == 1:
         return f"{pairs[0][0]}, {pairs[0][1].label}, differs"
-    return f"{plural(len(pairs), 'cell')} ({'; '.join(f'{model}, {item.label}' for model, item in pairs)}) differ"
+    return f"{plural(len(pairs), 'cell')} of {joined(dict.fromkeys(model for model, _ in pairs))} differ"
 
 
 def _tokens(pairs: list[tuple[str, JudgedCell]]) -> str:
@@ -246,15 +222,18 @@ def _lost(study: StudyResult) -> Sentence:
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
             done = f"Each of {plural(total, 'cell')} was measured as often as planned"
-            return Sentence("Models are missing:" if unusable else "Nothing is missing.", f"{done}{unsupported}.")
+            told = f"{done}{unsupported}."
+            return Sentence("Models are missing:" if unusable else "Nothing is missing.", told, FAILURES)
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
-        return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.")
+        return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.", FAILURES)
     reasons = [f"{result.title}: {_why(result)}" for result in lost[:3]]
     more = f"; and {len(lost) - 3:,} more, listed under failures" if len(lost) > 3 else ""
     verb = "has" if len(lost) == 1 else "have"
     return Sentence(
-        f"{len(lost):,} of {plural(total, 'cell')} {verb} no figure:", f"{'; '.join(reasons)}{more}{unsupported}."
+        f"{len(lost):,} of {plural(total, 'cell')} {verb} no figure:",
+        f"{'; '.join(reasons)}{more}{unsupported}.",
+        FAILURES,
     )
 
 

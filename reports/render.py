@@ -1,4 +1,4 @@
-"""Render the report of a run folder: `report.md`, plots, `cells.csv` and `records.parquet`.
+"""Render the report of a run folder: `report.md`, `appendix.md`, plots, `cells.csv` and `records.parquet`.
 
     summary = render_report(RunPaths(folder))
 
@@ -9,6 +9,7 @@ rendering again gives the same bytes. The template is made of parts; Jinja refus
 import importlib
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ from reports.sections.kinds import kind_parts
 from reports.sections.planning import planning_context
 from reports.steady_text import steady_lines, unsteady_table
 from reports.templating import template_environment
+
+SHOWN_KINDS = ("strong", "weak", "sweep", "optimization", "compression", "layouts", "communication")
+"""Kinds of experiments in the order of the report."""
+
+MAX_ROWS = 12
+"""Of a table in the short form."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,11 @@ def analyze_run(run: RunPaths) -> Analysis:
 def render_analysis(run: RunPaths, analysis: Analysis) -> ReportSummary:
     """Write `report.md`, its plots and tables to the run folder."""
     study, sentences = analysis.study, analysis.context["sentences"]
-    text = report_text(analysis.context)
+    text, appendix = report_text(analysis.context), appendix_text(analysis.context)
     analysis.album.write(run)
     write_atomically(run.cells_csv, cells_csv(study))
     write_atomically(run.records_parquet, records_parquet(study))
+    write_atomically(run.appendix, appendix)
     write_atomically(run.report, text)
     return ReportSummary(
         path=run.report,
@@ -96,10 +104,10 @@ def render_report(run: RunPaths) -> ReportSummary:
     return render_analysis(run, analyze_run(run))
 
 
-def compose(study: StudyResult, album: Album) -> tuple[list[Sentence], str]:
-    """The opening sentences and the whole text of a report; its figures go to `album`."""
+def compose(study: StudyResult, album: Album) -> tuple[list[Sentence], str, str]:
+    """The opening sentences, the report and its appendix; the figures go to `album`."""
     context = analyzed(study, album)
-    return context["sentences"], report_text(context)
+    return context["sentences"], report_text(context), appendix_text(context)
 
 
 def analyzed(study: StudyResult, album: Album) -> dict[str, Any]:
@@ -112,12 +120,30 @@ def analyzed(study: StudyResult, album: Album) -> dict[str, Any]:
         **experiment_sections(study, album, judged),
         "correctness": [correctness_section(study, *verdict) for verdict in verdicts],
     }
-    return {**sections, **_study_wide(study, album, judged), "sentences": answer(study, judged)}
+    wide = _study_wide(study, album, judged)
+    shown = [section for kind in SHOWN_KINDS for section in sections[kind]]
+    if wide["sides"]:
+        shown += wide["sides"]
+    return {**sections, **wide, "sections_shown": shown, "sentences": answer(study, judged, wide["decisions"])}
 
 
 def report_text(context: dict[str, Any]) -> str:
-    """The Markdown. Raises jinja2.UndefinedError where a part asks for what the context does not hold."""
-    text = template_environment().get_template("report.md.j2").render(context)
+    """The short form: the decision, and a figure with its table for each question.
+
+    Raises jinja2.UndefinedError where a part asks for what the context does not hold.
+    """
+    return _rendered("report.md.j2", context)
+
+
+def appendix_text(context: dict[str, Any]) -> str:
+    """The evidence behind it. Raises as `report_text`."""
+    return _rendered("appendix.md.j2", context)
+
+
+def _rendered(template: str, context: dict[str, Any]) -> str:
+    environment = template_environment()
+    environment.filters["short"] = partial(tables.first_rows, where="the appendix", max_rows=MAX_ROWS)
+    text = environment.get_template(template).render(context)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

@@ -21,16 +21,16 @@ MOST_ROWS = 200
 """A longer table is no help to a reader; all of it is in cells.csv and records.parquet."""
 
 
-def first_rows(table: Table, total: int | None = None, where: str = "cells.csv") -> Table:
-    """The first MOST_ROWS rows, and where there are more a last one that says where all are.
+def first_rows(table: Table, total: int | None = None, where: str = "cells.csv", max_rows: int = MOST_ROWS) -> Table:
+    """The first rows, and where there are more a last one that says where all are.
 
     total: how many rows there would be, where `table` was not given all of them.
     """
-    more = (len(table.rows) if total is None else total) - MOST_ROWS
+    more = (len(table.rows) if total is None else total) - max_rows
     if more <= 0:
         return table
     last = (f"… and {more:,} more: all of them are in {where}", *[""] * (len(table.columns) - 1))
-    return Table(table.columns, (*table.rows[:MOST_ROWS], last), table.text_columns)
+    return Table(table.columns, (*table.rows[:max_rows], last), table.text_columns)
 
 
 def resources_table(study: StudyResult) -> Table | None:

@@ -153,6 +153,11 @@ def code(text: str) -> str:
     return f"`{printable(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
+def anchor(heading: str) -> str:
+    """The fragment that GitHub gives a heading: `strong: llama (x)` has `strong-llama-x`."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
 def joined(items: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     texts = list(items)

@@ -156,8 +156,8 @@ def _look(run: RunPaths) -> None:
     plan = read_plan(run.plan)
     status_rows(run, plan, read_ledger(run))
     study = load_run(run)
-    _, text = compose(study, _NoPlots())
-    assert not set(text) & set("\x1b\x00\u202e"), "a control character in the report"
+    _, *texts = compose(study, _NoPlots())
+    assert not any(set(text) & set("\x1b\x00\u202e") for text in texts), "a control character in the report"
     figures = run_figures(study, "run")
     compare(figures, figures, 0.05, {})
 

@@ -1,7 +1,7 @@
 """Paths of all files in a run folder.
 
 <runs>/<study>/
-  study.yaml  plan.json  report.md  cells.csv  records.parquet  plots/
+  study.yaml  plan.json  report.md  appendix.md  cells.csv  records.parquet  plots/
   run.lock            who works here now
   inputs/<sha256>.*   prompts and texts
   environments/<hash>.json
@@ -208,6 +208,11 @@ class RunPaths:
     @property
     def report(self) -> Path:
         return self.folder / "report.md"
+
+    @property
+    def appendix(self) -> Path:
+        """The evidence behind the report."""
+        return self.folder / "appendix.md"
 
     @property
     def plots(self) -> Path:

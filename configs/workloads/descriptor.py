@@ -3,7 +3,7 @@
 Each kind's module has its fields (a `BaseWorkload`) and its `DESCRIPTOR`. What follows from the fields of one cell is
 a method of the workload; what holds for every cell of the kind stands in the descriptor.
 
-    descriptor_of(cell.workload).latency.unit        # "ms a token"; configs.workloads has the lookup
+    descriptor_of(cell.workload).latency.unit        # "ms TPOT"; configs.workloads has the lookup
 """
 
 from collections.abc import Callable

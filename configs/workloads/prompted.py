@@ -39,10 +39,10 @@ decoding_descriptor = partial(
     throughput="tokens_per_second",
     columns=("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences"),
     latencies={"request": "request_seconds", "ttft": "ttft_seconds", "token": "gap_seconds"},
-    latency=Latency("time_per_output_token_seconds", "ms a token", waited_for="request"),
+    latency=Latency("time_per_output_token_seconds", "ms TPOT", waited_for="request"),
     times=(
-        ShownTime("time_per_output_token_seconds", "ms a token"),
-        ShownTime("ttft_seconds", "ms to first token", extra=True),
+        ShownTime("time_per_output_token_seconds", "ms TPOT"),
+        ShownTime("ttft_seconds", "ms TTFT", extra=True),
     ),
     predicted=("tokens_per_second", "ttft_seconds", "time_per_output_token_seconds"),
     decodes=True,

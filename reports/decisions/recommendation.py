@@ -1,7 +1,7 @@
 """Recommendations: the best node and batch size for latency, throughput and cost, with their margins.
 
     found = recommend(study, costs, judgements)
-    recommendation_table(found); recommendation_sentences(study, found)
+    recommendation_table(found); open_questions(study, found)
 
 Cells are compared that do the same work: model, kind of workload and its fields, the batch size aside. The
 best was chosen among all of them, so its ratio to the next is corrected for as many comparisons; where its
@@ -18,7 +18,7 @@ from reports.decisions.objectives import Judgement
 from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import Estimate, Ratio, min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, plural, ratio_cell, ratio_text
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, ratio_cell
 
 PRICED_PER = {1_000: "thousand", 1_000_000: "million"}
 
@@ -208,11 +208,16 @@ def _how(cell: Cell) -> str:
     return ", ".join([cell.place, cell.dtype, *cell.compression, *engine])
 
 
-def recommendation_sentences(
+def open_questions(
     study: StudyResult, found: Sequence[Recommendation], judgements: Sequence[Judgement] = ()
 ) -> list[str]:
-    """For each goal what to run and by how much it wins; then what could not be recommended, and why."""
-    lines = [_sentence(item) for item in shown_figure(found)]
+    """What the table does not say: what could not be recommended, and why; how many repeats an order would need."""
+    lines = []
+    shown = shown_figure(found)
+    unsure = [item.ratio.comparisons for item in shown if item.ratio is not None and item.ratio.differs is None]
+    if unsure:
+        needed = min_repeats(max(unsure))
+        lines.append(f"Brackets hold the range of repeats too few for an interval; {needed} repeats would give one.")
     left_out = len({(item.model, item.work) for item in found}) - MOST_WORKS
     if left_out > 0:
         lines.append(f"{left_out:,} more kinds of work, of fewer cells each, are left out.")
@@ -234,25 +239,3 @@ def recommendation_sentences(
             why = "some verdicts are undecided" if undecided else "each misses one at least"
             lines.append(f"{model}: no cell is known to meet every objective; {why}.")
     return lines
-
-
-def _sentence(item: Recommendation) -> str:
-    value = estimate_text(item.value, item.goal.unit, item.goal.scale)
-    text = f"{item.model} ({item.work}), {item.goal.name}: {_short(item.best)} gives {value}"
-    if item.second is None:
-        return f"{text}; it is the only candidate."
-    if item.ratio is None:
-        return f"{text}; the next is {_short(item.second)}, measured in no block with it."
-    ratio, second = (
-        ratio_text(item.ratio, "pair"),
-        f"the next of {plural(item.candidates, 'candidate')}, {_short(item.second)}",
-    )
-    if item.goal.less:
-        verb, measure = ("takes", "as long") if item.goal.name == "latency" else ("costs", "as much")
-        text += f"; {second}, {verb} {ratio} {measure}"
-    else:
-        text += f", {ratio} that of {second}"
-    if item.ratio.differs is None:
-        needed = min_repeats(item.ratio.comparisons)
-        return f"{text}. That is no interval ({needed} repeats would give one), so the order of the two is not sure."
-    return f"{text}." if item.ratio.differs else f"{text}: the interval reaches 1, so the two cannot be told apart."

@@ -1,7 +1,7 @@
 """Estimates of common savings, quantified where prices or measurements are available.
 
     found = savings(study, costs, targets)
-    savings_table(found)
+    savings_table(found); unknown_savings(found)
 
 Only what follows from the study's prices, records and inputs is given a number. Everything else is unknown
 and says what to supply: rules of thumb from elsewhere are not this user's numbers.
@@ -70,11 +70,23 @@ def savings(
 
 
 def savings_table(found: Sequence[Saving]) -> Table | None:
-    """One row for each saving."""
-    if not found:
+    """One row for each saving that has a figure; None where none has."""
+    known = [saving for saving in found if saving.effect != UNKNOWN_EFFECT]
+    if not known:
         return None
-    rows = tuple((saving.name, ", ".join(saving.purposes), saving.effect, saving.basis) for saving in found)
-    return Table(("saving", "for", "what it would bring", "from what, or what is missing"), rows, text_columns=4)
+    rows = tuple((saving.name, ", ".join(saving.purposes), saving.effect, saving.basis) for saving in known)
+    return Table(("saving", "for", "what it would bring", "from what"), rows, text_columns=4)
+
+
+def unknown_savings(found: Sequence[Saving]) -> str | None:
+    """One sentence (Markdown) of the savings without a figure, and what each lacks; None where all have one."""
+    missing: dict[str, list[str]] = {}
+    for saving in found:
+        names = missing.setdefault(saving.basis, [])
+        if saving.effect == UNKNOWN_EFFECT and saving.name not in names:
+            names.append(saving.name)
+    told = [f"{joined(names)} ({basis})" for basis, names in missing.items() if names]
+    return f"Without a figure: {'; '.join(told)}." if told else None
 
 
 def _market(

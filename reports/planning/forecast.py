@@ -19,6 +19,9 @@ from reports.reading.load import StudyResult
 from reports.tables import max_over_ranks
 from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent, plural
 
+MIN_SILENT_SIZES = 3
+"""World sizes that a forecast needs where ranks exchange nothing: two points fit any law of waiting."""
+
 
 @dataclass(frozen=True)
 class StudyForecast:
@@ -61,6 +64,16 @@ def study_forecast(study: StudyResult, result: Scaling) -> StudyForecast | str |
     if len(layouts) > 1 or (known.trains and layouts != {(1, 1)}):
         return "Nothing is forecast: that is done for data parallelism; `rankwise plan` predicts other layouts."
     sends = known.trains
+    if not sends and len(measured) < MIN_SILENT_SIZES:
+        return (
+            "Nothing is forecast: the ranks send each other nothing inside a pass, and two world sizes tell too little "
+            "of how they wait for one another."
+        )
+    if all(point.result.cell.nodes == 1 for point in measured) and study.plan.forecast.machine is None:
+        return (
+            "Nothing is forecast: every point ran on one machine, whose cores are no nodes; `forecast.machine` names "
+            "the machine, with its links, to forecast for."
+        )
     parameters = max_over_ranks(list(measured[0].result.completed.values()), "model_parameters")
     strategies = {point.result.cell.layout.strategy for point in measured} - {"none", "ddp"}
     if sends and (parameters is None or strategies):

@@ -23,8 +23,8 @@ UNITS: dict[PredictedFigure, tuple[str, float]] = {
     "embeddings_per_second": ("embeddings/s", 1.0),
     "items_per_second": ("items/s", 1.0),
     "step_seconds": ("ms a step", 1000.0),
-    "ttft_seconds": ("ms to first token", 1000.0),
-    "time_per_output_token_seconds": ("ms a token", 1000.0),
+    "ttft_seconds": ("ms TTFT", 1000.0),
+    "time_per_output_token_seconds": ("ms TPOT", 1000.0),
     "peak_memory_bytes": ("MiB at the peak of the fullest rank", 1 / MIB),
 }
 """Figure -> its unit in words, and what to multiply it with."""

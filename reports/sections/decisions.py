@@ -19,6 +19,8 @@ from reports.decisions.cost import (
     study_cost_table,
     unit_cost_table,
 )
+from reports.decisions.decision import decide
+from reports.decisions.next_measurement import next_lines
 from reports.decisions.nodes import (
     node_cells,
     node_latency_table,
@@ -29,8 +31,8 @@ from reports.decisions.nodes import (
 )
 from reports.decisions.objectives import judge_objectives, objectives_sentences, objectives_summary, objectives_table
 from reports.decisions.pareto import Pareto, cost_fronts, pareto_sentence, pareto_table, user_fronts
-from reports.decisions.recommendation import recommend, recommendation_sentences, recommendation_table
-from reports.decisions.savings import savings, savings_table
+from reports.decisions.recommendation import open_questions, recommend, recommendation_table
+from reports.decisions.savings import savings, savings_table, unknown_savings
 from reports.decisions.spending import study_costs
 from reports.plots.album import Album
 from reports.plots.decisions.cost import cheapest_first, cost_height, draw_costs
@@ -48,11 +50,16 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
     costs, targets = cell_costs(study), study_costs(study)
     judgements = judge_objectives(study)
     found, cells = recommend(study, costs, judgements), node_cells(study)
+    decisions = decide(study, costs, judgements, judged)
     saved = savings(study, costs, targets, judged)
+    measured = any(cell.result.completed for cell in cells)
     return {
+        "decisions": decisions,
+        "next_lines": next_lines(decisions),
         "recommendations": recommendation_table(found),
-        "recommendation_lines": recommendation_sentences(study, found, judgements),
-        "savings": savings_table(saved) if any(cell.result.completed for cell in cells) else None,
+        "recommendation_lines": open_questions(study, found, judgements),
+        "savings": savings_table(saved) if measured else None,
+        "unknown_savings": unknown_savings(saved) if measured else None,
         "purpose": study.plan.purpose,
         "objectives": objectives_table(judgements),
         "objectives_summary": objectives_summary(judgements),

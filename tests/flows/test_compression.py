@@ -9,6 +9,7 @@ from configs.plans.paths import RunPaths
 from reports.correctness.section import judge_experiment
 from reports.experiments.compression import compression
 from reports.reading.load import StudyResult, load_run
+from tests.support.reports import whole_report
 from tests.support.studies import rankwise
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def test_compressed_weights_are_fewer_bytes_and_answer_nearly_the_same(tmp_path:
     assert base.base and int8.resolved == "int8" and int8.throughput is not None
     assert int8.share is not None and 0.3 < int8.share < 1
     assert int8.quality is not None and abs(int8.quality.loss) < 0.05
-    assert "## Compression" in RunPaths(study.folder).report.read_text()
+    assert "## Compression" in whole_report(RunPaths(study.folder))
 
 
 def test_embeddings_on_two_ranks_agree_with_the_reference(tmp_path: Path) -> None:
@@ -55,5 +56,5 @@ def test_embeddings_on_two_ranks_agree_with_the_reference(tmp_path: Path) -> Non
     (timed,) = study.points(study.plan.experiments[1])
     rates = timed.values("embeddings_per_second")
     assert rates and timed.values("throughput") == rates
-    text = RunPaths(study.folder).report.read_text()
+    text = whole_report(RunPaths(study.folder))
     assert "embeddings/s" in text and "cosine distance of the worst of 4 embeddings" in text

@@ -17,6 +17,7 @@ from engine.planner.catalog import find_model
 from flows.cli.plan.study import planned
 from flows.precheck import check_study
 from tasks.bundle.write import write_bundle
+from tests.support.reports import whole_report
 from tests.support.servers.hub_server import HubServer, Repository
 from tests.support.servers.openllama_model import make_openllama
 from tests.support.studies import rankwise, write_study
@@ -134,7 +135,7 @@ def test_a_model_like_openllama_is_fetched_converted_measured_and_right(tmp_path
         run = RunPaths(tmp_path / "runs" / "s")
         plan = Plan.model_validate_json(run.plan.read_bytes())
         assert [model.identity for model in plan.models] == [f"{name}@{commit}"]
-        report = run.report.read_text()
+        report = whole_report(run)
         # The branch moves on; the study does not.
         (tmp_path / "served" / "generation_config.json").write_text("{}")
         assert Repository(tmp_path / "served").commit != commit

@@ -15,6 +15,7 @@ from configs.plans.record import MeasuringPass
 from flows.server.local import lease_server
 from reports.reading.load import load_run
 from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside_damaged
+from tests.support.reports import whole_report
 from tests.support.studies import rankwise
 
 STUDY = {
@@ -48,7 +49,7 @@ def test_a_profile_pass_from_the_command_line_to_the_report(tmp_path: Path) -> N
         shares = result.profile.numbers_by_rank("communication_share")
         assert len(shares) == ranks and all((share > 0) == (ranks > 1) for share in shares)
     assert not list(run.jobs.glob("*/parts/*")), "everything was merged"
-    report = run.report.read_text()
+    report = whole_report(run)
     assert "## Time split" in report and "of the pass is exposed" in report
     assert "exposed communication at most 99.9 %" in report and "every rank is within the bound" in report
     _damaged_and_missing(run, study.plan)

@@ -26,6 +26,7 @@ from reports.reading.load import StudyResult, load_run
 from slurm.launcher.profilers import why_not
 from tasks.campaign.records import collect_job
 from tests.support.launches import launch, write_job
+from tests.support.reports import whole_report
 from tests.support.studies import rankwise
 
 STUDY = {
@@ -75,7 +76,7 @@ def test_perf_counts_one_pass_of_each_rank(tmp_path: Path) -> None:
         text = (run.records / key / f"perf-r0-a1.perf_rank_{rank}.txt").read_text()
         assert f"rank {rank} of 2: one pass after warm-up" in text and "task-clock" in text
         assert (run.records / key / f"perf-r0-a1.perf_rank_{rank}.data").read_bytes().startswith(b"PERFILE2")
-    report = run.report.read_text()
+    report = whole_report(run)
     assert "## Under a profiler" in report and "/perf-r0-a1.perf" in report
     assert "1 launch under perf" in report and "| perf pass |" in report
     assert not list(run.jobs.glob("*/parts/*")), "everything was merged"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.plans.paths import RunPaths
+from tests.support.reports import whole_report
 from tests.support.studies import job_count, rankwise, status, write_study
 
 STUDY = {"memory": False, "min_seconds": 0.0, "min_passes": 1, "cell_timeout_seconds": 60}
@@ -24,7 +26,7 @@ def test_a_target_that_is_met_at_once_costs_nothing_more(tmp_path: Path) -> None
     run = tmp_path / "runs" / "s"
     assert set(plan_of(run)["stopped"].values()) == {"target reached"}  # type: ignore[attr-defined]
     assert [row["status"] for row in status(run)] == ["completed"] * 16
-    assert "target reached: 2 cells" in (run / "report.md").read_text()
+    assert "target reached: 2 cells" in whole_report(RunPaths(run))
     assert job_count(run) == 8
     assert rankwise("run", study, cwd=tmp_path).returncode == 0 and job_count(run) == 8
 
@@ -38,7 +40,7 @@ def test_a_target_out_of_reach_ends_at_the_most_repeats_and_goes_on_when_those_a
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "s"
     assert (job_count(run), set(plan_of(run)["stopped"].values())) == (7, {"most repeats"})  # type: ignore[attr-defined]
-    report = (run / "report.md").read_text()
+    report = whole_report(RunPaths(run))
     assert "most repeats: 1 cell" in report and "| most repeats | 7 |" in report
     more = rankwise("run", study, "--set", "measuring.max_repeats=8", cwd=tmp_path)
     assert more.returncode == 0 and job_count(run) == 8

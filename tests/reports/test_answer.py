@@ -1,5 +1,7 @@
 """The opening sentences: who wins, by how much, whether the answers are right, what is lost."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from configs.common.execution import Layout
@@ -9,12 +11,14 @@ from configs.plans.record import Failure, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
-from reports.answer import answer
+from reports.answer import MAX_SENTENCES, Sentence, answer
 from reports.correctness.judge import CorrectnessVerdict, CorrectnessWord
 from reports.correctness.ladder import Ladder
 from reports.correctness.section import JudgedCell
+from reports.decisions.cost import cell_costs
+from reports.decisions.decision import decide
 from reports.reading.load import CellResult, StudyResult
-from reports.reading.read import Reading
+from reports.reading.read import Reading, Unreadable
 
 
 def result(label: str, ranks: int, items: int, speeds: list[float], status: Status = Status.COMPLETED) -> CellResult:
@@ -50,31 +54,26 @@ def judged(word: CorrectnessWord, label: str) -> tuple[str, JudgedCell]:
     return "tiny", JudgedCell(label, result(label, 1, 1, [1.0]), verdict)
 
 
-def test_the_best_against_one_rank_and_the_next() -> None:
+def opening(study: StudyResult, judged: Sequence[tuple[str, JudgedCell]] = ()) -> list[Sentence]:
+    return answer(study, judged, decide(study, cell_costs(study), judged=judged))
+
+
+def test_the_decision_comes_first_and_nothing_lost_last() -> None:
     study = study_of(result("one", 1, 4, [10.0]), result("two", 2, 4, [18.0, 20.0]), result("other", 1, 3, [19.0]))
-    best, rest = answer(study, [])
-    assert best.text == (
-        "Run two. It gives 19.0 items/s (18.0 to 20.0, range of 2 repeats): 1.90 times one rank "
-        "and 1.00 times the next best (other)."
-    )
+    best, rest = opening(study)
+    assert best.text == "Run other: 19.0 items/s (1 repeat)."
+    assert best.evidence == "Recommendations"
     assert rest.text == "Nothing is missing. Each of 3 cells was measured as often as planned."
 
 
-def test_ratios_are_paired_by_block_and_corrected_for_the_choice() -> None:
-    one, two = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1], [19.0, 19.4, 18.7, 19.1, 19.3, 18.8, 19.0, 19.2]
-    nearly = [value * 1.001 for value in two[4:] + two[:4]]
-    best = answer(study_of(result("one", 1, 4, one), result("two", 2, 4, two)), [])[0]
-    assert ": 1.90 times (1.8" in best.body and "noise" not in best.body
-    best = answer(study_of(result("one", 1, 4, one), result("two", 2, 4, two), result("twin", 2, 5, nearly)), [])[0]
-    assert best.lead == "Run twin." and best.body.endswith("the next best (two), which may be noise.")
-
-
-def test_one_rank_of_the_same_work_a_rank_counts_too() -> None:
-    """Weak scaling: four items on one rank, eight on two."""
-    best = answer(study_of(result("one", 1, 4, [10.0]), result("two", 2, 8, [19.0])), [])[0]
-    assert best.body == "It gives 19.0 items/s (1 repeat): 1.90 times one rank."
-    apart = answer(study_of(result("one", 1, 4, [10.0]), result("two", 2, 7, [19.0])), [])[0]
-    assert apart.body == "It gives 19.0 items/s (1 repeat): 1.90 times the next best (one)."
+def test_no_more_than_six_sentences_the_weightiest_ones() -> None:
+    cells = [result(f"c{items}", 1, items, [10.0]) for items in range(1, 9)]
+    study = replace(study_of(*cells), set_aside=("set_aside/a.json",), devices=("A", "B"))
+    unread = Unreadable("records/x.json", "not JSON")
+    told = opening(replace(study, unreadable=(unread,)), [judged("agrees", "a")])
+    assert len(told) <= MAX_SENTENCES
+    assert any("cannot be read" in one.lead for one in told) and told[-1].lead == "Nothing is missing."
+    assert any(one.lead.startswith("Run ") for one in told) and any("answers are right" in one.lead for one in told)
 
 
 def test_cells_without_a_figure_are_counted_with_the_reason() -> None:
@@ -91,22 +90,22 @@ def test_cells_without_a_figure_are_counted_with_the_reason() -> None:
 
 def test_wrong_answers_come_first() -> None:
     study = study_of(result("one", 1, 4, [10.0]))
-    wrong = answer(study, [judged("agrees", "a"), judged("defect", "b")])[1]
+    wrong = opening(study, [judged("agrees", "a"), judged("defect", "b")])[1]
     assert wrong.lead == "Some answers are wrong."
     assert wrong.body == (
         "tiny, b, is off by more than noise: logits are off. "
         "tiny, a, differs from the reference by the noise of reduction order alone "
         "(every token equal on 19 of 20 prompts; largest logit difference 2.0e-6)."
     )
-    assert answer(study, [judged("defect", "b")])[1].lead == "The answers are wrong."
+    assert opening(study, [judged("defect", "b")])[1].lead == "The answers are wrong."
 
 
 def test_right_and_unknown_answers() -> None:
     study = study_of(result("one", 1, 4, [10.0]))
-    agrees = answer(study, [judged("agrees", "a"), judged("not judged", "b")])[1]
+    agrees = opening(study, [judged("agrees", "a"), judged("not judged", "b")])[1]
     assert agrees.lead == "The answers that could be judged are right."
     assert "tiny, b, could not be judged: logits are off." in agrees.body
-    assert answer(study, [judged("not judged", "b")])[1].lead == "Whether the answers are right is not known."
-    both = answer(study, [judged("agrees", "a"), judged("agrees", "b")])[1]
-    assert both.text.startswith("The answers are right. 2 cells (tiny, a; tiny, b) differ from the reference by")
+    assert opening(study, [judged("not judged", "b")])[1].lead == "Whether the answers are right is not known."
+    both = opening(study, [judged("agrees", "a"), judged("agrees", "b")])[1]
+    assert both.text.startswith("The answers are right. 2 cells of tiny differ from the reference by")
     assert "every token equal on 38 of 40 prompts" in both.text

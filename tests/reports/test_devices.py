@@ -13,6 +13,7 @@ from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult
 from reports.render import render_report
 from tests.support.made_studies import decoded, planned, write_measurements, write_plan, write_record
+from tests.support.reports import whole_report
 
 A10G, H100 = "NVIDIA A10G", "NVIDIA H100 80GB HBM3"
 STRONG = """
@@ -100,5 +101,5 @@ def test_the_report_says_why_they_are_apart(tmp_path: Path) -> None:
         text.startswith("Figures of 2 devices are kept apart: NVIDIA A10G and NVIDIA H100")
         for text in summary.sentences
     )
-    report = run.report.read_text()
+    report = whole_report(run)
     assert f"strong on {A10G}: tiny" in report and f"strong on {H100}: tiny" in report

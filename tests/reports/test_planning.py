@@ -33,6 +33,7 @@ from reports.planning.text import NO_PREDICTIONS, prediction_lines, prediction_s
 from reports.plots.planning.prediction import panels
 from reports.reading.load import load_run
 from reports.render import render_report
+from tests.support.reports import whole_report
 from tests.support.run_folders.priced_runs import (
     TINY,
     cell,
@@ -124,7 +125,7 @@ def test_no_cell_is_dropped_without_a_word(tmp_path: Path) -> None:
 def test_the_report_shows_it(tmp_path: Path) -> None:
     run = judged_run(tmp_path)
     render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert "## Prediction against measurement" in text and "plots/prediction-against-measurement.png" in text
     assert "| all generate cells | tokens/s | 3 | 10 % | 34 % | 40 % | 2 of 3 (67 %) |" in text
     assert "| +10.0 % | 1.3 | yes | 220 | 200 | +10.0 % |" in text
@@ -136,7 +137,7 @@ def test_a_run_that_predicted_nothing_says_so_in_a_sentence(tmp_path: Path) -> N
     run = write_run(tmp_path / "run", make_plan([one], repeats=1))
     write_measurements(run, one, [100])
     render_report(run)
-    part = run.report.read_text().partition("## Prediction against measurement")[2].partition("##")[0].strip()
+    part = whole_report(run).partition("## Prediction against measurement")[2].partition("##")[0].strip()
     assert part == NO_PREDICTIONS
 
 
@@ -183,7 +184,7 @@ def test_where_the_best_layout_stood_in_the_prediction(tmp_path: Path) -> None:
     assert rows[0][-1] == "not measured: tp is not measured" and rows[1][-1] == "measured"
     assert rows[1][5] == "+60.0 %" and rows[4][-2] == "no"
     render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert "## Layouts" in text and "plots/layouts-tiny.png" in text
 
 
@@ -197,7 +198,7 @@ def test_layouts_without_figures(tmp_path: Path) -> None:
 
 def train(dp: int, batch: int, strategy: Strategy = "ddp", tp: int = 1) -> Cell:
     layout = Layout(dp=dp, tp=tp, strategy=strategy if dp > 1 else "none")
-    return Cell(model=TINY.identity, workload=TrainWorkload(global_batch_size=batch), layout=layout)
+    return Cell(model=TINY.identity, workload=TrainWorkload(global_batch_size=batch), layout=layout, nodes=dp)
 
 
 def scaling_run(
@@ -247,7 +248,7 @@ def test_weak_scaling_is_forecast_to_4096_ranks(tmp_path: Path) -> None:
     rows = forecast_table(found).rows
     assert [row[1] for row in rows[:4]] == ["measured", "measured", "measured", "forecast"]
     render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert "#### Forecast" in text and "plots/weak-tiny-forecast.png" in text
 
 

@@ -21,6 +21,7 @@ from reports.correctness.section import JudgedCell
 from reports.reading.load import load_run
 from reports.render import render_report
 from tests.support.made_studies import cells_of, planned, write_measurements, write_plan
+from tests.support.reports import whole_report
 
 ENCODE = """
 workload: {kind: encode, num_prompts: 8, batch_size: 2}
@@ -47,7 +48,7 @@ def rendered(folder: Path, study: str) -> tuple[RunPaths, str]:
             share = (cell.workload.num_prompts or 1) / cell.layout.dp / 8  # type: ignore[union-attr]
             write_measurements(run, cell, share * (1 + 0.2 * (cell.layout.dp > 1)), peak_mib=64)
     render_report(run)
-    return run, run.report.read_text()
+    return run, whole_report(run)
 
 
 def test_embeddings_are_counted_over_all_replicas() -> None:
@@ -80,7 +81,7 @@ def test_prompts_of_tensor_parallel_ranks_count_once() -> None:
 def test_a_report_of_embeddings(tmp_path: Path) -> None:
     run, text = rendered(tmp_path / "run", ENCODE)
     assert "embeddings/s, median (interval)" in text and "ms a request, median (interval)" in text
-    assert "ms to first token" not in text.split("## Cost")[0]
+    assert "ms TTFT" not in text.split("## Cost")[0]
     assert "USD per million embeddings" in text and "per million tokens (encode)" not in text
     assert "2 ranks give 1.67 times" in text  # 8 prompts, half the work each, a fifth slower
     assert "P99 of a request" in text and "ms a request" in text.split("## Recommendations")[1]
@@ -95,7 +96,7 @@ def test_a_report_of_embeddings(tmp_path: Path) -> None:
 
 def test_a_report_of_sequences_has_first_tokens_and_tokens(tmp_path: Path) -> None:
     run, text = rendered(tmp_path / "run", SEQ2SEQ)
-    assert "tokens/s, median (interval)" in text and "ms to first token" in text and "ms a token" in text
+    assert "tokens/s, median (interval)" in text and "ms TTFT" in text and "ms TPOT" in text
     assert "USD per million tokens" in text
     rows = list(csv.DictReader(run.cells_csv.read_text().splitlines()))
     one = next(row for row in rows if row["ranks"] == "1" and row["workload_batch_size"] == "2")

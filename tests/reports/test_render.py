@@ -21,6 +21,7 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from reports.render import ReportSummary, render_report, report_text
 from reports.templating import template_environment
+from tests.support.reports import whole_report
 from tests.support.run_folders.report_runs import (
     MODEL,
     RANDOM,
@@ -116,7 +117,7 @@ def quick_run(folder: Path) -> RunPaths:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    names = ["report.md", "cells.csv", "records.parquet"]
+    names = ["report.md", "appendix.md", "cells.csv", "records.parquet"]
     found = [folder / name for name in names] + sorted((folder / "plots").glob("*"))
     return {path.name: path.read_bytes() for path in found}
 
@@ -128,7 +129,7 @@ def cells_of(run: RunPaths) -> dict[str, dict[str, str]]:
 
 def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> None:
     quick, summary = rendered
-    text = quick.report.read_text()
+    text = whole_report(quick)
     # 2 ranks: 80 tokens in 1 s; 1 rank: the median of 40, 32 and 50 tokens/s.
     assert "| 1 (baseline) | 3 of 3 | 40.0 [32.0 to 50.0] | 1 | 100 % | 5.00 [5.00 to 5.00] |" in text
     assert "| 2 | 3 of 3 | 80.0 [80.0 to 80.0] | 2.00 [1.60 to 2.50] | 100 % [80.0 to 125] |" in text
@@ -148,12 +149,12 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
 
 
 def test_the_opening_says_what_to_run(rendered: tuple[RunPaths, ReportSummary]) -> None:
-    tiny, random, train, right, lost = rendered[1].sentences
-    assert tiny.startswith("Run tiny as dp=2, float32, batch 4, 5 tokens")
-    assert "80.0 tokens/s (80.0 to 80.0, range of 3 repeats): 2.00 times (1.60 to 2.50) one rank" in tiny
-    assert "Least memory: 1 rank, float32, batch 4, 5 tokens, 100 MiB" in tiny
-    assert train.startswith("Train tiny as")
-    assert random.startswith("Run llama-110m (random weights) as 1 rank") and "the only cell with a figure" in random
+    tiny, random, scaling, right, lost = rendered[1].sentences
+    assert tiny.startswith("Run tiny as 1 rank, bfloat16, batch 4, 5 tokens: 80.0 tokens/s (80.0 to 80.0, range of 3")
+    assert "2.00 times (1.60 to 2.50, range of 3 pairs) the simplest (1 rank, float32, batch 4, 5 tokens)" in tiny
+    assert random.startswith("Run llama-110m (random weights) as 1 rank")
+    assert random.endswith("; 1 more kind of work under recommendations.")
+    assert scaling.startswith("Scaling pays up to the 2 ranks measured: strong scaling of tiny gives 100 % (80.0 to")
     assert right.startswith(
         "The answers are right. tiny, rankwise, 1 rank, float32, differs from the reference by the noise"
     )
@@ -189,9 +190,10 @@ def test_rendering_again_gives_the_same_bytes(rendered: tuple[RunPaths, ReportSu
     (copy.plots / "of-an-older-report.png").write_bytes(b"old")
     render_report(copy)
     assert files_of(copy.folder) == first
-    assert len([name for name in first if name.endswith(".svg")]) == 13
-    assert all(f"plots/{name}" in first["report.md"].decode() for name in first if name.endswith((".png", ".svg")))
-    assert str(quick.folder) not in first["report.md"].decode()
+    assert len([name for name in first if name.endswith(".svg")]) == 12
+    text = (first["report.md"] + first["appendix.md"]).decode()
+    assert all(f"plots/{name}" in text for name in first if name.endswith((".png", ".svg")))
+    assert str(quick.folder) not in text
 
 
 def test_the_slowest_rank_ends_a_pass(tmp_path: Path) -> None:
@@ -212,7 +214,7 @@ def test_no_record_at_all(tmp_path: Path) -> None:
     assert summary.sentences[-1].startswith(
         "2 of 2 cells have no figure: tiny, 1 rank, float32, batch 4, 5 tokens: not"
     )
-    assert "no attempt has left a record" in run.report.read_text()
+    assert "no attempt has left a record" in whole_report(run)
     assert not run.plots.exists()
     assert parquet.read_table(run.records_parquet).num_rows == 0
 
@@ -223,7 +225,7 @@ def test_a_plan_without_experiments_and_only_failures(tmp_path: Path) -> None:
     write_record(run, cell, status=Status.TIMEOUT, failure=Failure(message="no sign of life for 60 s"))
     write_record(run, cell, measuring_pass="memory", status=Status.LOST)
     summary = render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert summary.statuses == {"timeout": 1}
     assert "no sign of life for 60 s" in text and "memory pass | lost" in text
     assert "## Strong scaling" not in text and "## Memory and CPU" not in text
@@ -240,7 +242,7 @@ def test_the_attempt_that_decides(tmp_path: Path) -> None:
     write_record(run, cell, 2, samples=generated(cell, 1.0))
     write_record(run, other, 0, samples=generated(other, 1.0))
     summary = render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert summary.statuses == {"completed": 1, "preempted": 1, "memory pass missing": 1}
     assert "memory pass | missing" in text, "a pass that was asked for and is not there is a failure"
     assert "second" in text and "first |" not in text
@@ -255,7 +257,7 @@ def test_several_environments_are_said(tmp_path: Path) -> None:
     write_record(run, cell, 0, samples=generated(cell, 1.0))
     write_record(run, cell, 1, samples=generated(cell, 1.0), environment="e2")
     render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert "The records come from 2 environments that differ in commit: " in text
     assert "| `commit` | abc123 | def456 |" in text and "| `variables.A` | 1 |" in text
 
@@ -272,11 +274,11 @@ def test_damaged_records_are_left_out_and_told(tmp_path: Path) -> None:
     assert summary.statuses == {"completed": 1, "missing": 1, "memory pass missing": 1}
     assert summary.sentences[0].startswith(f"1 file of the run cannot be read: {relative} (")
     assert "figures and recommendations may be others" in summary.sentences[0]
-    text = run.report.read_text()
+    text = whole_report(run)
     assert text.split("\n")[2].startswith("> **1 file of the run cannot be read:**"), "before any recommendation"
     assert f"| `{relative}` | {relative[:-5]}.npz: the record's samples cannot be read" in text
     again = render_report(run)
-    assert again == summary and run.report.read_text() == text
+    assert again == summary and whole_report(run) == text
     path.write_text("{")
     assert "not JSON" in render_report(run).sentences[0]
     path.write_text('{"schema_version": 99}')
@@ -297,8 +299,8 @@ def test_names_of_others_neither_move_the_cursor_nor_the_markup(tmp_path: Path) 
     failure = Failure(message=evil, log=evil, kind=evil)
     write_record(run, cell, 1, status=Status.FAILED, failure=failure, hosts=[evil])
     summary = render_report(run)
-    assert "onerror" in run.report.read_text()
-    for text in (run.report.read_text(), *summary.sentences):
+    assert "onerror" in whole_report(run)
+    for text in (whole_report(run), *summary.sentences):
         assert not set(text) & set("\x1b\x07\u202e")
         assert not re.search(r"(?<!`)<img", text) or "`" in text
         assert "\n# head" not in text and not re.search(r"(?<!\\)\[a\](?!.*`)", text)
@@ -316,7 +318,7 @@ def test_a_long_name_has_a_report(tmp_path: Path) -> None:
     render_report(run)
     drawn = sorted(path.name for path in run.plots.glob("*.png") if path.name.startswith("xxx"))
     assert len(drawn) >= 2 and all(len(name) < 100 for name in drawn)
-    assert all(f"plots/{name}" in run.report.read_text() for name in drawn)
+    assert all(f"plots/{name}" in whole_report(run) for name in drawn)
 
 
 def test_a_thousand_records_render_quickly(tmp_path: Path) -> None:
@@ -326,7 +328,7 @@ def test_a_thousand_records_render_quickly(tmp_path: Path) -> None:
         for repeat in range(4):
             write_record(run, cell, repeat, samples={"0/pass_seconds": [0.01]})
     assert render_report(run).statuses == {"completed": 1000, "memory pass missing": 250}
-    assert len(cells_of(run)) == 250 and "100 items/s" in run.report.read_text()
+    assert len(cells_of(run)) == 250 and "100 items/s" in whole_report(run)
 
 
 def test_the_template_refuses_unknown_names() -> None:

@@ -10,6 +10,7 @@ from reports.reading.load import load_run
 from reports.render import render_report
 from reports.scheduler import scheduler_table
 from tests.support.made_studies import decoded, planned, write_plan, write_record
+from tests.support.reports import whole_report
 
 STUDY = """
 workload: {kind: generate, num_prompts: 4}
@@ -48,14 +49,14 @@ def test_one_row_for_each_place_and_each_job_once(tmp_path: Path) -> None:
     assert (row["in the queue, s"], row["longest in the queue, s"]) == ("6.00", "8.00")
     assert (row["CPU, s, all jobs"], row["own cores in use"], row["largest task, MiB"]) == ("16.0", "40.0 %", "256")
     assert "energy, kJ, all jobs" not in row, "nobody metered it"
-    assert "## Scheduler" in report.read_text()
+    assert "## Scheduler" in whole_report(RunPaths(report.parent))
     columns = pyarrow.parquet.read_table(report.with_name("records.parquet"))
     assert set(columns.column("scheduler_job_id").to_pylist()) == {"7_0", "7_1"}
 
 
 def test_no_section_without_a_scheduler(tmp_path: Path) -> None:
     report = made(tmp_path, with_accounts=False)
-    assert "## Scheduler" not in report.read_text()
+    assert "## Scheduler" not in whole_report(RunPaths(report.parent))
     assert not [
         name for name in pyarrow.parquet.read_schema(report.with_name("records.parquet")).names if "sched" in name
     ]

@@ -18,6 +18,7 @@ from configs.plans.record import Failure, Status
 from flows.cli.main import app
 from reports.render import render_report
 from tasks.campaign.ledger import read_ledger, set_aside_damaged
+from tests.support.reports import whole_report
 from tests.support.run_folders.report_runs import experiment, generate, generated, plan_of, write_plan, write_record
 
 CELLS = [generate(new_tokens=tokens) for tokens in (3, 4, 5)]
@@ -103,9 +104,9 @@ def test_commands_that_look_change_nothing(run: RunPaths) -> None:
     assert content(run.folder, *REPORT) == {
         name: digest for name, digest in before.items() if not name.startswith(REPORT)
     }
-    text = run.report.read_text()
+    text = whole_report(run)
     assert command("status", run.folder).output == first.output
-    assert command("report", run.folder).output == reported.output and run.report.read_text() == text
+    assert command("report", run.folder).output == reported.output and whole_report(run) == text
 
 
 def test_only_a_run_sets_aside(run: RunPaths) -> None:

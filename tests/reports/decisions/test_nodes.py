@@ -56,7 +56,7 @@ def test_rows_are_nodes_and_columns_batch_sizes(tmp_path: Path) -> None:
     )
     (latency,) = node_latency_table(cells)
     # 5 tokens at 100 tokens/s: 50 ms, half of it for the four tokens after the first.
-    assert latency.table.rows[0][1] == "6.25 [6.25 to 6.25]" and latency.title.endswith("ms a token, median (interval)")
+    assert latency.table.rows[0][1] == "6.25 [6.25 to 6.25]" and latency.title.endswith("ms TPOT, median (interval)")
     (memory,) = node_memory_table(cells)
     assert memory.table.rows == (("gpu-a", "–", "7.00"), ("gpu-b", "–", "out of memory"))
 

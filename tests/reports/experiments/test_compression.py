@@ -19,6 +19,7 @@ from reports.reading.load import StudyResult, load_run
 from reports.render import render_report
 from tests.support.made_studies import REPEATS, VOCABULARY, cells_of, planned, vectors, words, write_failure, write_plan
 from tests.support.made_studies import write_measurements as measurements
+from tests.support.reports import whole_report
 
 GENERATE = """
 workload: {kind: generate, new_tokens: 9, num_prompts: 4, batch_size: 1}
@@ -142,12 +143,12 @@ def test_the_table_has_a_row_for_each_with_the_ladder(result: tuple[StudyResult,
 def test_the_report_shows_it_with_a_figure(tmp_path: Path) -> None:
     run = generated(tmp_path / "made")
     render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert "## Compression" in text and "![small: tiny](plots/small-tiny.png)" in text
     assert (run.plots / "small-tiny.png").is_file()
     assert "> **Compression of tiny:** int8, bfloat16 gives 1.60 times" in text
     # The fastest is a compressed model, which answers otherwise: what to run is said of the model as it is.
-    assert "**Run tiny as 1 rank, bfloat16, batch 1, 9 tokens.**" in text
+    assert "**Run tiny as 1 rank, bfloat16, batch 1, 9 tokens:**" in text
     assert "| local | 1 | 1 rank, bfloat16, int8 |" not in text
 
 

@@ -21,6 +21,7 @@ from tests.support.made_studies import (
     write_plan,
     write_record,
 )
+from tests.support.reports import whole_report
 
 STUDY = """
 workload: {kind: generate, new_tokens: 9, num_prompts: 4, batch_size: 1}
@@ -135,7 +136,7 @@ def test_the_report_says_which_engine_and_lists_what_failed(tmp_path: Path) -> N
     for _, cell in cells_of(plan, 1):
         write_measurements(run, cell, 1.0, words(0.0), answer_vocabulary=8)
     render_report(run)
-    text = run.report.read_text()
+    text = whole_report(run)
     assert "#### Which engine" in text and "transformers is not installed" in text
     assert "engines: tp 1, engine deepspeed | all | unsupported" in text
     assert "3 points of the grids are unsupported, listed under failures" in text

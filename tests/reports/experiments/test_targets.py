@@ -17,6 +17,7 @@ from reports.provenance import environment_sentence
 from reports.reading.load import load_run
 from reports.render import render_report
 from tests.support.made_studies import planned, write_failure, write_measurements, write_plan, write_record
+from tests.support.reports import whole_report
 
 STUDY = """
 workload: {kind: generate, new_tokens: 4, num_prompts: 4}
@@ -114,7 +115,7 @@ def test_what_has_no_figure_is_said_and_drawn(tmp_path: Path) -> None:
     assert targets_lines(found)[0] == "tp=2 on 2 nodes is faster than 1 rank on fast; without a figure on slow."
     assert targets_table(found).rows[1][-1] == "timeout"
     summary = render_report(run)
-    text = summary.path.read_text()
+    text = whole_report(run)
     assert "## Targets side by side" in text and (run.plots / "targets-generation-tiny.png").is_file()
     assert any(sentence.startswith("Targets of generation: tiny: On slow pp=2") for sentence in summary.sentences)
 

@@ -34,6 +34,7 @@ from reports.training.cells import (
 from reports.training.equality import JUDGED_STEPS, TOLERANCES, equality_sentence, equality_table, same_learning
 from reports.training.strategies import ranking, strategies, strategies_sentence, strategies_table, way_name
 from tests.support.made_studies import planned, write_plan, write_record
+from tests.support.reports import whole_report
 
 TOKENS = 8 * 16
 STUDY = """
@@ -242,7 +243,8 @@ def test_one_repeat_tells_no_ways_apart(tmp_path: Path) -> None:
 
 
 def test_the_report_has_it_all(run: RunPaths) -> None:
-    text = render_report(run).path.read_text()
+    render_report(run)
+    text = whole_report(run)
     for heading in (
         "## Training", "### Speed and utilization", "### Where a step goes", "### The same learning",
         "### Memory by rank", "### Network", "### Checkpoints", "## Strategies",
@@ -292,6 +294,7 @@ def test_records_of_earlier_versions_have_no_more_than_they_had(tmp_path: Path) 
         ranks = range(cell.layout.ranks)
         samples = {f"{rank}/{name}": [1.0, 0.5] for rank in ranks for name in ("step_seconds", "loss", "gradient_norm")}
         write_record(run, cell, 0, samples=samples, figures={"tokens_per_step": TOKENS})
-    text = render_report(run).path.read_text()
+    render_report(run)
+    text = whole_report(run)
     assert "## Training" in text and "### " not in text.split("## Training")[1].split("\n## ")[0]
     assert "| model | cell | steps | first loss, nats | last loss, nats |" in text

@@ -15,6 +15,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.record import read_record
 from reports.preflight import read_preflight
 from tests.support.lab import Lab
+from tests.support.reports import whole_report
 from tests.support.studies import LIMIT_SECONDS, rankwise, start, wait_until, write_study
 
 pytestmark = pytest.mark.slurm
@@ -82,7 +83,7 @@ def test_a_slow_node_is_named_and_left_out_where_another_will_do(lab: Lab, tmp_p
     (pair,) = found.targets[0].pairs
     assert pair.nodes == (first, second) and pair.bytes_per_second > 1e6
     assert f"node {second} is slow" in " ".join(said.split())
-    assert f"| {second} | slow |" in run.report.read_text()
+    assert f"| {second} | slow |" in whole_report(run)
     assert hosts(run) == {"small": [first], "large": [first, second]}, "a job that needs both gets both"
     tested = found.targets[0].at
     again = rankwise("run", study, "--set", "measuring.repeats=2", cwd=tmp_path)

@@ -1,0 +1,211 @@
+"""The decision of a study: for each model and work what to run, and what a larger choice would bring.
+
+    for found in decide(study, costs, judgements, judged):
+        sentence = decision_sentence(found)
+
+Candidates do the same work with the model's own weights, right answers, and every objective met. Better is more work
+for a dollar where all have prices, else for a rank; with `purpose: serving` and no objectives it is less latency. The
+rule is `reports.decisions.choice`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from configs.common.base import canonical_json
+from configs.spec.cell import Cell
+from reports.correctness.section import JudgedCell
+from reports.decisions.choice import Candidate, Choice, choose
+from reports.decisions.cost import CellCost
+from reports.decisions.nodes import batch_of, work_key, work_title
+from reports.decisions.objectives import Judgement
+from reports.numbers.statistics import Ratio, min_repeats
+from reports.reading.load import CellResult, StudyResult, unaltered
+from reports.text import estimate_text, joined, number, percent, plural, ratio_text
+
+Basis = Literal["dollar", "rank", "latency"]
+
+MAX_SHOWN = 2
+"""Works that the opening of a report decides on: those with the most candidates."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to run of `members`, the candidates that are left; `choice` None: none is left, and `left_out` says why.
+
+    left_out: number of cells that were no candidates, by reason. costs: by key of a cell.
+    """
+
+    model: str
+    work: str
+    basis: Basis
+    members: tuple[CellResult, ...]
+    choice: Choice | None
+    left_out: Mapping[str, int]
+    costs: Mapping[str, CellCost]
+
+    @property
+    def chosen(self) -> CellResult:
+        assert self.choice is not None
+        return self.members[self.choice.chosen]
+
+
+def decide(
+    study: StudyResult,
+    costs: Sequence[CellCost],
+    judgements: Sequence[Judgement] = (),
+    judged: Sequence[tuple[str, JudgedCell]] = (),
+) -> list[Decision]:
+    """A decision for each model, work and device with a figure, in the order of the plan."""
+    groups: dict[tuple[str, str, str | None], list[CellResult]] = {}
+    for result in study.cells.values():
+        if result.compared and result.estimate("throughput") is not None:
+            groups.setdefault((result.model, work_key(result.cell), result.device), []).append(result)
+    wrong = {_engine_key(item.result.cell) for _, item in judged if item.verdict.word == "defect"}
+    words: dict[str, set[str]] = {}
+    for judgement in judgements:
+        if judgement.result is not None:
+            words.setdefault(judgement.result.key, set()).add(judgement.word)
+    priced = {cost.result.key: cost for cost in costs}
+    serving = study.plan.purpose == "serving" and not judgements
+    return [_decide(group, wrong, words if judgements else None, priced, serving) for group in groups.values()]
+
+
+def _decide(
+    group: list[CellResult],
+    wrong: set[str],
+    words: Mapping[str, set[str]] | None,
+    costs: Mapping[str, CellCost],
+    serving: bool,
+) -> Decision:
+    members, left_out = [], dict[str, int]()
+    for result in unaltered(group):
+        why = _why_not(result, wrong, words)
+        if why is None:
+            members.append(result)
+        else:
+            left_out[why] = left_out.get(why, 0) + 1
+    prices = [None if (cost := costs.get(result.key)) is None else cost.usd_per_hour for result in members]
+    basis: Basis = "rank" if None in prices else "dollar"
+    if serving and all(result.latency_values for result in members):
+        basis = "latency"
+    candidates = [
+        Candidate(
+            result.name,
+            float(result.cell.layout.ranks) if None in prices or price is None else price,
+            {repeat: rate for repeat, rate in result.values("throughput").items() if rate > 0},
+            result.latency_values,
+            batch_of(result.cell),
+        )
+        for result, price in zip(members, prices, strict=True)
+    ]
+    found = None
+    if candidates and all(one.rates for one in candidates):
+        found = choose(candidates, basis == "latency", group[0].confidence)
+    return Decision(group[0].model, work_title(group[0].cell), basis, tuple(members), found, left_out, costs)
+
+
+def _why_not(result: CellResult, wrong: set[str], words: Mapping[str, set[str]] | None) -> str | None:
+    """Why a cell is no candidate; None: it is one."""
+    if _engine_key(result.cell) in wrong:
+        return "with wrong answers"
+    told = set() if words is None else words.get(result.key, set())
+    if "missed" in told:
+        return "missing an objective"
+    return "undecided on an objective" if "undecided" in told else None
+
+
+def _engine_key(cell: Cell) -> str:
+    """One text for cells that compute answers in the same way: all but the workload and where it runs."""
+    kept = {"model", "layout", "dtype", "compression", "engine"}
+    return canonical_json(cell.model_dump(mode="json", include=kept))
+
+
+def shown_decisions(found: Sequence[Decision]) -> list[Decision]:
+    """Those that the opening tells: with the most candidates, in the order of the plan."""
+    most = sorted(found, key=lambda decision: -len(decision.members))[:MAX_SHOWN]
+    return [decision for decision in found if any(decision is one for one in most)]
+
+
+def decision_lead(found: Decision) -> str:
+    """`Run llama-110m as 1 rank, bfloat16, batch 8`, without a stop."""
+    if found.choice is None:
+        return f"No cell of {found.model} can be recommended"
+    result = found.chosen
+    return f"{result.kind.verb} {result.name if result.cell.model is None else f'{found.model} as {result.name}'}"
+
+
+def decision_body(found: Decision) -> str:
+    """What it gives and gains, and what a larger choice would bring; without a stop."""
+    if found.choice is None:
+        return f"{_left_out(found.left_out)} ({found.work})"
+    parts = [_gives(found)]
+    if found.choice.gain is not None:
+        simplest = found.members[found.choice.simplest]
+        parts.append(f"{_times(found.choice.gain)} the simplest ({simplest.name})")
+    larger = _larger(found)
+    text = ", ".join(parts) + (f"; {larger}" if larger else "")
+    return text + (f" (left out: {_left_out(found.left_out)})" if found.left_out else "")
+
+
+def _gives(found: Decision) -> str:
+    """`363 tokens/s (350 to 369, 95 % interval, 6 repeats) at 7.05 ms TPOT, $0.41 per million tokens`."""
+    result = found.chosen
+    value = result.estimate("throughput")
+    assert value is not None
+    text = estimate_text(value, result.unit)
+    latency = None if result.latency is None else result.estimate(result.latency.figure)
+    if latency is not None and result.latency is not None:
+        text += f" at {number(latency.median * 1000)} {result.latency.unit}"
+    cost = found.costs.get(result.key)
+    if cost is not None and cost.usd_per_million is not None:
+        text += f", ${number(cost.usd_per_million.median)} per million {result.work_unit}s"
+    return text
+
+
+def _larger(found: Decision) -> str:
+    """What the candidate that does the most work would bring, and why it is not chosen."""
+    choice = found.choice
+    assert choice is not None
+    if choice.larger is None or choice.more is None:
+        return ""
+    other = found.members[choice.larger]
+    text = f"{other.name} does {_times(choice.more)} as much {_for_what(found, other)}"
+    if choice.per_size is None or found.basis == "latency":
+        return text
+    size = "per rank" if found.basis == "rank" else "per dollar"
+    low, high = (number(bound * 100) for bound in choice.per_size.bounds)
+    text += f", {percent(choice.per_size.value)} ({low} to {high}) as much {size}"
+    if choice.per_size.interval is None and choice.per_size.bounds[0] > 1:
+        text += f", of which {plural(min_repeats(choice.comparisons), 'repeat')} would make sure"
+    return text
+
+
+def _for_what(found: Decision, other: CellResult) -> str:
+    """`on 2 ranks instead of 1`, `for 2.00 times the price`."""
+    cost, mine = found.costs.get(other.key), found.costs.get(found.chosen.key)
+    if found.basis == "dollar" and cost is not None and mine is not None:
+        assert cost.usd_per_hour is not None and mine.usd_per_hour is not None
+        return f"for {number(cost.usd_per_hour / mine.usd_per_hour)} times the price"
+    return f"on {plural(other.cell.layout.ranks, 'rank')} instead of {found.chosen.cell.layout.ranks:,}"
+
+
+def _times(ratio: Ratio) -> str:
+    """`1.67 times (1.43 to 1.79, 95 % interval, 8 pairs)`."""
+    return ratio_text(ratio, "pair").replace(f", corrected for {ratio.comparisons} comparisons", "")
+
+
+def _left_out(reasons: Mapping[str, int]) -> str:
+    return joined(f"{plural(count, 'cell')} {why}" for why, count in reasons.items())
+
+
+def efficiency_text(points: Iterable[tuple[int, Ratio | None]]) -> str:
+    """`84 % (79 to 88) of linear at 2 ranks, 71 % (66 to 75) at 4`."""
+    told: list[str] = []
+    for ranks, efficiency in points:
+        if efficiency is not None:
+            low, high = (number(bound * 100) for bound in efficiency.bounds)
+            at = plural(ranks, "rank") if not told else f"{ranks:,}"
+            of = " of linear" if not told else ""
+            told.append(f"{percent(efficiency.value)} ({low} to {high}){of} at {at}")
+    return ", ".join(told)

@@ -1,0 +1,73 @@
+"""What to measure next: what more repeats, a larger size or a price would settle of a decision, with time and cost.
+
+lines = next_lines(decisions)
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from statistics import median
+
+from reports.decisions.decision import Decision, shown_decisions
+from reports.decisions.spending import HOUR_SECONDS
+from reports.numbers.statistics import Ratio, min_repeats
+from reports.reading.load import CellResult
+from reports.text import number, plural
+
+
+def next_lines(decisions: Sequence[Decision]) -> list[str]:
+    """A line for each thing that a further measurement would settle; none where all is settled."""
+    shown = [one for one in shown_decisions(decisions) if one.choice is not None]
+    lines = [line for one in shown for line in (_larger(one), _further(one)) if line is not None]
+    if any(one.basis == "rank" for one in shown):
+        lines.append("Which choice is cheapest: a price for the target would tell, without a new run.")
+    return lines
+
+
+def _larger(found: Decision) -> str | None:
+    """Repeats that would tell whether the larger candidate does more for what it costs."""
+    choice = found.choice
+    assert choice is not None
+    if choice.larger is None or choice.per_size is None or not _open(choice.per_size):
+        return None
+    mine, other = found.chosen, found.members[choice.larger]
+    count, ratio = choice.per_size.count, choice.per_size
+    needed = min_repeats(choice.comparisons) if ratio.interval is None else 4 * count
+    why = "for an interval" if ratio.interval is None else "for half the interval"
+    size = "rank" if found.basis == "rank" else "dollar"
+    spent = _spent(found, (mine, other), needed - count)
+    return (
+        f"Whether {other.name} does more per {size} than {mine.name}: {plural(needed, 'repeat')} instead of {count} "
+        f"{why} (--set measuring.repeats={needed}){spent}."
+    )
+
+
+def _open(ratio: Ratio) -> bool:
+    """Whether a ratio may yet turn out above 1."""
+    return ratio.bounds[1] > 1 and not (ratio.interval is not None and ratio.bounds[0] > 1)
+
+
+def _further(found: Decision) -> str | None:
+    """Where the largest candidate won, a larger one may win too."""
+    sizes = [member.cell.layout.ranks for member in found.members]
+    ranks = found.chosen.cell.layout.ranks
+    if found.basis == "latency" or len(set(sizes)) < 2 or ranks < max(sizes):
+        return None
+    return f"Whether more pays yet: {plural(ranks, 'rank')}, the most of {found.model}, won; measure {2 * ranks:,}."
+
+
+def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:
+    """`, about 40 s`, with dollars where they are known."""
+    seconds, dollars = 0.0, 0.0
+    for result in cells:
+        took = [
+            (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()
+            for reading in result.completed.values()
+            if (started := reading.record.started_at) and (finished := reading.record.finished_at)
+        ]
+        if not took:
+            return ""
+        cost = found.costs.get(result.key)
+        seconds += more * median(took)
+        dollars += more * median(took) / HOUR_SECONDS * (cost.usd_per_hour or 0.0 if cost else 0.0)
+    paid = f", ${number(dollars, 2)}" if dollars else ""
+    return f", about {number(seconds, 2)} s of measuring{paid}"
