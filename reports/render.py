@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.common.base import write_atomically
 from configs.common.printable import printable
@@ -41,6 +41,9 @@ from reports.sections.planning import planning_context
 from reports.steady_text import steady_lines, unsteady_table
 from reports.templating import template_environment
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 SHOWN_KINDS = ("strong", "weak", "sweep", "optimization", "compression", "layouts", "communication")
 """Kinds of experiments in the order of the report."""
 
@@ -63,7 +66,7 @@ def preload_reports() -> None:
     drawing = ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
     for name in (*drawing, "pandas", "pyarrow.parquet", "scipy.stats"):
         importlib.import_module(name)
-    template_environment().get_template("report.md.j2")
+    _environment().get_template("report.md.j2")
 
 
 class Analysis:
@@ -141,10 +144,14 @@ def appendix_text(context: dict[str, Any]) -> str:
 
 
 def _rendered(template: str, context: dict[str, Any]) -> str:
+    text = _environment().get_template(template).render(context)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _environment() -> "Environment":
     environment = template_environment()
     environment.filters["short"] = partial(tables.first_rows, where="the appendix", max_rows=MAX_ROWS)
-    text = environment.get_template(template).render(context)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return environment
 
 
 def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, JudgedCell]]) -> dict[str, Any]:

@@ -78,7 +78,13 @@ def test_nothing_is_measured_again(finished: Path) -> None:
 def test_the_report_is_the_same_to_the_byte_when_rendered_again(finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "s"
     shutil.copytree(finished / "runs" / "s", run)
-    files = ["report.md", "appendix.md", "cells.csv", "records.parquet", *(str(p.relative_to(run)) for p in run.glob("plots/*"))]
+    files = [
+        "report.md",
+        "appendix.md",
+        "cells.csv",
+        "records.parquet",
+        *(str(p.relative_to(run)) for p in run.glob("plots/*")),
+    ]
     before = {name: (run / name).read_bytes() for name in files}
     assert any(name.endswith(".png") for name in files) and any(name.endswith(".svg") for name in files)
     for name in files:

@@ -73,7 +73,7 @@ def content(folder: Path, *left_out: str) -> dict[str, str]:
     return found
 
 
-REPORT = ("report.md", "plots/", "cells.csv", "records.parquet")
+REPORT = ("report.md", "appendix.md", "plots/", "cells.csv", "records.parquet")
 
 
 def test_commands_that_look_change_nothing(run: RunPaths) -> None:
