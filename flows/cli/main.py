@@ -201,10 +201,14 @@ def report(
     output: Annotated[Path, typer.Option(metavar="FILE", help="file for the comparison of --results")] = Path(
         "joined.md"
     ),
+    form: Annotated[
+        Literal["md", "json"],
+        typer.Option("--format", help="md: write report.md and appendix.md; json: print the answers, write nothing"),
+    ] = "md",
 ) -> None:
     """Re-render the report of a run, or compare several runs in one report."""
     from flows.cli.results.compare import join_runs
-    from flows.cli.results.inspect import render_again
+    from flows.cli.results.inspect import print_answers, render_again
     from flows.cli.run import guarded
 
     if (folder is None) == (results is None):
@@ -217,7 +221,8 @@ def report(
         )
     assert folder is not None
     run = folder
-    raise typer.Exit(guarded(lambda: plainly(lambda: render_again(run)), run, context.obj["debug"]))
+    made = print_answers if form == "json" else render_again
+    raise typer.Exit(guarded(lambda: plainly(lambda: made(run)), run, context.obj["debug"]))
 
 
 @app.command()

@@ -163,6 +163,17 @@ def render_again(folder: Path) -> int:
     return 0 if set(summary.statuses) <= {"completed"} else 3
 
 
+def print_answers(folder: Path) -> int:
+    """Print the answers of a run as JSON; writes nothing."""
+    from reports.json_form import run_answers
+    from reports.reading.devices import load_comparable
+
+    run, _ = open_run(folder)
+    found = run_answers(load_comparable(run))
+    print(found.model_dump_json(indent=2))
+    return 3 if found.without_figure or found.unreadable else 0
+
+
 def convert_checkpoint(source: Path, destination: Path) -> int:
     """Run the engine's converters in separate processes, which may read pickled data. Returns the exit code."""
     from flows.cli.run import WRONG_STUDY

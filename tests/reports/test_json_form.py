@@ -1,0 +1,70 @@
+"""The answers of a run as JSON: what the report says, with bounds and records; every field is documented."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.common.base import Frozen
+from configs.common.project_files import ROOT
+from configs.plans.paths import RunPaths
+from configs.plans.record import Status
+from flows.cli.main import app
+from reports import json_form
+from reports.json_form import ANSWERS_VERSION, Answers, run_answers
+from reports.reading.load import load_run
+from tests.support.run_folders.priced_runs import LARGE, cell, make_plan, strong, write_measurements, write_record
+from tests.support.run_folders.priced_runs import write_run as write_priced
+
+PAGE = ROOT / "docs" / "reference" / "report-json.md"
+NOISE = [1.0, 0.98, 1.02, 0.99, 1.01, 1.005, 0.995, 1.03]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    """Two ranks do 1.5 times the work of one; a larger model ran out of memory."""
+    one, two, lost = cell(num_prompts=8), cell(num_prompts=8, dp=2), cell(LARGE)
+    made = write_priced(tmp_path / "run", make_plan([one, two, lost], 8, experiments=[strong([one, two])]))
+    write_measurements(made, one, [100 * factor for factor in NOISE])
+    write_measurements(made, two, [150 * factor for factor in NOISE])
+    for repeat in range(8):
+        write_record(made, lost, repeat, status=Status.OUT_OF_MEMORY)
+    return made
+
+
+def test_it_says_what_the_report_says(run: RunPaths) -> None:
+    found = run_answers(load_run(run))
+    (decision,) = found.decisions
+    assert decision.chosen is not None and decision.chosen.ranks == 1 and decision.better_by == "rank"
+    assert decision.chosen.throughput is not None and decision.chosen.throughput.bounds == "interval"
+    assert decision.larger is not None and decision.larger.ranks == 2
+    assert decision.larger_over_chosen is not None and decision.larger_over_chosen.value == pytest.approx(1.5)
+    per_rank = decision.larger_over_chosen_per_size
+    assert per_rank is not None and per_rank.value == pytest.approx(0.75) and per_rank.high < 1
+    assert len(decision.chosen.records) == 8 and all((run.folder / path).is_file() for path in decision.chosen.records)
+    (experiment,) = found.scaling
+    assert [point.ranks for point in experiment.points] == [1, 2]
+    assert experiment.points[1].efficiency is not None
+    assert experiment.points[1].efficiency.value == pytest.approx(0.75)
+    (missing,) = found.without_figure
+    assert missing.status == "out_of_memory"
+
+
+def test_the_command_prints_it_and_writes_nothing(run: RunPaths) -> None:
+    before = sorted(run.folder.rglob("*"))
+    done = CliRunner().invoke(app, ["report", str(run.folder), "--format", "json"])
+    assert done.exit_code == 3, "a cell has no figure"
+    told = json.loads(done.stdout)
+    assert told["version"] == ANSWERS_VERSION and Answers.model_validate(told) == run_answers(load_run(run))
+    assert sorted(run.folder.rglob("*")) == before
+
+
+def test_every_field_is_documented() -> None:
+    models = [one for one in vars(json_form).values() if isinstance(one, type) and issubclass(one, Frozen)]
+    page = PAGE.read_text()
+    for model in models:
+        if model.__module__ == json_form.__name__:
+            part = page.partition(f"## {model.__name__}\n")[2].partition("\n## ")[0]
+            told = {line.split("`")[1] for line in part.splitlines() if line.startswith("| `")}
+            assert told == set(model.model_fields), model.__name__
