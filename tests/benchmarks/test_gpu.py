@@ -123,7 +123,8 @@ def test_planted_crashes_cost_their_own_figures_and_a_second_call_makes_them(tmp
 
 @pytest.mark.slow
 def test_the_whole_rehearsal_passes(tmp_path: Path) -> None:
-    done = gpu_check(tmp_path, "--budget-minutes", "6")
+    # The budget's shares are limits of single checks, against hangs; all of them end within `gpu_check`'s time.
+    done = gpu_check(tmp_path, "--budget-minutes", "12")
     found = read_results(tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert sorted(found) == sorted(check.name for check in CHECKS)
