@@ -47,7 +47,7 @@ def answer(
 ) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
     decided = _decisions(decisions)
-    scaled = [] if not decided else _scaling(study, shown_decisions(decisions)[0].model)
+    scaled = [sentence for one in shown_decisions(decisions) for sentence in _scaling(study, one)]
     correct = [_correctness(judged)] if judged else []
     lost = _lost(study)
     told = [*_damaged(study), *_devices(study), *decided, *scaled, *_experiments(study, judged), *correct, lost]
@@ -68,7 +68,7 @@ def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
     return found
 
 
-def _scaling(study: StudyResult, model: str) -> list[Sentence]:
+def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
     """Up to how many ranks scaling pays: efficiency of a half or more, as measured; then the forecast.
 
     At the knee of speed-up against efficiency the latter is a half or more: D. L. Eager, J. Zahorjan, E. D. Lazowska,
@@ -79,7 +79,7 @@ def _scaling(study: StudyResult, model: str) -> list[Sentence]:
     for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
         found = scaling(study, experiment)
         grown = [(point.ranks, point.efficiency) for point in found.measured if not point.baseline]
-        if found.baseline.result.model != model or not grown:
+        if found.baseline.result not in decision.members or not grown:
             continue
         base = found.baseline.ranks
         paid = [ranks for ranks, efficiency in grown if efficiency is not None and efficiency.value >= HALF]
@@ -90,7 +90,8 @@ def _scaling(study: StudyResult, model: str) -> list[Sentence]:
             lead = f"Scaling pays up to the {plural(most, 'rank')} measured:"
         else:
             lead = f"Scaling pays up to {plural(max(paid), 'rank')}:"
-        text = f"{experiment.kind} scaling of {model} gives {efficiency_text(grown)}"
+        named = f" in {experiment.name}" if experiment.name != experiment.kind else ""
+        text = f"{experiment.kind} scaling of {decision.model}{named} gives {efficiency_text(grown)}"
         forecast = study_forecast(study, found)
         if forecast is not None and not isinstance(forecast, str):
             half = half_text(forecast)

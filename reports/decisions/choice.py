@@ -38,8 +38,8 @@ class Choice:
     """Indices of candidates, and ratios of their work a second.
 
     gain: chosen over simplest; None where they are one or share no block. larger: the one that does the most work of
-    those that cost more than the chosen one; more: its work over that of the chosen one; per_size: the same for what
-    each costs; None where nothing larger does more.
+    those that cost more than the chosen one, None where none does; more: its work over that of the chosen one, which
+    may be less than 1; per_size: the same for what each costs.
     """
 
     chosen: int
@@ -86,12 +86,9 @@ def choose(candidates: Sequence[Candidate], by_latency: bool = False, confidence
 
 
 def _larger(candidates: Sequence[Candidate], chosen: int) -> int | None:
-    """The candidate of a larger size that does the most work, if that is more than the chosen one does."""
+    """The candidate of a larger size that does the most work."""
     bigger = [index for index, one in enumerate(candidates) if one.size > candidates[chosen].size]
-    most = max(bigger, key=lambda index: _median(candidates[index].rates), default=None)
-    if most is None or _median(candidates[most].rates) <= _median(candidates[chosen].rates):
-        return None
-    return most
+    return max(bigger, key=lambda index: _median(candidates[index].rates), default=None)
 
 
 def _clear(found: Ratio | None) -> bool:

@@ -174,8 +174,7 @@ def _larger(found: Decision) -> str:
     if choice.per_size is None or found.basis == "latency":
         return text
     size = "per rank" if found.basis == "rank" else "per dollar"
-    low, high = (number(bound * 100) for bound in choice.per_size.bounds)
-    text += f", {percent(choice.per_size.value)} ({low} to {high}) as much {size}"
+    text += f", {_share(choice.per_size)} as much {size}"
     if choice.per_size.interval is None and choice.per_size.bounds[0] > 1:
         text += f", of which {plural(min_repeats(choice.comparisons), 'repeat')} would make sure"
     return text
@@ -199,13 +198,18 @@ def _left_out(reasons: Mapping[str, int]) -> str:
     return joined(f"{plural(count, 'cell')} {why}" for why, count in reasons.items())
 
 
+def _share(ratio: Ratio) -> str:
+    """`84 % (79 to 88)`, without bounds where there is one pair."""
+    low, high = (number(bound * 100) for bound in ratio.bounds)
+    return percent(ratio.value) + (f" ({low} to {high})" if ratio.count > 1 else "")
+
+
 def efficiency_text(points: Iterable[tuple[int, Ratio | None]]) -> str:
     """`84 % (79 to 88) of linear at 2 ranks, 71 % (66 to 75) at 4`."""
     told: list[str] = []
     for ranks, efficiency in points:
         if efficiency is not None:
-            low, high = (number(bound * 100) for bound in efficiency.bounds)
             at = plural(ranks, "rank") if not told else f"{ranks:,}"
             of = " of linear" if not told else ""
-            told.append(f"{percent(efficiency.value)} ({low} to {high}){of} at {at}")
+            told.append(f"{_share(efficiency)}{of} at {at}")
     return ", ".join(told)

@@ -61,7 +61,10 @@ def opening(study: StudyResult, judged: Sequence[tuple[str, JudgedCell]] = ()) -
 def test_the_decision_comes_first_and_nothing_lost_last() -> None:
     study = study_of(result("one", 1, 4, [10.0]), result("two", 2, 4, [18.0, 20.0]), result("other", 1, 3, [19.0]))
     best, rest = opening(study)
-    assert best.text == "Run other: 19.0 items/s (1 repeat)."
+    assert best.text == (
+        "Run other: 19.0 items/s (1 repeat); two does 0.947 times (1 pair) as much on 2 ranks instead of 1, 47.4 % as "
+        "much per rank."
+    )
     assert best.evidence == "Recommendations"
     assert rest.text == "Nothing is missing. Each of 3 cells was measured as often as planned."
 
