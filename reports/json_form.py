@@ -17,7 +17,7 @@ from configs.plans.plan import PlannedExperiment
 from reports.correctness.section import JudgedCell, judge_experiment
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import Basis, Decision, decide
-from reports.decisions.next_measurement import next_lines
+from reports.decisions.next_measurement import next_lines, repeats_to_decide
 from reports.decisions.objectives import judge_objectives
 from reports.experiments.scaling import scaling
 from reports.numbers.statistics import Estimate, Ratio
@@ -117,6 +117,7 @@ class Answers(Frozen):
     correctness: tuple[VerdictAnswer, ...]
     without_figure: tuple[MissingCell, ...]
     unreadable: tuple[str, ...] = Field(description="files of the run that were left out")
+    repeats_to_decide: int | None = Field(description="of every cell; null: more repeats would settle nothing")
     next: tuple[str, ...] = Field(description="sentences on what a further measurement would settle")
 
 
@@ -136,6 +137,7 @@ def run_answers(study: StudyResult) -> Answers:
         correctness=tuple(_verdict(model, item) for model, item in judged),
         without_figure=tuple(_missing(one) for one in study.cells.values() if not one.completed),
         unreadable=tuple(one.path for one in study.unreadable),
+        repeats_to_decide=repeats_to_decide(decisions),
         next=tuple(next_lines(decisions)),
     )
 

@@ -24,7 +24,7 @@ class Measuring(Frozen):
     target_interval: float | None = Field(
         None, gt=0, lt=1, description="go on until the 95 % interval of a cell's median is within this share of it"
     )
-    max_repeats: PositiveInt = Field(60, description="with a target: where a cell is given up")
+    max_repeats: PositiveInt = Field(60, description="with a target, or --until-decided: where it is given up")
     warmup: int = Field(1, ge=0, description="passes (or training steps) before the measured ones")
     min_seconds: float = Field(1.0, ge=0, description="measure at least this long")
     min_passes: PositiveInt = Field(2, description="and at least so many passes (or training steps)")

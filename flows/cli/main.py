@@ -99,14 +99,20 @@ def run(
         bool, typer.Option("--no-calibrate", help="skip the one-time calibration of this machine")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for the price")] = False,
+    until_decided: Annotated[
+        bool,
+        typer.Option("--until-decided", help="add repeats, up to measuring.max_repeats, until the decision is sure"),
+    ] = False,
 ) -> None:
     """Measure a study, or resume it, and write its report."""
     from flows.cli.run import dry_run_study, guarded, run_study
+    from flows.cli.until_decided import run_until_decided
 
     if dry_run:
         work = lambda: dry_run_study(study, assignments or [], runs)  # noqa: E731
     else:
-        work = lambda: run_study(  # noqa: E731
+        measured = run_until_decided if until_decided else run_study
+        work = lambda: measured(  # noqa: E731
             study, assignments or [], runs, only_failed, accept_environment, calibrate=not no_calibrate, yes=yes
         )
     raise typer.Exit(guarded(work, study, context.obj["debug"]))

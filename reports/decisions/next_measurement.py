@@ -1,6 +1,7 @@
 """What to measure next: what more repeats, a larger size or a price would settle of a decision, with time and cost.
 
 lines = next_lines(decisions)
+count = repeats_to_decide(decisions)            # of every cell; None: more repeats would settle nothing
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,11 +28,11 @@ def _larger(found: Decision) -> str | None:
     """Repeats that would tell whether the larger candidate does more for what it costs."""
     choice = found.choice
     assert choice is not None
-    if choice.larger is None or choice.per_size is None or not _open(choice.per_size):
+    needed = _needed(found)
+    if needed is None or choice.larger is None or choice.per_size is None:
         return None
     mine, other = found.chosen, found.members[choice.larger]
     count, ratio = choice.per_size.count, choice.per_size
-    needed = min_repeats(choice.comparisons) if ratio.interval is None else 4 * count
     why = "for an interval" if ratio.interval is None else "for half the interval"
     size = "rank" if found.basis == "rank" else "dollar"
     spent = _spent(found, (mine, other), needed - count)
@@ -39,6 +40,21 @@ def _larger(found: Decision) -> str | None:
         f"Whether {other.name} does more per {size} than {mine.name}: {plural(needed, 'repeat')} instead of {count} "
         f"{why} (--set measuring.repeats={needed}){spent}."
     )
+
+
+def repeats_to_decide(decisions: Sequence[Decision]) -> int | None:
+    """Repeats of every cell that would settle what is open of the decisions shown; None where nothing is."""
+    shown = [one for one in shown_decisions(decisions) if one.choice is not None]
+    return max((needed for one in shown if (needed := _needed(one)) is not None), default=None)
+
+
+def _needed(found: Decision) -> int | None:
+    """Repeats for an interval; with one that leaves it open, for half of it, which takes four times as many."""
+    choice = found.choice
+    assert choice is not None
+    if choice.per_size is None or not _open(choice.per_size):
+        return None
+    return min_repeats(choice.comparisons) if choice.per_size.interval is None else 4 * choice.per_size.count
 
 
 def _open(ratio: Ratio) -> bool:

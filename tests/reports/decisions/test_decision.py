@@ -21,6 +21,7 @@ from reports.correctness.section import JudgedCell
 from reports.decisions.choice import Candidate, choose
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import Decision, decide, decision_body, decision_lead
+from reports.decisions.next_measurement import repeats_to_decide
 from reports.decisions.objectives import OBJECTIVES, Judgement
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
@@ -199,6 +200,16 @@ def test_the_sentence_says_what_the_larger_would_bring() -> None:
     assert body.endswith(", 44.2 % (43.6 to 45.7) as much per rank")
     few, _ = decided(CLEAR["three repeats are not"], 1)
     assert decision_body(few).endswith("as much per rank, of which 6 repeats would make sure")
+
+
+def test_how_many_repeats_would_decide() -> None:
+    def needed(scenario: Scenario, seed: int = 1) -> int | None:
+        return repeats_to_decide([decided(scenario, seed)[0]])
+
+    assert needed(CLEAR["three repeats are not"]) == 6, "the fewest that give an interval"
+    assert needed(TIES["linear, in noise"]) == 40, "four times as many halve the interval"
+    assert needed(CLEAR["not worth its ranks"]) is None and needed(CLEAR["the larger batch"]) is None
+    assert needed(CLEAR["two ranks do more than twice the work"]) is None
 
 
 def test_what_was_left_out_is_said() -> None:

@@ -1,0 +1,38 @@
+"""`rankwise run STUDY --until-decided`: add repeats while these would settle what the report recommends."""
+
+from pathlib import Path
+
+from configs.plans.paths import RunPaths
+from configs.spec.study import load_study
+from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED, run_study
+
+
+def run_until_decided(
+    path: Path,
+    assignments: list[str],
+    runs: Path,
+    only_failed: bool,
+    accept_environment: bool,
+    calibrate: bool = True,
+    yes: bool = False,
+) -> int:
+    """Run a study as `run_study`, again with more repeats while its decision is open; return the exit code.
+
+    No more repeats than the study's `measuring.max_repeats`.
+    """
+    from reports.json_form import run_answers
+    from reports.reading.devices import load_comparable
+
+    given = list(assignments)
+    while True:
+        code = run_study(path, given, runs, only_failed, accept_environment, calibrate, yes)
+        if code not in (ALL_COMPLETED, SOME_UNMEASURED):
+            return code
+        study = load_study(path, given)
+        done, most = study.measuring.repeats, study.measuring.max_repeats
+        needed = run_answers(load_comparable(RunPaths(runs / study.study))).repeats_to_decide
+        if needed is None or done >= most:
+            print("Decided: more repeats would settle nothing" if needed is None else f"Undecided after {done} repeats")
+            return code
+        print(f"Undecided: measuring {min(needed, most)} repeats instead of {done}\n", flush=True)
+        given = [*assignments, f"measuring.repeats={min(needed, most)}"]
