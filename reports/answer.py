@@ -79,7 +79,7 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
     for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
         found = scaling(study, experiment)
         grown = [(point.ranks, point.efficiency) for point in found.measured if not point.baseline]
-        if found.baseline.result not in decision.members or not grown:
+        if all(one is not found.baseline.result for one in decision.members) or not grown:
             continue
         base = found.baseline.ranks
         paid = [ranks for ranks, efficiency in grown if efficiency is not None and efficiency.value >= HALF]

@@ -38,7 +38,9 @@ _MOST_ROWS = 500
 _MOST_BYTES = 2_000_000
 """Of a report with its figures: the UI loads all of it to list it."""
 _IMAGE = re.compile(r"!\[((?:\\.|[^\]\\])*)\]\(([^)]+)\)")
-_SVG_LINK = re.compile(r" ?\(\[SVG\]\([^)]+\)\)")
+_FILE_LINK = re.compile(r" ?\(\[(?:SVG|more|evidence)\]\([^)]+\)\)")
+"""In parentheses at the end of a sentence: to a file of the run folder, which the UI cannot open."""
+
 _LINK = re.compile(r"(?<![!\\])\[((?:\\.|[^\]\\])+)\]\((?![a-z]+:)([^)]+)\)")
 
 _FIGURES = {
@@ -101,7 +103,7 @@ def artifact_key(study: str) -> str:
 
 def report_for_ui(run: RunPaths, max_bytes: int = _MOST_BYTES) -> str:
     """The report with its figures inside, as many as fit, the first first; links to files as their paths."""
-    text = _LINK.sub(r"\1 (`\2`)", _SVG_LINK.sub("", read_text(run.report, TEXT_BYTES)))
+    text = _LINK.sub(r"\1 (`\2`)", _FILE_LINK.sub("", read_text(run.report, TEXT_BYTES)))
     left = max_bytes - len(text.encode())
 
     def embedded(match: re.Match[str]) -> str:

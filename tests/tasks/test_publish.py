@@ -19,9 +19,12 @@ def a_report(folder: Path, text: str) -> RunPaths:
 
 
 def test_figures_are_inside(tmp_path: Path) -> None:
-    run = a_report(tmp_path, "![sweep \\[x\\]](plots/a.png)\n\nIt grows. ([SVG](plots/a.svg))\n")
+    run = a_report(
+        tmp_path,
+        "![sweep \\[x\\]](plots/a.png)\n\nIt grows. ([SVG](plots/a.svg))\n\nIt does. ([evidence](appendix.md#x))\n",
+    )
     inside = base64.b64encode(PNG).decode()
-    assert report_for_ui(run) == f"![sweep \\[x\\]](data:image/png;base64,{inside})\n\nIt grows.\n"
+    assert report_for_ui(run) == f"![sweep \\[x\\]](data:image/png;base64,{inside})\n\nIt grows.\n\nIt does.\n"
 
 
 def test_figures_that_do_not_fit_are_named(tmp_path: Path) -> None:
