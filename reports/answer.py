@@ -13,6 +13,7 @@ from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_cost, price_of
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
+from reports.experiments.kernels import different_kernels
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.numbers.statistics import Estimate, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
@@ -37,6 +38,8 @@ class Sentence:
 def answer(study: StudyResult, judged: list[tuple[str, JudgedCell]]) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
     sentences = [*_damaged(study), *_devices(study)]
+    if lines := different_kernels(study):
+        sentences.append(Sentence("Points of one curve ran on different kernels:", f"{'; '.join(lines)}."))
     sentences += [best for group in _groups(study) if (best := _best(study, group)) is not None]
     sentences += _experiments(study, judged)
     if judged:

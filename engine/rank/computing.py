@@ -34,7 +34,7 @@ def computing_environment(
     ours = cell.engine == "rankwise"
     on_gpu = device.type == "cuda"
     why_no_graph = _why_no_graph(cell, device, transport)
-    passes = {
+    passes: dict[Pass, bool] = {
         "prefill": not kind.trains,
         "decode": not kind.trains and on_gpu,
         "training": kind.trains,
