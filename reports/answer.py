@@ -15,6 +15,7 @@ from reports.correctness.section import JudgedCell
 from reports.decisions.decision import Decision, decision_body, decision_lead, efficiency_text, shown_decisions
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
+from reports.experiments.kernels import different_kernels
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.planning.forecast import half_text, study_forecast
@@ -50,9 +51,9 @@ def answer(
     scaled = [sentence for one in shown_decisions(decisions) for sentence in _scaling(study, one)]
     correct = [_correctness(judged)] if judged else []
     lost = _lost(study)
-    told = [*_damaged(study), *_devices(study), *decided, *scaled, *_experiments(study, judged), *correct, lost]
+    told = [*_damaged(study), *_apart(study), *decided, *scaled, *_experiments(study, judged), *correct, lost]
     # What is left out stands in the section of its experiment too.
-    order = [*_damaged(study), *decided[:1], *correct, lost, *_devices(study), *decided[1:], *scaled]
+    order = [*_damaged(study), *decided[:1], *correct, lost, *_apart(study), *decided[1:], *scaled]
     kept = [*order, *(one for one in told if one not in order)][:MAX_SENTENCES]
     return [one for one in told if one in kept]
 
@@ -123,6 +124,13 @@ def _damaged(study: StudyResult) -> list[Sentence]:
             Sentence(lead, f"{joined(shown)}. `rankwise run` measures {'it' if count == 1 else 'them'} again.")
         )
     return found
+
+
+def _apart(study: StudyResult) -> list[Sentence]:
+    """What the figures of some points cannot be compared with."""
+    lines = different_kernels(study)
+    kernels = [Sentence("Points of one curve ran on different kernels:", f"{'; '.join(lines)}.")] if lines else []
+    return [*_devices(study), *kernels]
 
 
 def _devices(study: StudyResult) -> list[Sentence]:

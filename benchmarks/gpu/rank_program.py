@@ -28,6 +28,8 @@ from engine.rank.failures import classify, one_line
 RANKS = 2
 NEW_TOKENS = 8
 _HELD_BYTES = 2 << 30
+_MEETING = timedelta(seconds=60)
+"""Between the first rank and the last: beside other processes, importing torch takes one of them much longer."""
 _FOREVER_CYCLES = 1 << 50
 """A GPU's clock would need a week for these."""
 
@@ -53,7 +55,7 @@ def greedy_tokens(bench: Bench, shard: Shard) -> list[int]:
 def _join(folder: Path, work: str, rank: int, backend: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     meet = f"file://{folder.absolute()}/{work}.meet"
-    dist.init_process_group(backend, init_method=meet, rank=rank, world_size=RANKS, timeout=timedelta(seconds=30))
+    dist.init_process_group(backend, init_method=meet, rank=rank, world_size=RANKS, timeout=_MEETING)
 
 
 def _forward(bench: Bench, folder: Path, rank: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from engine.models.sharding import Share
 from engine.models.stages import own_layers
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
+from engine.parallel.transports import graph_obstacle
 
 AnyStep = CacheStep | KernelStep | EncoderStep
 
@@ -70,6 +71,7 @@ class Shard:
         self._stored = self._turned + len(self.share.kv_heads)
         self._values_offset = self._turned * config.head_dim * self.dtype.itemsize
         self._frequencies = self._frequencies_of_pairs()
+        self.uses_graphs = graph_obstacle(self.device.type, group.transport) is None
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """Allocate keys and values of `batch` sequences of up to `capacity` positions.
@@ -103,7 +105,7 @@ class Shard:
         last position, [batch, 1, hidden].
         """
         batch, length = inputs.shape[0], inputs.shape[1]
-        if length == 1 and self.device.type == "cuda":
+        if length == 1 and self.uses_graphs:
             hidden = static_decode(self, cache, inputs, padding)
         else:
             hidden = self.compute(inputs, cache.step(batch, length, padding), last_only)

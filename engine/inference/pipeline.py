@@ -106,9 +106,12 @@ class Replica:
 
     @property
     def decode_path(self) -> DecodePath:
-        """Current path of this rank's decode steps; on a GPU they are CUDA graphs."""
-        on_gpu = self.shard.device.type == "cuda"
-        return "recorded" if on_gpu or all(path_of(cache) == "recorded" for cache in self._caches) else "steps"
+        """Current path of this rank's decode steps; CUDA graphs are recorded, too."""
+        return (
+            "recorded"
+            if self.shard.uses_graphs or all(path_of(cache) == "recorded" for cache in self._caches)
+            else "steps"
+        )
 
     def _opening(self, piece: Batch) -> Batch:
         """Return the decoder's first input: the prompts, or the start token of an encoder-decoder."""

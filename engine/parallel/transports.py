@@ -17,6 +17,9 @@ import torch.distributed as dist
 
 from engine.parallel.shared_memory import SharedMemory, WaitError
 
+_RECORDABLE = ("none", "nccl")
+"""Transports whose operations are kernels of the device; "none": one rank."""
+
 
 class Transport(Protocol):
     """Interface of all transports. `name` is recorded with every measurement."""
@@ -46,6 +49,15 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Release all resources."""
+
+
+def graph_obstacle(device: str, transport: str) -> str | None:
+    """Return why decode steps are no CUDA graphs on a type of device, with sums over a transport; None: they are."""
+    if device != "cuda":
+        return f"the device is {device}"
+    if transport not in _RECORDABLE:
+        return f"sums over {transport} run on the host, which a graph cannot record"
+    return None
 
 
 _MOST_UNSENT = 8

@@ -1,9 +1,9 @@
 """What a record says of how a rank computes: attention's kernel, CUDA graphs, compilation, reduced precision.
 
-environment |= computing_environment(cell, device, config)
+environment |= computing_environment(cell, device, config, transport)
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,46 +12,93 @@ from torch.nn.attention import SDPBackend
 from configs.families.config import ModelConfig
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
+from engine.parallel.transports import graph_obstacle
+from engine.rank.attention_rule import AttentionCall, Gpu, explain
+
+Pass = Literal["prefill", "decode", "training"]
 
 _LENGTH = 128  # of the prompt that torch is asked about; its choice depends on head size, dtype, mask and device
 _BACKENDS: dict[int, str] = {value.value: name.lower() for name, value in SDPBackend.__members__.items()}
 
 
-def computing_environment(cell: Cell, device: torch.device, config: ModelConfig | None) -> dict[str, Any]:
-    """Return settings that decide which kernels run. attention_prefill, attention_decode: of rankwise's engine, the
-    kernel that torch chooses for this model (a decode step on a GPU has a mask, because its graph covers the cache's
-    whole capacity); None where the engine has its own kernel or no such pass.
+def computing_environment(
+    cell: Cell, device: torch.device, config: ModelConfig | None, transport: str = "none"
+) -> dict[str, Any]:
+    """Return settings that decide which kernels run, of rankwise's engine; on a GPU with the reason of each.
+
+    attention_prefill, attention_decode, attention_training: the kernel that torch chooses for this model (a decode step
+    on a GPU has a mask, because its graph covers the cache's whole capacity); None where the engine has its own kernel
+    or no such pass. transport: of the tensor-parallel group.
     """
     kind = descriptor_of(cell.workload)
-    ours = cell.engine == "rankwise" and config is not None and not kind.trains
+    ours = cell.engine == "rankwise"
     on_gpu = device.type == "cuda"
-    return {
-        "attention_prefill": attention_kernel(config, cell.dtype, device) if ours and config else None,
-        "attention_decode": attention_kernel(config, cell.dtype, device, True) if ours and config and on_gpu else None,
+    why_no_graph = _why_no_graph(cell, device, transport)
+    passes: dict[Pass, bool] = {
+        "prefill": not kind.trains,
+        "decode": not kind.trains and on_gpu,
+        "training": kind.trains,
+    }
+    said: dict[str, Any] = {
         "attention_allowed": _allowed() if on_gpu else None,
-        "cuda_graphs": ours and on_gpu and kind.decodes,
+        "cuda_graphs": why_no_graph is None,
+        "cuda_graphs_why": why_no_graph or "a decode step has static shapes, those of the cache's capacity",
         "compiled": cell.engine_mode == "compiled" or bool(getattr(cell.workload, "compiled", False)),
         "tf32": torch.backends.cuda.matmul.allow_tf32 if on_gpu else None,
     }
+    for name, exists in passes.items():
+        asked = ours and exists and config is not None
+        chosen = attention_kernel(config, cell.dtype, device, name) if asked and config is not None else None
+        said[f"attention_{name}"] = chosen
+        if on_gpu and chosen is not None and config is not None:
+            call = AttentionCall(cell.dtype, config.head_dim, masked=name == "decode", trains=name == "training")
+            said[f"attention_{name}_why"] = explain(chosen, _order(), call, _gpu(device))
+    return said
 
 
-def attention_kernel(config: ModelConfig, dtype: str, device: torch.device, one_token: bool = False) -> str:
-    """Return the kernel that torch's `scaled_dot_product_attention` takes for a prompt, or for one token with a mask:
-    "flash_attention", "efficient_attention", "cudnn_attention", "math", ...
+def attention_kernel(config: ModelConfig, dtype: str, device: torch.device, of: Pass = "prefill") -> str:
+    """Return the kernel that torch's `scaled_dot_product_attention` takes for a prompt, for one token with a mask, or
+    for a sequence of training: "flash_attention", "efficient_attention", "cudnn_attention", "math", ...
     """
-    heads, groups = config.kv_heads, config.heads // config.kv_heads
+    queries, keys, mask = attention_operands(config, dtype, device, of)
+    grouped = queries.shape[1] != keys.shape[1]
+    chosen = torch._fused_sdp_choice(queries, keys, keys, mask, is_causal=mask is None, enable_gqa=grouped)
+    return _BACKENDS[int(chosen)]
+
+
+def attention_operands(
+    config: ModelConfig, dtype: str, device: torch.device, of: Pass
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return queries [1, heads, length, head_dim], keys (values are alike) and mask as `engine.models.llama.attend`
+    passes them on: for one token, a group's heads are positions of one query.
+    """
+    groups = config.heads // config.kv_heads
 
     def tensor(count: int, length: int) -> Tensor:
-        return torch.empty(1, count, length, config.head_dim, dtype=getattr(torch, dtype), device=device)
+        shape, trains = (1, count, length, config.head_dim), of == "training"
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=device, requires_grad=trains)
 
-    keys, values = tensor(heads, _LENGTH), tensor(heads, _LENGTH)
-    if one_token:  # see engine.models.llama.attend: a group's heads as positions of one query
-        mask = torch.ones(1, 1, 1, _LENGTH, dtype=torch.bool, device=device)
-        chosen = torch._fused_sdp_choice(tensor(heads, groups), keys, values, mask)
-    else:
-        queries = tensor(config.heads, _LENGTH)
-        chosen = torch._fused_sdp_choice(queries, keys, values, is_causal=True, enable_gqa=groups > 1)
-    return _BACKENDS[int(chosen)]
+    keys = tensor(config.kv_heads, _LENGTH)
+    if of != "decode":
+        return tensor(config.heads, _LENGTH), keys, None
+    mask = torch.ones(1, 1, 1, _LENGTH, dtype=torch.bool, device=device)
+    return tensor(config.kv_heads, groups), keys, mask
+
+
+def _why_no_graph(cell: Cell, device: torch.device, transport: str) -> str | None:
+    if cell.engine != "rankwise":
+        return f"{cell.engine} decides for itself"
+    if not descriptor_of(cell.workload).decodes:
+        return "no decode steps"
+    return graph_obstacle(device.type, transport)
+
+
+def _gpu(device: torch.device) -> Gpu:
+    return Gpu(torch.cuda.get_device_capability(device), torch.version.hip is not None)
+
+
+def _order() -> list[str]:
+    return [_BACKENDS[number] for number in torch._C._get_sdp_priority_order()]
 
 
 def _allowed() -> list[str]:

@@ -177,7 +177,7 @@ def make_context(
         "cores_per_rank": job.cell.cores_per_rank,
         "cores_shared": place.cores_shared,
     }
-    environment |= computing_environment(cell, device, _config_of(context))
+    environment |= computing_environment(cell, device, _config_of(context), context.communicators.tensor.transport)
     return context, environment
 
 

@@ -13,7 +13,7 @@ from benchmarks.gpu.document import PAGE, RESULTS, page, read_runs
 from benchmarks.gpu.needs import advice, missing_packages
 from benchmarks.gpu.plants import PLANTS, parse_plants
 from benchmarks.gpu.results import CheckResult, Figure, read_result, read_results, write_result
-from benchmarks.gpu.runner import ROOT
+from benchmarks.gpu.runner import ROOT, limit_seconds
 from benchmarks.gpu.table import rows, summary
 
 
@@ -70,6 +70,15 @@ def test_what_is_missing_is_named_with_the_command_that_packs_it() -> None:
     assert missing == {"a_missing_module": ["decode"], "pydantic_of_nowhere": ["decode"]}
     assert any("make gpu-wheels" in line for line in advice({"pydantic": ["decode"]}))
     assert not any("make gpu-wheels" in line for line in advice({"torch": ["decode"]}))
+
+
+def test_limits_are_shares_on_a_gpu_and_against_hangs_alone_in_a_rehearsal() -> None:
+    waiting = [Check("a", "t", 1.0, 10.0), Check("b", "t", 4.0), Check("c", "t", 5.0)]
+    assert limit_seconds(waiting, 200.0, rehearsal=False) == 20.0
+    assert limit_seconds(waiting, 50.0, rehearsal=False) == 10.0, "what it needs at least"
+    assert limit_seconds(waiting, 8.0, rehearsal=False) == 8.0, "then it is not begun"
+    assert limit_seconds(waiting, 200.0, rehearsal=True) == 100.0
+    assert limit_seconds(waiting[1:2], 200.0, rehearsal=True) == 200.0, "the last one has all"
 
 
 def test_unknown_plants_and_checks_are_refused(tmp_path: Path) -> None:

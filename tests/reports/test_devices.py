@@ -4,15 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan
 from reports.decisions.recommendation import recommend
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side
 from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult
 from reports.render import render_report
-from tests.support.made_studies import decoded, planned, write_measurements, write_plan, write_record
+from tests.support.made_studies import (
+    decoded,
+    planned,
+    run_in_environments,
+    write_measurements,
+    write_plan,
+    write_record,
+)
 from tests.support.reports import whole_report
 
 A10G, H100 = "NVIDIA A10G", "NVIDIA H100 80GB HBM3"
@@ -23,20 +28,8 @@ experiments: {strong: {kind: strong, grow: dp, to: 4}}
 TARGETS = STRONG + "targets: [{name: a}, {name: b}]\n"
 
 
-def run_of(folder: Path, text: str, devices: list[dict[str, object]]) -> tuple[RunPaths, Plan]:
-    """A run whose cells took fewer seconds by their ranks; `devices`: for each cell the environment's content."""
-    plan = planned(text, repeats=6)
-    run = write_plan(folder, plan)
-    for place, ((key, cell), environment) in enumerate(zip(plan.cells.items(), devices, strict=True)):
-        name = f"d{place}"
-        run.environment(name).write_text(json.dumps({"torch": "2.13.0"} | environment))
-        write_measurements(run, cell, 1.0 / cell.layout.ranks, environment=name, repeats=6, peak_mib=None)
-        assert key == cell.key
-    return run, plan
-
-
 def read(folder: Path, text: str, *names: str) -> StudyResult:
-    run, _ = run_of(folder, text, [{"device": name} for name in names])
+    run, _ = run_in_environments(folder, text, [{"device": name} for name in names])
     return load_comparable(run)
 
 
@@ -73,7 +66,7 @@ def test_targets_of_different_devices_are_not_side_by_side(tmp_path: Path) -> No
 
 
 def test_repeats_of_a_cell_on_another_device_are_left_out(tmp_path: Path) -> None:
-    run, plan = run_of(tmp_path, STRONG, [{"device": A10G}] * 3)
+    run, plan = run_in_environments(tmp_path, STRONG, [{"device": A10G}] * 3)
     cell = next(iter(plan.cells.values()))
     run.environment("cpu").write_text('{"device": "cpu"}')
     write_measurements(run, cell, 9.0, environment="cpu", repeats=2)  # repeats 0 and 1 again, nine times slower
@@ -95,7 +88,7 @@ def test_ranks_on_different_gpus_are_a_device_of_their_own(tmp_path: Path) -> No
 
 
 def test_the_report_says_why_they_are_apart(tmp_path: Path) -> None:
-    run, _ = run_of(tmp_path, STRONG, [{"device": A10G}, {"device": A10G}, {"device": H100}])
+    run, _ = run_in_environments(tmp_path, STRONG, [{"device": A10G}, {"device": A10G}, {"device": H100}])
     summary = render_report(run)
     assert any(
         text.startswith("Figures of 2 devices are kept apart: NVIDIA A10G and NVIDIA H100")

@@ -1,6 +1,7 @@
 """Run folders of made-up records with known rates, sizes and answers, for the tests of encode, seq2seq, compression
 and engines."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,15 @@ def vectors(turned: float, prompts: int = 4, size: int = 6) -> dict[str, Any]:
 def cells_of(plan: Plan, experiment: int = 0) -> Sequence[tuple[dict[str, Any], Cell]]:
     """Values and cell of each point."""
     return [(point.values, plan.cells[point.cell]) for point in plan.experiments[experiment].points]
+
+
+def run_in_environments(folder: Path, text: str, devices: list[dict[str, object]]) -> tuple[RunPaths, Plan]:
+    """A run whose cells took fewer seconds by their ranks; `devices`: for each cell the environment's content."""
+    plan = planned(text, repeats=6)
+    run = write_plan(folder, plan)
+    for place, ((key, cell), environment) in enumerate(zip(plan.cells.items(), devices, strict=True)):
+        name = f"d{place}"
+        run.environment(name).write_text(json.dumps({"torch": "2.13.0"} | environment))
+        write_measurements(run, cell, 1.0 / cell.layout.ranks, environment=name, repeats=6, peak_mib=None)
+        assert key == cell.key
+    return run, plan

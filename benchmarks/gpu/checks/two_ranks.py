@@ -52,17 +52,18 @@ def _forward(bench: Bench, alone: list[int]) -> None:
 
 
 def _nccl(bench: Bench) -> None:
-    if bench.device.type != "cuda":  # two more processes, each of which imports torch, would find out no more
-        bench.seen("NCCL with one device twice", "no GPU")
+    name = "NCCL with one device twice"
+    if bench.device.type != "cuda":  # two processes more would import torch only to say this
+        bench.seen(name, "no GPU")
         return
-    bench.seen("NCCL with one device twice", _both(bench, ("nccl",), 45.0)["nccl"][0]["said"] or "it was taken")
+    bench.seen(name, _both(bench, ("nccl",), 45.0)["nccl"][0]["said"] or "it was taken")
 
 
 def _hang(bench: Bench) -> None:
     before, limit = _free_bytes(bench), 1.0 if bench.rehearsal else 5.0
     ranks = _start(bench, ("hang",))
     try:
-        deadline = time.monotonic() + 45.0
+        deadline = _deadline(bench, 45.0)
         while len(list(bench.folder.glob("hang-*.begun"))) < RANKS and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(limit)
@@ -91,19 +92,26 @@ def _free_bytes(bench: Bench) -> int | None:
 
 def _both(bench: Bench, works: tuple[str, ...], seconds: float) -> dict[str, list[dict[str, Any]]]:
     """Do works on both ranks; return what each left of each. Raises RuntimeError for a rank that left nothing."""
+    began, deadline = time.monotonic(), _deadline(bench, seconds)
     ranks = _start(bench, works)
-    deadline = time.monotonic() + min(seconds, max(1.0, bench.seconds_left))
     try:
         for rank in ranks:
             rank.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{', '.join(works)}: the ranks were not ready within {seconds:.0f} s") from None
+        waited = time.monotonic() - began
+        raise RuntimeError(f"{', '.join(works)}: the ranks were not ready within {waited:.0f} s") from None
     finally:
         _end(ranks)
     paths = {work: [bench.folder / f"{work}-{rank}.json" for rank in range(RANKS)] for work in works}
     if missing := [path.name for each in paths.values() for path in each if not path.exists()]:
         raise RuntimeError(f"{', '.join(missing)} was not left; exit codes {[one.returncode for one in ranks]}")
     return {work: [json.loads(path.read_text()) for path in each] for work, each in paths.items()}
+
+
+def _deadline(bench: Bench, seconds: float) -> float:
+    """Return when to give the ranks up, in time.monotonic: in a rehearsal at the check's own limit only."""
+    left = max(1.0, bench.seconds_left)
+    return time.monotonic() + (left if bench.rehearsal else min(seconds, left))
 
 
 def _start(bench: Bench, works: tuple[str, ...]) -> list[subprocess.Popen[bytes]]:

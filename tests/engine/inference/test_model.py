@@ -98,7 +98,7 @@ def test_no_more_positions_than_the_cache_has() -> None:
 class _Halves:
     """A communicator that knows what the other rank would say."""
 
-    size, index = 2, 0
+    size, index, transport = 2, 0, "gloo"
 
     def __init__(self, other: torch.Tensor) -> None:
         self.other = other

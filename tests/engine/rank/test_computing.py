@@ -8,6 +8,13 @@ import torch
 from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.spec.cell import Cell
+from engine.inference import model
+from engine.inference.model import Shard
+from engine.inference.weights import shard_of
+from engine.models.llama import Llama
+from engine.parallel.communicator import Communicator
+from engine.parallel.grid import Grid
+from engine.parallel.transports import graph_obstacle
 from engine.rank import computing
 from engine.rank.computing import attention_kernel, computing_environment
 
@@ -29,23 +36,55 @@ def test_a_cpu_says_torchs_choice_for_the_prompt() -> None:
     assert computing_environment(cell(), CPU, None)["attention_prefill"] is None
 
 
-def test_a_gpu_is_asked_about_both_passes_and_records_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+def test_a_gpu_is_asked_about_its_passes_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
 
-    def kernel(config: Any, dtype: str, device: Any, one_token: bool = False) -> str:
+    def kernel(config: Any, dtype: str, device: Any, of: str) -> str:
         assert device == GPU
-        asked.append(one_token)
-        return "efficient_attention" if one_token else "flash_attention"
+        asked.append(of)
+        return "efficient_attention" if of == "decode" else "flash_attention"
 
     monkeypatch.setattr(computing, "attention_kernel", kernel)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     said = computing_environment(cell(dtype="bfloat16"), GPU, CONFIG)
-    assert asked == [False, True] and said["cuda_graphs"] is True
+    assert asked == ["prefill", "decode"] and said["cuda_graphs"] is True
     assert (said["attention_prefill"], said["attention_decode"]) == ("flash_attention", "efficient_attention")
+    assert "flash_attention takes no mask" in said["attention_decode_why"]
     assert {"flash_attention", "math"} <= set(said["attention_allowed"])
+    trained = computing_environment(cell("train", dtype="bfloat16"), GPU, CONFIG)
+    assert asked[2:] == ["training"] and trained["attention_training"] == "flash_attention"
+    assert (trained["cuda_graphs"], trained["cuda_graphs_why"]) == (False, "no decode steps")
+    assert trained["attention_prefill"] is None and "attention_prefill_why" not in trained
     peer = computing_environment(cell(engine="transformers", engine_mode="compiled"), GPU, CONFIG)
     assert (peer["compiled"], peer["cuda_graphs"], peer["attention_prefill"]) == (True, False, None)
+    assert peer["cuda_graphs_why"] == "transformers decides for itself"
 
 
+def test_why_there_are_no_graphs_is_said() -> None:
+    assert computing_environment(cell(), CPU, CONFIG)["cuda_graphs_why"] == "the device is cpu"
+    assert graph_obstacle("cuda", "none") is None and graph_obstacle("cuda", "nccl") is None
+    assert "gloo" in str(graph_obstacle("cuda", "gloo"))
+
+
+def test_steps_are_recorded_where_a_graph_can_record_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[int] = []
+    monkeypatch.setattr(model, "static_decode", lambda shard, cache, inputs, padding: recorded.append(cache.length))
+    monkeypatch.setattr(model, "graph_obstacle", lambda device, transport: graph_obstacle("cuda", transport))
+    for transport, graphs in (("none", [0]), ("nccl", [0]), ("gloo", [])):
+        group = Communicator((0,), 0)
+        group.transport = transport
+        shard = tiny_shard(group)
+        shard.forward(torch.zeros(1, 1, dtype=torch.int64), shard.new_cache(1, 2))
+        assert recorded == graphs and shard.uses_graphs == bool(graphs)
+        recorded.clear()
+
+
+def tiny_shard(group: Communicator) -> Shard:
+    tensors = {name: tensor.detach() for name, tensor in Llama(CONFIG).named_parameters()}
+    return shard_of(CONFIG, Grid(1, 1, 1, 0), group, tensors)
+
+
+@pytest.mark.parametrize("of", ("prefill", "decode", "training"))
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-def test_one_token_with_a_mask_has_a_kernel_too(dtype: str) -> None:
-    assert attention_kernel(CONFIG, dtype, CPU, True) in computing._BACKENDS.values()
+def test_every_pass_has_a_kernel(dtype: str, of: computing.Pass) -> None:
+    assert attention_kernel(CONFIG, dtype, CPU, of) in computing._BACKENDS.values()
