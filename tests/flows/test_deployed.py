@@ -54,6 +54,7 @@ def from_the_form(team: OfflineTeam) -> UUID:
     return run
 
 
+@pytest.mark.slow
 def test_a_study_from_the_form(team: OfflineTeam, from_the_form: UUID) -> None:
     flow_run = team.flow_run(from_the_form)
     assert flow_run.name == "from-the-ui"
@@ -62,6 +63,7 @@ def test_a_study_from_the_form(team: OfflineTeam, from_the_form: UUID) -> None:
     assert all(not task.tags for task in tasks_of(team, from_the_form)), "a tag makes each task ask the API first"
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_run_is_its_dag(team: OfflineTeam, from_the_form: UUID) -> None:
     tasks = {task.id: task for task in tasks_of(team, from_the_form)}
     before = {
@@ -129,6 +131,7 @@ def test_deployed_again_everything_is_as_it_was(team: OfflineTeam) -> None:
     assert after.concurrency_options.collision_strategy.value == "ENQUEUE"
 
 
+@pytest.mark.slow
 def test_transient_faults_are_retried_and_secrets_stay_secret(team: OfflineTeam, tmp_path: Path) -> None:
     """A hub that fails twice; its address is in a Variable, its token in a Secret block."""
     team.client.create_variable(VariableCreate(name="rankwise_environment", value={}))
@@ -188,6 +191,7 @@ def test_two_studies_on_one_machine_do_not_overlap(team: OfflineTeam) -> None:
     assert names[-1] == "shared", "the short study had its turn before the long one was through"
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(team: OfflineTeam) -> None:
     with launch_lock(give_up=lambda: False):
         run = team.run_form(form("closed"))

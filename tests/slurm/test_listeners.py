@@ -16,6 +16,7 @@ from tests.support.listeners import MARK, listening
 from tests.support.studies import RANKWISE, write_study
 
 
+@pytest.mark.slow
 def test_of_a_local_run(tmp_path: Path) -> None:
     """torchrun's store, gloo's pairs, the fork parents and Prefect's server."""
     strong = {"kind": "strong", "grow": "dp", "to": 2, "base": {"items": 2}}

@@ -10,6 +10,7 @@ from configs.plans.expand import expand
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import StudyError, load_study, study_yaml
 from configs.workloads.generate import GenerateWorkload
+from reports.numbers.statistics import LEAST_REPEATS
 
 MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")
 
@@ -248,4 +249,4 @@ def test_the_quickstart_covers_what_it_promises() -> None:
         "correctness",
     }
     assert {cell.layout.ranks for cell in plan.cells.values()} == {1, 2}
-    assert loaded.measuring.repeats == 3
+    assert loaded.measuring.repeats >= LEAST_REPEATS, "its report has intervals"
