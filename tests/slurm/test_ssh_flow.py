@@ -82,7 +82,8 @@ def test_generating_and_training_over_two_hosts_is_reported(hosts: SshTestHosts,
     pairs = [record for record in records(run) if record.cell.nodes == 2]
     assert {record.cell.workload.kind for record in pairs} == {"generate", "train"}
     assert all(sorted(record.hosts) == ["gpu-a", "gpu-b"] for record in pairs)
-    assert "lab" in (run / "report.md").read_text()
+    report = run / "report.md"
+    assert "tp=2 on 2 nodes" in report.read_text() and "lab" in report.with_name("appendix.md").read_text()
     assert not [path for host in hosts.hosts for path in host.disk.glob("runs/*/jobs/*")], "job folders are removed"
 
 
