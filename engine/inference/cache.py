@@ -21,6 +21,7 @@ from engine.inference.positions import biased, table_rows
 from engine.inference.source import Source
 from engine.kernels.attention import DecodeAttention, bias_table, has_decode_attention, stored_width
 from engine.kernels.linear import PackedLinear
+from engine.kernels.paged import PagedAttention
 from engine.models.llama import visible
 from engine.models.sharding import Share
 
@@ -67,12 +68,12 @@ class CacheStep:
 
 @dataclass(slots=True)
 class KernelStep:
-    """One more position of each sequence, with attention by the native kernel. windows: by layer, 0 for none.
+    """New positions of sequences, with attention by the native kernels. windows: by layer, 0 for none.
 
     rows [batch, 1]: of the table of learned positions, always in the same memory. source: cross attention's kernel.
     """
 
-    attention: DecodeAttention
+    attention: DecodeAttention | PagedAttention
     windows: list[int]
     rows: Tensor | None
     source: DecodeAttention | None
@@ -118,7 +119,9 @@ class KeyValueCache:
         shape = (2, len(layers), batch, len(share.kv_heads), capacity, width)
         self.store = make(shape, dtype=like.dtype, device=like.device)
         self._heads = self.store[..., : config.head_dim]
-        self.angles = None if positions.frequencies is None else _angles(positions.frequencies, capacity, like.dtype)
+        self.angles = (
+            None if positions.frequencies is None else position_angles(positions.frequencies, capacity, like.dtype)
+        )
         self._by_distance = positions.by_distance
         self.length = 0
         self.source = Source(config, share, batch, crossing) if crossing else None
@@ -279,7 +282,7 @@ class KeyValueCache:
             self._filled = (positions >= padding[:, None])[:, None, None]
 
 
-def _angles(frequencies: Tensor, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def position_angles(frequencies: Tensor, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [capacity, head_dim]; in float32 until they are rounded once, as in the reference."""
     positions = torch.arange(capacity, device=frequencies.device)
     angles = (positions[:, None].float() * frequencies).repeat(1, 2)

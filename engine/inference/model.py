@@ -22,6 +22,7 @@ from engine.inference.cache import CachePositions, CacheStep, KernelStep, KeyVal
 from engine.inference.encoding import EncoderStep
 from engine.inference.graphs import static_decode
 from engine.inference.layer import LayerWeights, Norm, StackWeights
+from engine.inference.paged import PagedCache, PagedSizes, PagedStep
 from engine.inference.positions import causal_bias
 from engine.inference.residual import NormRule, Residual
 from engine.kernels.operators import activate, multiply, rms_norm_heads, rotate
@@ -33,7 +34,7 @@ from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 from engine.parallel.transports import graph_obstacle
 
-AnyStep = CacheStep | KernelStep | EncoderStep
+AnyStep = CacheStep | KernelStep | PagedStep | EncoderStep
 
 
 class Shard:
@@ -92,6 +93,20 @@ class Shard:
             crossing = [one.cross_key_value for one in weights.layers if one.cross_key_value is not None]
             some = weights.layers[0].input_norm.weight
             return KeyValueCache(config, self.share, self.layers, batch, capacity, positions, some, crossing)
+
+    def new_paged_cache(self, sizes: PagedSizes) -> PagedCache:
+        """Allocate a cache in blocks, for a decoder whose positions are rotated, learned or none.
+
+        Raises ValueError for an encoder, for an encoder-decoder, and for more positions than the model has learned.
+        """
+        config = self.config
+        if config.kind != "decoder":
+            raise ValueError(f"{config.family}: a paged cache is for decoders")
+        if config.positions == "learned" and sizes.max_length > config.max_positions:
+            raise ValueError(f"{sizes.max_length} positions are more than the {config.max_positions} that were learned")
+        with torch.inference_mode():
+            some = self.weights.layers[0].input_norm.weight
+            return PagedCache(config, self.share, self.layers, sizes, self._frequencies, some)
 
     @torch.inference_mode()
     def forward(
@@ -255,6 +270,8 @@ class Shard:
         if isinstance(step, KernelStep):
             values = merged.data_ptr() + self._values_offset
             return step.attention.run(place, turned.data_ptr(), values, step.windows[place])
+        if isinstance(step, PagedStep):
+            return step.attend(place, turned, heads[:, :, self._turned :], self._queries, self._scale)
         if step.angles is not None:
             turned = rotate(turned, *step.angles)
         step.write(place, turned[:, :, self._queries :].transpose(1, 2), heads[:, :, self._turned :].transpose(1, 2))
@@ -265,7 +282,11 @@ class Shard:
 
     def _cross(self, normed: Tensor, layer: LayerWeights, place: int, step: AnyStep) -> Tensor:
         """Return the update of the stream by cross attention."""
-        assert layer.cross_query is not None and layer.cross_output is not None and not isinstance(step, EncoderStep)
+        assert (
+            layer.cross_query is not None
+            and layer.cross_output is not None
+            and isinstance(step, CacheStep | KernelStep)
+        )
         assert step.source is not None
         queries = layer.cross_query(normed)
         if isinstance(step, KernelStep):

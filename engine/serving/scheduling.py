@@ -1,0 +1,302 @@
+"""Which tokens are computed next: a pure function of queue and cache, without torch, clocks or processes.
+
+    scheduler = Scheduler(SchedulerLimits(...), BlockPool(512, 16))
+    scheduler.add(Request("a", (1, 2, 3), max_tokens=8))
+    batch = scheduler.next_batch()                # None: nothing to do
+    ended = scheduler.advance(batch, chosen)      # token ids of the rows that chose one
+
+A step has at most `max_step_tokens` tokens. Sequences that decode come first, one token each, so that no prompt delays
+them by more than a step; what is left goes to prompts, in pieces. Requests start in the order of their arrival, when a
+slot is free and the cache holds their whole prompt. When the cache is full, the sequence that arrived last gives its
+blocks back and is computed again later, before any newer request.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.serving.blocks import BlockPool
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """max_sequences: at once. max_step_tokens: of a step. max_length: tokens of a sequence, answer included."""
+
+    max_sequences: int
+    max_step_tokens: int
+    max_length: int
+
+    def __post_init__(self) -> None:
+        assert 0 < self.max_sequences <= self.max_step_tokens
+
+
+@dataclass(frozen=True)
+class Request:
+    """Token ids of a prompt, at most `max_tokens` new ones, and the tokens that end the answer.
+
+    min_tokens: as many come before any of `stop_tokens` counts.
+    """
+
+    key: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_tokens: frozenset[int] = frozenset()
+    min_tokens: int = 0
+
+
+@dataclass
+class _Sequence:
+    """A request in progress.
+
+    computed: positions in the cache; kept: full blocks that the pool knows; slot: its row of the tables, while it runs;
+    cached: tokens found in the cache when it first started.
+    """
+
+    request: Request
+    tokens: list[int]
+    arrival: int
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    computed: int = 0
+    kept: int = 0
+    slot: int | None = None
+    cached: int | None = None
+
+    @property
+    def answered(self) -> int:
+        """Number of new tokens."""
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of one sequence: `length` from position `first`. chooses: whether the last chooses a token."""
+
+    key: str
+    slot: int
+    first: int
+    length: int
+    chooses: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step: its pieces and their tokens in order; new entries (slot, place, block) of the tables."""
+
+    pieces: tuple[Piece, ...]
+    tokens: tuple[int, ...]
+    assigned: tuple[tuple[int, int, int], ...]
+
+    @property
+    def choosing(self) -> tuple[Piece, ...]:
+        """Pieces that choose a token, in order."""
+        return tuple(piece for piece in self.pieces if piece.chooses)
+
+
+@dataclass
+class Counts:
+    """What happened so far. prefix_tokens: of prompts when they start; cached_tokens: of those, found in the cache."""
+
+    preemptions: int = 0
+    prefix_tokens: int = 0
+    cached_tokens: int = 0
+    steps: int = 0
+
+
+class Scheduler:
+    """Queue, running sequences and their blocks."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        assert pool.count * pool.size >= limits.max_length, "the cache must hold the longest sequence"
+        self.limits, self.pool = limits, pool
+        self.counts = Counts()
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._slots = list(range(limits.max_sequences - 1, -1, -1))
+        self._by_key: dict[str, _Sequence] = {}
+        self._arrivals = self._preempted_now = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences with a slot."""
+        return len(self._running)
+
+    def cached_tokens(self, key: str) -> int:
+        """Return how many tokens of a prompt were found in the cache when it first started."""
+        return self._by_key[key].cached or 0
+
+    def add(self, request: Request) -> None:
+        """Put a request at the end of the queue. Raises ValueError if it can never run."""
+        if not request.prompt:
+            raise ValueError("the prompt has no tokens")
+        if len(request.prompt) + request.max_tokens > self.limits.max_length:
+            raise ValueError(
+                f"{len(request.prompt)} tokens and {request.max_tokens} new ones exceed {self.limits.max_length}"
+            )
+        assert request.key not in self._by_key and request.max_tokens > 0
+        self._by_key[request.key] = sequence = _Sequence(request, list(request.prompt), self._arrivals)
+        self._arrivals += 1
+        self._waiting.append(sequence)
+
+    def cancel(self, key: str) -> bool:
+        """Remove a request, wherever it is; its blocks are free at once. Returns whether it was there."""
+        sequence = self._by_key.pop(key, None)
+        if sequence is None:
+            return False
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._leave(sequence)
+        return True
+
+    def next_batch(self) -> Batch | None:
+        """Choose the next step, and take its blocks; None if nothing is to be done."""
+        room, self._preempted_now = self.limits.max_step_tokens, 0
+        assigned: list[tuple[int, int, int]] = []
+        pieces: list[Piece] = []
+        decoding = [one for one in self._running if len(one.tokens) - one.computed == 1]
+        prompts = [one for one in self._running if len(one.tokens) - one.computed > 1]
+        for sequence in (*decoding, *prompts):
+            if sequence.slot is None or room == 0:  # preempted for an earlier one; or no room for a prompt now
+                continue
+            piece = self._piece(sequence, room, assigned)
+            if piece is not None:
+                pieces.append(piece)
+                room -= piece.length
+        # One that was preempted now may not come back in the same step.
+        while room and self._waiting and self._slots and self._preempted_now == 0 and self._admit(assigned):
+            piece = self._piece(self._running[-1], room, assigned)
+            assert piece is not None, "a request is admitted with room for its prompt"
+            pieces.append(piece)
+            room -= piece.length
+        # A sequence may have been preempted after its piece was made.
+        pieces = [piece for piece in pieces if self._by_key[piece.key].slot == piece.slot]
+        if not pieces:
+            return None
+        self.counts.steps += 1
+        slots = {piece.slot for piece in pieces}
+        tokens = [
+            token
+            for piece in pieces
+            for token in self._by_key[piece.key].tokens[piece.first : piece.first + piece.length]
+        ]
+        return Batch(tuple(pieces), tuple(tokens), tuple(entry for entry in assigned if entry[0] in slots))
+
+    def advance(self, batch: Batch, chosen: Mapping[str, int]) -> dict[str, FinishReason]:
+        """Note that a step was computed, and the token that each choosing piece's sequence chose, by key.
+
+        Returns the sequences that have ended. Sequences cancelled since then are left out.
+        """
+        ended: dict[str, FinishReason] = {}
+        for piece in batch.pieces:
+            sequence = self._by_key.get(piece.key)
+            if sequence is None:
+                continue
+            sequence.computed = piece.first + piece.length
+            self._keep_full_blocks(sequence)
+            if not piece.chooses:
+                continue
+            sequence.tokens.append(chosen[piece.key])
+            reason = _reason(sequence)
+            if reason is not None:
+                ended[piece.key] = reason
+                del self._by_key[piece.key]
+                self._leave(sequence)
+        return ended
+
+    def _piece(self, sequence: _Sequence, room: int, assigned: list[tuple[int, int, int]]) -> Piece | None:
+        """Take blocks for the next tokens of a running sequence, at most `room`; None if it was preempted itself."""
+        assert sequence.slot is not None
+        length = min(len(sequence.tokens) - sequence.computed, room)
+        end = sequence.computed + length
+        while len(sequence.blocks) * self.pool.size < end:
+            block = self.pool.take()
+            if block is None:
+                last = max(self._running, key=lambda one: one.arrival)
+                self._preempt(last)
+                if last is sequence:
+                    return None
+                continue
+            assigned.append((sequence.slot, len(sequence.blocks), block))
+            sequence.blocks.append(block)
+        first = sequence.computed
+        return Piece(sequence.request.key, sequence.slot, first, length, end == len(sequence.tokens))
+
+    def _admit(self, assigned: list[tuple[int, int, int]]) -> bool:
+        """Start the first request of the queue if the cache holds its tokens, those it shares included."""
+        sequence = self._waiting[0]
+        count = len(sequence.tokens)
+        if self.pool.caching:
+            self.pool.extend_hashes(sequence.hashes, sequence.tokens, count)
+        # The last token is always computed: it chooses the next one.
+        shared = self.pool.match(sequence.hashes[: (count - 1) // self.pool.size])
+        wanted = -(-count // self.pool.size) - len(shared)
+        if wanted > self.pool.free - self.pool.unused(shared):
+            return False
+        self._waiting.popleft()
+        self.pool.share(shared)
+        sequence.slot = self._slots.pop()
+        sequence.blocks = list(shared)
+        assigned += ((sequence.slot, place, block) for place, block in enumerate(shared))
+        sequence.kept = len(shared)
+        sequence.computed = len(shared) * self.pool.size
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
+            self.counts.prefix_tokens += count
+            self.counts.cached_tokens += sequence.computed
+        self._running.append(sequence)
+        return True
+
+    def _preempt(self, sequence: _Sequence) -> None:
+        """Take everything from a running sequence and put it first in the queue, behind older preempted ones."""
+        self.counts.preemptions += 1
+        self._preempted_now += 1
+        self._leave(sequence)
+        sequence.computed = 0
+        behind = 0
+        while behind < len(self._waiting) and self._waiting[behind].arrival < sequence.arrival:
+            behind += 1
+        self._waiting.insert(behind, sequence)
+
+    def _leave(self, sequence: _Sequence) -> None:
+        assert sequence.slot is not None
+        self._running.remove(sequence)
+        self.pool.release(sequence.blocks)
+        self._slots.append(sequence.slot)
+        sequence.blocks, sequence.slot = [], None
+
+    def _keep_full_blocks(self, sequence: _Sequence) -> None:
+        if not self.pool.caching:
+            return
+        self.pool.extend_hashes(sequence.hashes, sequence.tokens, sequence.computed)
+        for place in range(sequence.kept, sequence.computed // self.pool.size):
+            self.pool.keep(sequence.blocks[place], sequence.hashes[place])
+            sequence.kept = place + 1
+
+
+def _reason(sequence: _Sequence) -> FinishReason | None:
+    request, answered = sequence.request, sequence.answered
+    if answered >= request.min_tokens and sequence.tokens[-1] in request.stop_tokens:
+        return "stop"
+    return "length" if answered >= request.max_tokens else None
+
+
+def positions_of(pieces: Sequence[Piece]) -> tuple[list[int], list[int], list[int]]:
+    """Return slot and position of each token of a step, and the row of the token that each choosing piece ends with."""
+    slots: list[int] = []
+    positions: list[int] = []
+    rows: list[int] = []
+    for piece in pieces:
+        slots += [piece.slot] * piece.length
+        positions += range(piece.first, piece.first + piece.length)
+        if piece.chooses:
+            rows.append(len(slots) - 1)
+    return slots, positions, rows
