@@ -11,7 +11,7 @@ from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import WEIGHT_INDEX
 from engine.planner.families import read_architecture
-from engine.prompts.tokens import encoded, load_tokenizer
+from engine.prompts.tokenizer import encoded, load_tokenizer
 from tasks.models.folder import CONFIG, check_folder, read_config
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="rankwise-fuzz-models-"))

@@ -40,7 +40,8 @@ from torch import Tensor
 from configs.common.base import write_atomically
 from configs.plans.record import Figure
 from engine.context import Context, Samples
-from engine.prompts.tokens import Batch, Prompts, filled, load_tokenizer, tokenizer_path
+from engine.prompts.tokenizer import load_tokenizer
+from engine.prompts.tokens import Batch, Prompts, filled, tokenizer_path
 
 MAX_LOGIT_BYTES = 64 * 1024 * 1024
 """Maximum bytes of logits in a record over all ranks, including those through the cache."""

@@ -10,6 +10,7 @@ attends to its own sequence only, whose earlier positions lie in the blocks of t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class PagedStep:
     """
 
     cache: "PagedCache"
-    sequences: list[int]
+    sequences: Tensor
     positions: Tensor
     angles: tuple[Tensor, Tensor] | None
     rows: Tensor | None
@@ -65,7 +66,7 @@ class PagedStep:
         cache.keys[place][blocks, :, within] = turned[0, :, queries:]
         cache.values[place][blocks, :, within] = values[0]
         out = torch.empty((1, tokens, queries, turned.shape[-1]), dtype=turned.dtype, device=turned.device)
-        for first, end in _runs(self.sequences):
+        for first, end in _runs(self.sequences.tolist()):
             out[:, first:end] = self._one(place, turned[:, first:end, :queries], first, scale)
         return out.view(1, tokens, -1)
 
@@ -73,7 +74,7 @@ class PagedStep:
         """Attend with consecutive tokens of one sequence, [1, length, queries, head_dim]."""
         cache, length = self.cache, queries.shape[1]
         past = int(self.positions[first])
-        keys, values = cache.seen(place, self.sequences[first], past + length)
+        keys, values = cache.seen(place, int(self.sequences[first]), past + length)
         places = torch.arange(past + length, device=queries.device)
         own = torch.arange(past, past + length, device=queries.device)[:, None]
         mask = places <= own
@@ -108,6 +109,10 @@ class PagedCache:
         self.tables = torch.zeros((sizes.sequences, sizes.blocks_of_longest), dtype=torch.int32)
         length = sizes.blocks_of_longest * sizes.block
         self._angles = None if frequencies is None else position_angles(frequencies, length, like.dtype)
+        # Always in the same memory: recorded steps read it.
+        learned = config.positions == "learned"
+        self._rows = torch.zeros((1, sizes.max_tokens), dtype=torch.int64, device=like.device) if learned else None
+        self.recordings: dict[int, Any] = {}  # for `engine.inference.recorded`
         self._kernel: PagedAttention | None = None
         if has_paged_attention(self.store):
             queries, kv_heads = len(share.heads), len(share.kv_heads)
@@ -145,8 +150,9 @@ class PagedCache:
         Tokens of one sequence are consecutive, in order.
         """
         rows = None
-        if self._config.positions == "learned":
-            rows = (positions.long() + self._config.position_offset)[None].to(self.store.device)
+        if self._rows is not None:
+            rows = self._rows[:, : len(positions)]
+            rows.copy_(positions.long() + self._config.position_offset)
         if self._kernel is not None:
             self._kernel.begin(sequences, positions)
             return KernelStep(self._kernel, self.windows, rows, None)
@@ -154,12 +160,12 @@ class PagedCache:
         angles = None
         if self._angles is not None:
             angles = self._angles[0][own][None, :, None], self._angles[1][own][None, :, None]
-        return PagedStep(self, sequences.tolist(), positions, angles, rows)
+        return PagedStep(self, sequences, positions, angles, rows)
 
-    def blocks_of(self, sequences: list[int], positions: Tensor) -> Tensor:
+    def blocks_of(self, sequences: Tensor, positions: Tensor) -> Tensor:
         """Return the block of each token's position, on the cache's device."""
         places = positions.long() // self.sizes.block
-        return self.tables[torch.tensor(sequences), places].long().to(self.store.device)
+        return self.tables[sequences.long(), places].long().to(self.store.device)
 
     def seen(self, place: int, sequence: int, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a sequence's first `length` positions, [1, kv_heads, length, head_dim] each."""

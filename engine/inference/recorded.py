@@ -1,22 +1,25 @@
 """Decode steps on a CPU as recorded calls of C: one call a token instead of about a hundred from Python.
 
     chosen = decode_step(shard, cache, inputs, padding)       # the first calls record and compare, later ones repeat
+    chosen = paged_decode_step(shard, cache, tokens, sequences, positions)
 
 A step of a small model is bound by Python: with 4 layers and 8 MB of weights, it takes three times as long as the
 products. So a step is recorded (`engine.kernels.program`) and then replayed over the same memory: the inputs are in a
-buffer that is overwritten before each step, and `KeyValueCache.step` updates position-dependent data in place.
+buffer that is overwritten before each step, and the `step` of a cache updates position-dependent data in place.
 
 A recording is verified first. For two further steps it runs beside the ordinary step, over memory filled with NaN, and
 its results, including new keys and values, must be bit-identical on all ranks of the group. A step that uses operators
 of torch, or all-reduces outside of shared memory, is never replayed.
 """
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.inference.cache import CacheStep, KernelStep, KeyValueCache
+from engine.inference.paged import PagedCache, PagedStep
 from engine.kernels.program import KernelProgram, Recording
 from engine.parallel.shared_memory import raise_for
 from engine.parallel.transports import SharedTransport
@@ -24,6 +27,7 @@ from engine.parallel.transports import SharedTransport
 if TYPE_CHECKING:
     from engine.inference.model import Shard
 
+AnyStep = CacheStep | KernelStep | PagedStep
 DecodePath = Literal["recorded", "steps"]
 
 _CHECKED_STEPS = 2
@@ -31,15 +35,53 @@ STEPS_BEFORE_TRUST = 2 + _CHECKED_STEPS
 """One step loads the libraries, one is recorded, and the rest are comparisons."""
 
 
-class RecordedStep:
-    """The decode steps of the first `batch` sequences of one cache on this stage."""
+class Slots(Protocol):
+    """Where a step writes its new keys and values."""
 
-    def __init__(self, shard: "Shard", cache: KeyValueCache, batch: int) -> None:
-        self._shard, self._cache, self._batch = shard, cache, batch
+    def fill(self, value: float) -> None:
+        """Overwrite them."""
+
+    def read(self) -> Tensor:
+        """Return a copy."""
+
+
+@dataclass(frozen=True)
+class _ContiguousSlots:
+    """One position of the first rows of a cache."""
+
+    slots: Tensor
+
+    def fill(self, value: float) -> None:
+        self.slots.fill_(value)
+
+    def read(self) -> Tensor:
+        return self.slots.clone()
+
+
+@dataclass(frozen=True)
+class _PagedSlots:
+    """One position of each sequence of a paged cache, int64 [sequences] each."""
+
+    store: Tensor
+    blocks: Tensor
+    within: Tensor
+
+    def fill(self, value: float) -> None:
+        self.store[:, :, self.blocks, :, self.within] = value
+
+    def read(self) -> Tensor:
+        return self.store[:, :, self.blocks, :, self.within]
+
+
+class RecordedStep:
+    """The decode steps of so many sequences of one cache on this stage. shape: of their tokens."""
+
+    def __init__(self, shard: "Shard", shape: tuple[int, int]) -> None:
+        self._shard = shard
         if shard.first:
-            self._inputs = torch.zeros((batch, 1), dtype=torch.int64)
+            self._inputs = torch.zeros(shape, dtype=torch.int64)
         else:
-            self._inputs = torch.zeros((batch, 1, shard.config.hidden), dtype=shard.dtype)
+            self._inputs = torch.zeros((*shape, shard.config.hidden), dtype=shard.dtype)
         self._program: KernelProgram | None = None
         self._output = self._inputs
         self._is_warm, self._left_to_check = False, _CHECKED_STEPS
@@ -52,20 +94,16 @@ class RecordedStep:
         """Whether steps are replayed from the recording."""
         return self._program is not None and self._left_to_check == 0
 
-    def __call__(self, inputs: Tensor, padding: Tensor | None) -> Tensor:
-        """See `decode_step`."""
+    def __call__(self, inputs: Tensor, step: AnyStep, slots: Slots) -> Tensor:
+        """See `decode_step`. slots: where the step writes."""
         self._inputs.copy_(inputs)
-        step = self._cache.step(self._batch, 1, padding)
         # A listener of the group must receive each all-reduce.
         if self.is_trusted and self._shard.group.listener is None:
             self._repeat()
-            output = self._output
-        else:
-            output = self._prove(step)
-        self._cache.length += 1
-        return output
+            return self._output
+        return self._prove(step, slots)
 
-    def _prove(self, step: CacheStep | KernelStep) -> Tensor:
+    def _prove(self, step: AnyStep, slots: Slots) -> Tensor:
         """Run an ordinary step, and beside it the recording, or a comparison with it."""
         if self.refusals or self.is_trusted or self._shard.weights.memory_mapped:
             return compute_step(self._shard, self._inputs, step)
@@ -73,9 +111,9 @@ class RecordedStep:
             # A step loads the libraries of all kernels, so they are patched after it.
             self._is_warm = True
             return compute_step(self._shard, self._inputs, step)
-        return self._record(step) if self._program is None else self._compare(step)
+        return self._record(step) if self._program is None else self._compare(step, slots)
 
-    def _record(self, step: CacheStep | KernelStep) -> Tensor:
+    def _record(self, step: AnyStep) -> Tensor:
         with Recording() as recording:
             output = compute_step(self._shard, self._inputs, step)
         self.refusals |= recording.refusals
@@ -83,16 +121,15 @@ class RecordedStep:
             self._program, self._output = recording.program(), output
         return output
 
-    def _compare(self, step: CacheStep | KernelStep) -> Tensor:
+    def _compare(self, step: AnyStep, slots: Slots) -> Tensor:
         """Run the recorded step first, over memory cleared of other steps, then the ordinary one."""
         assert self._program is not None
-        slot = self._cache.store[:, :, : self._batch, :, self._cache.length]
-        slot.fill_(float("nan"))
+        slots.fill(float("nan"))
         self._program.poison()
         self._repeat()
-        repeated, written = self._output.clone(), slot.clone()
+        repeated, written = self._output.clone(), slots.read()
         output = compute_step(self._shard, self._inputs, step)
-        same = _same_bits(repeated, output) and _same_bits(written, slot)
+        same = _same_bits(repeated, output) and _same_bits(written, slots.read())
         if self._agreed(same, "the recorded step gives other bits than the ordinary one"):
             self._left_to_check -= 1
         else:
@@ -125,10 +162,12 @@ class RecordedStep:
             raise_for(code)
 
 
-def compute_step(shard: "Shard", inputs: Tensor, step: CacheStep | KernelStep) -> Tensor:
-    """Compute one more position on this stage: token ids [batch] on the last stage, else hidden states."""
-    hidden = shard.compute(inputs, step, last_only=shard.last)
-    return shard.greedy(shard.head(hidden)[:, -1]) if shard.last else hidden
+def compute_step(shard: "Shard", inputs: Tensor, step: AnyStep) -> Tensor:
+    """Compute one more position of each sequence on this stage: token ids [sequences] on the last stage, else hidden
+    states.
+    """
+    hidden = shard.compute(inputs, step, last_only=False)
+    return shard.greedy(shard.head(hidden).flatten(0, 1)) if shard.last else hidden
 
 
 def decode_step(shard: "Shard", cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
@@ -140,10 +179,32 @@ def decode_step(shard: "Shard", cache: KeyValueCache, inputs: Tensor, padding: T
     """
     assert torch.is_inference_mode_enabled()
     batch = inputs.shape[0]
-    step = cache.recordings.get(batch)
-    if step is None:
-        step = cache.recordings[batch] = RecordedStep(shard, cache, batch)
-    return step(inputs, padding)
+    recorded = cache.recordings.get(batch)
+    if recorded is None:
+        recorded = cache.recordings[batch] = RecordedStep(shard, (batch, 1))
+    slots = _ContiguousSlots(cache.store[:, :, :batch, :, cache.length])
+    output: Tensor = recorded(inputs, cache.step(batch, 1, padding), slots)
+    cache.length += 1
+    return output
+
+
+def paged_decode_step(
+    shard: "Shard", cache: PagedCache, inputs: Tensor, sequences: Tensor, positions: Tensor
+) -> Tensor:
+    """Compute one more position of different sequences of a paged cache, as `decode_step`.
+
+    inputs: token ids [1, sequences] on the first stage, else hidden states [1, sequences, hidden]. sequences,
+    positions: int32 [sequences].
+    """
+    assert torch.is_inference_mode_enabled()
+    count = len(sequences)
+    recorded = cache.recordings.get(count)
+    if recorded is None:
+        recorded = cache.recordings[count] = RecordedStep(shard, (1, count))
+    within = positions.long() % cache.sizes.block
+    slots = _PagedSlots(cache.store, cache.blocks_of(sequences, positions), within)
+    output: Tensor = recorded(inputs, cache.step(sequences, positions), slots)
+    return output
 
 
 def path_of(cache: KeyValueCache) -> DecodePath:

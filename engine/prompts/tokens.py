@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
-from configs.common.printable import printable
 from configs.common.reading import brief, read_json_object
 from configs.spec.prompts import Prompt, numbered_prompts
 from configs.workloads.encode import EncodeWorkload
@@ -22,6 +21,7 @@ from engine.context import Context
 from engine.models.sharding import even_share
 from engine.models.text_model import TextModel
 from engine.models.weights import required_manifest
+from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.rank.agreement import raise_on_all_ranks
 
 
@@ -88,25 +88,6 @@ def batches_of_tokens(prompts: list[list[int]], tokens: int, device: torch.devic
         else:
             found.append([ids])
     return [filled(rows, device) for rows in found]
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Load a tokenizer without truncation and padding. Raises ValueError for an invalid file."""
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path}: not a tokenizer that can be read ({printable(str(error), 300)})") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def encoded(tokenizer: Tokenizer, text: str, where: str) -> Encoding:
-    """Tokenise a text. Raises ValueError, naming `where`, for one that the tokenizer cannot take."""
-    try:
-        return tokenizer.encode(text)
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{where}: the tokenizer fails ({printable(str(error), 300)})") from error
 
 
 def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:

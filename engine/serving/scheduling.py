@@ -117,7 +117,7 @@ class Scheduler:
         self._running: list[_Sequence] = []
         self._slots = list(range(limits.max_sequences - 1, -1, -1))
         self._by_key: dict[str, _Sequence] = {}
-        self._arrivals = self._preempted_now = 0
+        self._arrivals = 0
 
     @property
     def waiting(self) -> int:
@@ -159,7 +159,7 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """Choose the next step, and take its blocks; None if nothing is to be done."""
-        room, self._preempted_now = self.limits.max_step_tokens, 0
+        room = self.limits.max_step_tokens
         assigned: list[tuple[int, int, int]] = []
         pieces: list[Piece] = []
         decoding = [one for one in self._running if len(one.tokens) - one.computed == 1]
@@ -171,14 +171,13 @@ class Scheduler:
             if piece is not None:
                 pieces.append(piece)
                 room -= piece.length
-        # One that was preempted now may not come back in the same step.
-        while room and self._waiting and self._slots and self._preempted_now == 0 and self._admit(assigned):
+        while room and self._waiting and self._slots and self._admit(assigned):
             piece = self._piece(self._running[-1], room, assigned)
             assert piece is not None, "a request is admitted with room for its prompt"
             pieces.append(piece)
             room -= piece.length
-        # A sequence may have been preempted after its piece was made.
-        pieces = [piece for piece in pieces if self._by_key[piece.key].slot == piece.slot]
+        # Sequences run in the order of their arrival, so the last one, which is preempted, has no piece yet.
+        assert all(self._by_key[piece.key].slot == piece.slot for piece in pieces)
         if not pieces:
             return None
         self.counts.steps += 1
@@ -258,7 +257,6 @@ class Scheduler:
     def _preempt(self, sequence: _Sequence) -> None:
         """Take everything from a running sequence and put it first in the queue, behind older preempted ones."""
         self.counts.preemptions += 1
-        self._preempted_now += 1
         self._leave(sequence)
         sequence.computed = 0
         behind = 0

@@ -23,6 +23,8 @@ from flows.cli.plan.command import plan as plan_command
 from flows.cli.results.history import HistoryFile
 from flows.cli.results.history import app as history_commands
 from flows.cli.server.team import app as team
+from flows.cli.serving.command import generate as generate_command
+from flows.cli.serving.command import serve as serve_command
 from flows.cli.verify.command import verify as verify_command
 
 app = typer.Typer(
@@ -43,6 +45,8 @@ app.command("list-nodes")(list_nodes_command)
 app.command("plan")(plan_command)
 app.command("verify")(verify_command)
 app.command("export")(export_command)
+app.command("serve")(serve_command)
+app.command("generate")(generate_command)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]

@@ -23,12 +23,12 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec, study_yaml
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
-from engine.planner.choice.search import divisors
-from engine.planner.families import READERS, read_architecture
+from engine.planner.families import read_architecture
 from engine.planner.memory.reference import STREAMED
 from tasks.campaign.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import failed_records
+from tasks.checks.layouts import check_layout
 from tasks.checks.machine import check_environment
 from tasks.checks.verification_inputs import (
     VerificationSpec,
@@ -40,7 +40,7 @@ from tasks.checks.verification_inputs import (
 )
 from tasks.models.saved_reference import SavedReference, place_reference
 from tasks.models.sources import load_manifest
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note
+from tasks.planning.inputs import copy_inputs, make_plan, model_spec, planned_model, resolved_note
 from tasks.planning.predictions import with_predictions
 
 BATCH_SIZE = 8
@@ -87,10 +87,11 @@ def prepare(
     be; TransientFetchError for a model that the network does not give now.
     """
     run.inputs.mkdir(parents=True, exist_ok=True)
-    spec = _spec(asked.model, base)
+    spec = model_spec(asked.model, base)
     model = _resolved(spec, cache, base)
     manifest = load_manifest(Path(model.manifest))
-    _check_layout(asked, manifest, model.name)
+    if asked.engine == "rankwise":  # the others' own rules are theirs
+        check_layout(asked.layout, manifest, model.name)
     notes = [note for note in [resolved_note(spec, model)] if note is not None]
     if saved is not None:
         tokenizer, prompts = saved_inputs(asked, saved, manifest, run, notes)
@@ -149,45 +150,11 @@ def run_verification(
             return
 
 
-def _spec(written: str, base: Path) -> ModelSpec:
-    """The model by folder, `owner/name@revision` or `synthetic:architecture@seed`."""
-    if (base / written).is_dir():
-        return ModelSpec(id=written, name=(base / written).resolve().name)
-    if "@" in written and not written.startswith("synthetic:"):
-        identifier, _, revision = written.rpartition("@")
-        return ModelSpec(id=identifier, revision=revision)
-    return ModelSpec(id=written)
-
-
 def _resolved(spec: ModelSpec, cache: Path, base: Path) -> PlannedModel:
     try:
         return planned_model(spec, 0, cache, base)
     except StudyError as error:
         raise ValueError(str(error).removeprefix("models[0].id: ")) from error
-
-
-def _check_layout(asked: VerificationSpec, manifest: ModelManifest, name: str) -> None:
-    """Refuse at once what our engine cannot do; the others' own rules are theirs."""
-    if asked.engine != "rankwise":
-        return
-    kind, layout = manifest.config.get("model_type"), asked.layout
-    if kind not in READERS:
-        raise ValueError(f"{name}: config.json has the unknown model_type {kind!r}")
-    architecture = read_architecture(manifest.config, name)
-    if architecture.kind == "vision":
-        raise ValueError(f"{name}: {kind} is an image model, but verify supports text models only")
-    shared = architecture.kv_heads  # the width of the feed-forward may be shared out unevenly
-    degrees = [degree for degree in divisors(architecture.heads) if shared % degree == 0 or degree % shared == 0]
-    if layout.tp not in degrees:
-        heads = f"{architecture.heads} attention heads ({architecture.kv_heads} of keys and values)"
-        raise ValueError(
-            f"--tp {layout.tp}: {heads} of {name} are not divisible by {layout.tp} ranks; "
-            f"use one of: {', '.join(map(str, degrees))}"
-        )
-    # Each stage of an encoder-decoder holds layers of both.
-    layers = min(architecture.layers, architecture.decoder_layers or architecture.layers)
-    if layout.pp > layers:
-        raise ValueError(f"--pp {layout.pp}: {name} has {layers} layers. Use at most {layers}")
 
 
 def _plan(

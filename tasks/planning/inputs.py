@@ -57,6 +57,16 @@ class UnusableModelsError(StudyError):
         self.models = models
 
 
+def model_spec(written: str, base: Path) -> ModelSpec:
+    """Return the model by folder, `owner/name@revision` or `synthetic:architecture@seed`."""
+    if (base / written).is_dir():
+        return ModelSpec(id=written, name=(base / written).resolve().name)
+    if "@" in written and not written.startswith("synthetic:"):
+        identifier, _, revision = written.rpartition("@")
+        return ModelSpec(id=identifier, revision=revision)
+    return ModelSpec(id=written)
+
+
 def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None = None) -> PlannedModel:
     """Resolve one model and bring its files.
 

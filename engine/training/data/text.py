@@ -20,7 +20,8 @@ from configs.common.reading import SAMPLES_BYTES, check_regular, read_text
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokens import load_tokenizer, tokenizer_path
+from engine.prompts.tokenizer import load_tokenizer
+from engine.prompts.tokens import tokenizer_path
 from engine.training.data.examples import RANDOM_STEPS, Numbers, input_file, read_rows
 
 _CHUNK_CHARACTERS = 1 << 20

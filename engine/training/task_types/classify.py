@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokens import load_tokenizer
+from engine.prompts.tokenizer import load_tokenizer
 from engine.training.data.examples import (
     RANDOM_STEPS,
     ExampleParts,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokens import load_tokenizer
+from engine.prompts.tokenizer import load_tokenizer
 from engine.training.data.examples import IGNORED, ExampleParts, Examples, Inputs, Numbers, rows_fingerprint
 from engine.training.data.text import check_long_enough, split_text, text_tokens, the_tokenizer, windows
 from engine.training.task_types.common import exported_config, tensors, the_task

@@ -2,11 +2,8 @@
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from configs.plans.record import Record, Status
 from configs.spec.target import LocalTarget
 from engine.planner.accelerators import described
 from engine.planner.local import local_devices
+from flows.cli.signals import sigterm_as_interrupt
 from flows.cli.verify.text import (
     AGREES,
     DEFECT,
@@ -168,17 +166,3 @@ def _say(
     for line in outcome_lines(outcome, request.asked, verification, saved, kept):
         print(line, file=sys.stdout if outcome.judged else sys.stderr)
     return code
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """End all launches on SIGTERM, as on Ctrl-C."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

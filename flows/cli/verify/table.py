@@ -21,7 +21,8 @@ from configs.common.execution import Layout
 from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
-from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, sigterm_as_interrupt, verified
+from flows.cli.signals import sigterm_as_interrupt
+from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, verified
 from flows.cli.verify.text import AGREES, DEFECT, FAILED, NOT_JUDGED, NOT_SUPPORTED, VerificationOutcome
 from tasks.checks.verification import Verification, kind_of
 from tasks.checks.verification_inputs import VerificationSpec

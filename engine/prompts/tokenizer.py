@@ -1,0 +1,30 @@
+"""A model's tokenizer, read from its file. No torch.
+
+tokenizer = load_tokenizer(folder / "tokenizer.json")
+ids = encoded(tokenizer, text, "workload.prompts: line 3").ids
+"""
+
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer
+
+from configs.common.printable import printable
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a tokenizer without truncation and padding. Raises ValueError for an invalid file."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path}: not a tokenizer that can be read ({printable(str(error), 300)})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encoded(tokenizer: Tokenizer, text: str, where: str) -> Encoding:
+    """Tokenise a text. Raises ValueError, naming `where`, for one that the tokenizer cannot take."""
+    try:
+        return tokenizer.encode(text)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{where}: the tokenizer fails ({printable(str(error), 300)})") from error

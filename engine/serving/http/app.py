@@ -1,0 +1,174 @@
+"""The HTTP application: endpoints, limits, the token, health and metrics.
+
+    app = make_app(server)                # a FastAPI application
+
+Every refusal has the form of OpenAI's API. A body is read with a limit of size and time before it is parsed.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import HTTPException
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from configs.plans.serving import ServingSettings
+from engine.serving.http.endpoints import Choice, Form, Generation, events, whole
+from engine.serving.http.errors import ApiError
+from engine.serving.http.metrics import ServerMetrics
+from engine.serving.http.model import ServedModel
+from engine.serving.http.replicas import Router
+from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, read_request
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass
+class Server:
+    """A running server. api_key: the bearer token that requests need; None: none. draining: it takes no more."""
+
+    settings: ServingSettings
+    model: ServedModel
+    router: Router
+    metrics: ServerMetrics
+    api_key: str | None
+    draining: bool = False
+
+
+def make_app(server: Server) -> FastAPI:
+    """Return the application."""
+    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
+    service = Generation(server.model, server.settings, server.router, server.metrics)
+
+    async def completions(request: Request) -> Response:
+        wanted = read_request(await _admitted(request, server), CompletionRequest)
+        return await _respond(request, server, service, wanted, *await service.complete(wanted))
+
+    async def chat(request: Request) -> Response:
+        wanted = read_request(await _admitted(request, server), ChatRequest)
+        return await _respond(request, server, service, wanted, *await service.chat(wanted))
+
+    async def models(request: Request) -> Response:
+        _authorise(request, server)
+        model = server.model
+        entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "rankwise"}
+        return JSONResponse({"object": "list", "data": [entry | {"max_model_len": model.max_length}]})
+
+    async def metrics(request: Request) -> Response:
+        _authorise(request, server)
+        return Response(server.metrics.write(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        state = "draining" if server.draining else "ready" if server.router.ready else "starting"
+        replicas = [
+            {"replica": one.index, "ready": one.ready, "failed_starts": one.failures} for one in server.router.replicas
+        ]
+        return JSONResponse({"status": state, "replicas": replicas}, 200 if state == "ready" else 503)
+
+    for method, path, handler in (
+        ("POST", "/v1/completions", completions),
+        ("POST", "/v1/chat/completions", chat),
+        ("GET", "/v1/models", models),
+        ("GET", "/metrics", metrics),
+        ("GET", "/healthz", health),
+        ("GET", "/health", health),  # as vLLM names it
+        ("GET", "/readyz", ready),
+    ):
+        app.add_api_route(path, _told(handler, server), methods=[method], response_model=None)
+    app.add_exception_handler(StarletteHTTPException, _not_found)
+    return app
+
+
+def _told(handler: Handler, server: Server) -> Handler:
+    """Return the handler with its refusals in the form of the API."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            server.metrics.refused(error.status)
+            return JSONResponse(error.body, error.status, error.headers)
+
+    return answer
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException | StarletteHTTPException)
+    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body
+    return JSONResponse(body, error.status_code, getattr(error, "headers", None))
+
+
+def _authorise(request: Request, server: Server) -> None:
+    """Raise ApiError 401 without the bearer token."""
+    if server.api_key is None:
+        return
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), server.api_key.encode()):
+        raise ApiError(401, "the Authorization header needs this server's bearer token", code="invalid_api_key")
+
+
+async def _admitted(request: Request, server: Server) -> bytes:
+    """Return the body of a request that may be answered. Raises ApiError 401, 408, 411, 413, 503."""
+    _authorise(request, server)
+    if server.draining:
+        raise ApiError(503, "the server is shutting down", retry_after=30)
+    if not any(replica.ready for replica in server.router.replicas):
+        failed = server.router.replicas[0].last_error
+        raise ApiError(503, f"the model is being loaded{f' again: {failed}' if failed else ''}", retry_after=5)
+    limits, body = server.settings.limits, bytearray()
+    too_large = ApiError(413, f"a request has at most {limits.max_body_bytes} bytes")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > limits.max_body_bytes:
+        raise too_large
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.max_body_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, f"the request's body did not arrive within {limits.body_seconds:.0f} s") from None
+    return bytes(body)
+
+
+async def _respond(
+    request: Request,
+    server: Server,
+    service: Generation,
+    wanted: GenerationRequest,
+    form: Form,
+    choices: list[Choice],
+) -> Response:
+    if wanted.stream:
+        with_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
+        stream = events(service, form, choices, with_usage, server.metrics.refused)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    work = asyncio.ensure_future(whole(service, form, choices))
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            return Response(status_code=499)  # nobody reads it
+        return JSONResponse(work.result())
+    finally:
+        for task in (work, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, ApiError):
+                await task
+        service.end(choices)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone away."""
+    while True:
+        message: Any = await request.receive()
+        if message["type"] == "http.disconnect":
+            return

@@ -1,0 +1,364 @@
+"""The endpoints that generate: requests to answers, answers to JSON or to a stream of events.
+
+service = Generation(model, settings, router, metrics)
+response = await service.complete(CompletionRequest(...))
+response = await service.chat(ChatRequest(...))
+"""
+
+import asyncio
+import itertools
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from configs.plans.serving import ServingSettings
+from engine.serving.http.answers import Answer
+from engine.serving.http.errors import ApiError
+from engine.serving.http.metrics import ServerMetrics
+from engine.serving.http.model import ServedModel
+from engine.serving.http.replicas import Router
+from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest
+from engine.serving.http.text import AnswerText, token_text
+from engine.serving.messages import NewToken, WantedAnswer
+from engine.serving.sampling import Sampling
+
+_LONG_TEXT = 20_000
+"""Characters from which a text is tokenised in another thread, as it would delay other requests."""
+_RETRY_SECONDS = 5
+
+
+@dataclass
+class Choice:
+    """One answer to a prompt as it grows."""
+
+    index: int
+    answer: Answer
+    text: AnswerText
+    began: float
+    last: float | None = None
+    reason: str | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.answer.wanted.prompt)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one token adds to a choice."""
+
+    choice: Choice
+    text: str
+    token: NewToken
+
+
+class Form:
+    """How answers look: `/v1/completions` or `/v1/chat/completions`."""
+
+    def __init__(self, model: ServedModel, wanted: GenerationRequest, chat: bool) -> None:
+        self._model, self._wanted, self._chat = model, wanted, chat
+        self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
+        self._created = int(time.time())
+
+    def whole(self, choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+        """Return the complete response."""
+        parts = []
+        for choice, own in zip(choices, pieces, strict=True):
+            text = "".join(piece.text for piece in own)
+            tokens = [piece.token for piece in own]
+            body: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+            parts.append(self._choice(choice, body, tokens))
+        kind = "chat.completion" if self._chat else "text_completion"
+        return self._frame(kind, parts) | {"usage": usage_of(choices, pieces)}
+
+    def opening(self, choice: Choice) -> dict[str, Any] | None:
+        """Return the first event of a choice; only conversations have one."""
+        if not self._chat:
+            return None
+        body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return self._frame("chat.completion.chunk", [body])
+
+    def event(self, piece: Piece) -> dict[str, Any]:
+        """Return the event of a piece."""
+        body: dict[str, Any] = {"delta": {"content": piece.text} if piece.text else {}}
+        part = self._choice(piece.choice, body if self._chat else {"text": piece.text}, [piece.token])
+        return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
+
+    def usage_event(self, choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+        """Return the event with the counts of tokens."""
+        frame = self._frame("chat.completion.chunk" if self._chat else "text_completion", [])
+        return frame | {"usage": usage_of(choices, pieces)}
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model.name,
+            "choices": choices,
+        }
+
+    def _choice(self, choice: Choice, body: dict[str, Any], tokens: list[NewToken]) -> dict[str, Any]:
+        part = {"index": choice.index, **body, "logprobs": self._logprobs(tokens), "finish_reason": choice.reason}
+        if self._wanted.return_token_ids:
+            part["token_ids"] = [token.token for token in tokens]
+        return part
+
+    def _logprobs(self, tokens: list[NewToken]) -> dict[str, Any] | None:
+        if not tokens or tokens[0].logprob is None:
+            return None
+
+        def text(token: int) -> str:
+            return token_text(self._model.tokenizer, token)
+
+        if not self._chat:
+            return {
+                "tokens": [text(one.token) for one in tokens],
+                "token_logprobs": [one.logprob for one in tokens],
+                "top_logprobs": [{text(word): value for word, value in one.top} for one in tokens],
+                "text_offset": None,
+            }
+
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            return {"token": text(token), "logprob": logprob, "bytes": list(text(token).encode())}
+
+        return {
+            "content": [
+                entry(one.token, one.logprob) | {"top_logprobs": [entry(word, value) for word, value in one.top]}
+                for one in tokens
+            ]
+        }
+
+
+def usage_of(choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+    """Return the counts of tokens; a prompt with several answers counts once."""
+    prompts = {id(choice.answer.wanted.prompt): choice.prompt_tokens for choice in choices}
+    generated = sum(len(own) for own in pieces)
+    prompt = sum(prompts.values())
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": min(prompt, max(one.answer.cached_tokens for one in choices))},
+    }
+
+
+class Generation:
+    """Both endpoints over the replicas."""
+
+    def __init__(self, model: ServedModel, settings: ServingSettings, router: Router, metrics: ServerMetrics) -> None:
+        self._model, self._settings, self._router, self._metrics = model, settings, router, metrics
+        self._keys = itertools.count()
+
+    async def complete(self, wanted: CompletionRequest) -> tuple[Form, list[Choice]]:
+        """Begin the answers to a completion request. Raises ApiError."""
+        self._check(wanted)
+        given = wanted.prompt
+        texts = [given] if isinstance(given, str) else given
+        if not texts:
+            raise ApiError(400, "prompt: has no tokens", "prompt")
+        if isinstance(texts[0], int):
+            texts = [texts]  # a list of ids is one prompt
+        self._check_choices(len(texts) * (wanted.n or 1))
+        prompts = [tuple(one) if isinstance(one, list) else tuple(await self._encoded(one)) for one in texts]
+        answers = self._answers(
+            wanted, prompts, 16 if wanted.max_tokens is None else wanted.max_tokens, wanted.logprobs
+        )
+        return Form(self._model, wanted, chat=False), self._begin(wanted, answers)
+
+    async def chat(self, wanted: ChatRequest) -> tuple[Form, list[Choice]]:
+        """Begin the answers to a conversation. Raises ApiError."""
+        self._check(wanted)
+        if wanted.top_logprobs and not wanted.logprobs:
+            raise ApiError(400, "top_logprobs: requires logprobs: true", "top_logprobs")
+        if wanted.max_tokens is not None and wanted.max_completion_tokens is not None:
+            raise ApiError(400, "max_tokens: cannot be combined with max_completion_tokens", "max_tokens")
+        self._check_choices(wanted.n or 1)
+        messages = [message.as_template_data() for message in wanted.messages]
+        prompt = tuple(await asyncio.to_thread(self._model.encode_chat, messages))
+        limit = wanted.max_completion_tokens or wanted.max_tokens or self._model.max_length - len(prompt)
+        logprobs = (wanted.top_logprobs or 0) if wanted.logprobs else None
+        return Form(self._model, wanted, chat=True), self._begin(
+            wanted, self._answers(wanted, [prompt], limit, logprobs)
+        )
+
+    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Piece]:
+        """Yield what the choices gain, as it comes. Raises ApiError; ends all answers when it is closed."""
+        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._follow(choice, queue)) for choice in choices]
+        left = len(tasks)
+        try:
+            async with asyncio.timeout(self._settings.limits.request_seconds):
+                while left:
+                    item = await queue.get()
+                    if isinstance(item, Exception):
+                        raise item
+                    if item is None:
+                        left -= 1
+                    else:
+                        yield item
+        except TimeoutError:
+            raise ApiError(504, f"no answer within {self._settings.limits.request_seconds:.0f} s") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.end(choices)
+
+    def end(self, choices: Sequence[Choice]) -> None:
+        """End answers, complete or not."""
+        for choice in choices:
+            self._router.finish(choice.answer)
+
+    async def _follow(self, choice: Choice, queue: "asyncio.Queue[Piece | Exception | None]") -> None:
+        """Turn a choice's tokens into pieces."""
+        try:
+            async for token in choice.answer:
+                self._note(choice)
+                # An end-of-text token has no text.
+                text = "" if token.reason == "stop" else choice.text.add(token.token)
+                if choice.text.stopped:
+                    choice.reason = "stop"
+                elif token.reason is not None:
+                    choice.reason, text = token.reason, text + choice.text.end()
+                    choice.reason = "stop" if choice.text.stopped else choice.reason
+                # Also without text, so that its time can be seen.
+                queue.put_nowait(Piece(choice, text, token))
+                if choice.reason is not None:
+                    break
+            self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
+            queue.put_nowait(None)
+        except ApiError as error:
+            queue.put_nowait(error)
+
+    def _note(self, choice: Choice) -> None:
+        now = time.perf_counter()
+        if choice.last is None:
+            self._metrics.first_token(now - choice.began)
+        self._metrics.token(None if choice.last is None else now - choice.last)
+        choice.last = now
+
+    def _check(self, wanted: GenerationRequest) -> None:
+        if wanted.model != self._model.name:
+            raise ApiError(404, f"model: this server has {self._model.name} only", "model", "model_not_found")
+        if wanted.stream_options is not None and not wanted.stream:
+            raise ApiError(400, "stream_options: requires stream: true", "stream_options")
+
+    def _check_choices(self, count: int) -> None:
+        limits = self._settings.limits
+        if count > limits.max_choices:
+            raise ApiError(400, f"n: {count} answers to one request; at most {limits.max_choices}", "n")
+        room = limits.max_queue + self._settings.layout.dp * self._settings.max_sequences
+        if self._router.answers + count > room:
+            raise ApiError(
+                429, f"{limits.max_queue} requests wait already", code="queue_full", retry_after=_RETRY_SECONDS
+            )
+
+    async def _encoded(self, text: str) -> list[int]:
+        if len(text) > _LONG_TEXT:
+            return await asyncio.to_thread(self._model.encode, text)
+        return self._model.encode(text)
+
+    def _answers(
+        self, wanted: GenerationRequest, prompts: Sequence[tuple[int, ...]], max_tokens: int, logprobs: int | None
+    ) -> list[WantedAnswer]:
+        """Return `n` answers for each prompt, checked against the model's limits."""
+        model = self._model
+        for prompt in prompts:
+            model.check_tokens(prompt)
+            if len(prompt) + max_tokens > model.max_length or max_tokens < 1:
+                raise ApiError(
+                    400,
+                    f"{len(prompt)} tokens of the prompt and {max_tokens} new ones exceed the {model.max_length} of "
+                    "this server",
+                    "max_tokens",
+                    "context_length_exceeded",
+                )
+        own_stops = set(wanted.stop_token_ids or ())
+        stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | model.end_tokens))
+        min_tokens = wanted.min_tokens or 0
+        if min_tokens > max_tokens:
+            raise ApiError(400, f"min_tokens: {min_tokens} is more than the {max_tokens} at most", "min_tokens")
+        seed = secrets.randbits(63) if wanted.seed is None else wanted.seed % (1 << 64)
+        banned = tuple(one for one in (stops if min_tokens else ()) if one < model.vocabulary)
+        return [
+            WantedAnswer(
+                key=str(next(self._keys)),
+                prompt=prompt,
+                max_tokens=max_tokens,
+                stop_tokens=stops,
+                min_tokens=min_tokens,
+                sampling=Sampling(
+                    temperature=_given(wanted.temperature, 1.0),
+                    top_p=_given(wanted.top_p, 1.0),
+                    top_k=max(0, wanted.top_k or 0),
+                    min_p=_given(wanted.min_p, 0.0),
+                    presence_penalty=_given(wanted.presence_penalty, 0.0),
+                    frequency_penalty=_given(wanted.frequency_penalty, 0.0),
+                    repetition_penalty=_given(wanted.repetition_penalty, 1.0),
+                    seed=seed,
+                    choice=choice,
+                    logprobs=logprobs,
+                    min_tokens=min_tokens,
+                    banned=banned,
+                    bias=wanted.bias(model.vocabulary),
+                ),
+            )
+            for prompt in prompts
+            for choice in range(wanted.n or 1)
+        ]
+
+    def _begin(self, wanted: GenerationRequest, answers: Sequence[WantedAnswer]) -> list[Choice]:
+        stops, began = wanted.stops, time.perf_counter()
+        choices = [
+            Choice(index, Answer(answer), AnswerText(self._model.tokenizer, stops), began)
+            for index, answer in enumerate(answers)
+        ]
+        for choice in choices:
+            self._metrics.started(choice.prompt_tokens)
+            self._router.start(choice.answer)
+        return choices
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+async def whole(service: Generation, form: Form, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Return the complete response."""
+    pieces: list[list[Piece]] = [[] for _ in choices]
+    async for piece in service.pieces(choices):
+        pieces[piece.choice.index].append(piece)
+    return form.whole(choices, pieces)
+
+
+async def events(
+    service: Generation, form: Form, choices: Sequence[Choice], with_usage: bool, refused: Callable[[int], None]
+) -> AsyncIterator[bytes]:
+    """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    pieces: list[list[Piece]] = [[] for _ in choices]
+    source = service.pieces(choices)
+    try:
+        for choice in choices:
+            opening = form.opening(choice)
+            if opening is not None:
+                yield _event(opening)
+        async for piece in source:
+            pieces[piece.choice.index].append(piece)
+            yield _event(form.event(piece))
+        if with_usage:
+            yield _event(form.usage_event(choices, pieces))
+        yield b"data: [DONE]\n\n"
+    except ApiError as error:
+        refused(error.status)
+        yield _event(error.body)
+    finally:
+        with suppress(RuntimeError):
+            await source.aclose()  # type: ignore[attr-defined]
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"

@@ -1,0 +1,142 @@
+"""The HTTP process of a server: it starts the ranks and answers requests until SIGTERM.
+
+    python -m engine.serving.http.main SETTINGS_JSON [PARENT_PID]         # ends with its parent, if given
+
+The bearer token is taken from RANKWISE_API_KEY. When the server takes requests, one line of JSON on standard output
+says so: {"ready": {"url": ..., "replicas": [...]}}. SIGTERM lets requests in progress end; a second one, or Ctrl-C,
+does not.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from configs.common.proc import end_with_parent
+from configs.common.reading import PLAN_BYTES, read_model
+from configs.plans.serving import ServingSettings
+from engine.serving.http.app import Server, make_app
+from engine.serving.http.metrics import ServerMetrics
+from engine.serving.http.model import ServedModel
+from engine.serving.http.replicas import Router
+
+API_KEY_VARIABLE = "RANKWISE_API_KEY"
+MAX_FAILED_STARTS = 3
+_LOOK_SECONDS = 0.1
+_HEADER_BYTES = 64 << 10
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without signal handlers: the process has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+async def serve(settings: ServingSettings, path: Path) -> int:
+    """Serve until a signal ends it. Returns the exit code: 1 if the ranks could not be started."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        raise ValueError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
+    metrics = ServerMetrics(settings.name)
+    router = Router(settings, path, metrics)
+    server = Server(settings, ServedModel.read(settings), router, metrics, os.environ.get(API_KEY_VARIABLE) or None)
+    http = _Uvicorn(
+        uvicorn.Config(
+            make_app(server),
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=30,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+            lifespan="off",
+        )
+    )
+    stop = asyncio.Event()
+    signals = _Signals(stop)
+    loop = asyncio.get_running_loop()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, signals.take, one)
+    for replica in router.replicas:
+        await replica.start()
+    listening = asyncio.create_task(http.serve(sockets=[listener]))
+    try:
+        code = await _until_stopped(server, http, listener, stop)
+        if not code:
+            await _drain(server, signals)
+    finally:
+        for replica in router.replicas:
+            await replica.stop()
+        http.should_exit = http.force_exit = True
+        await asyncio.gather(listening, return_exceptions=True)
+    return code
+
+
+class _Signals:
+    """SIGTERM once: drain. Anything more: end now."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop, self.now = stop, asyncio.Event()
+
+    def take(self, number: int) -> None:
+        if self._stop.is_set() or number == signal.SIGINT:
+            self.now.set()
+        self._stop.set()
+
+
+async def _until_stopped(server: Server, http: uvicorn.Server, listener: socket.socket, stop: asyncio.Event) -> int:
+    told = False
+    while not stop.is_set():
+        failed = [one for one in server.router.replicas if one.failures >= MAX_FAILED_STARTS]
+        if failed:
+            print(f"the ranks cannot be started; see {failed[0].log}", file=sys.stderr)
+            return 1
+        if not told and http.started and server.router.ready:
+            _tell_ready(server, listener)
+            told = True
+        await asyncio.sleep(_LOOK_SECONDS)
+    return 0
+
+
+def _tell_ready(server: Server, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    about = [replica.about for replica in server.router.replicas]
+    print(json.dumps({"ready": {"url": f"http://{shown}:{port}", "replicas": about}}), flush=True)
+
+
+async def _drain(server: Server, signals: _Signals) -> None:
+    """Take no more requests, and wait for those in progress."""
+    server.draining = True
+    end = time.monotonic() + server.settings.limits.drain_seconds
+    while server.router.answers and time.monotonic() < end and not signals.now.is_set():
+        await asyncio.sleep(_LOOK_SECONDS)
+    await asyncio.sleep(_LOOK_SECONDS)  # the last events are written
+
+
+def main(arguments: list[str]) -> int:
+    """Run the HTTP process. Returns the exit code."""
+    path = Path(arguments[0]).resolve()
+    if len(arguments) > 1:
+        end_with_parent(signal.SIGTERM, int(arguments[1]))
+    settings = read_model(path, ServingSettings, PLAN_BYTES)
+    try:
+        return asyncio.run(serve(settings, path))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

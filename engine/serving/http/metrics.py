@@ -1,0 +1,107 @@
+"""Figures of a server for Prometheus, under vLLM's names where the meaning is the same.
+
+    metrics = ServerMetrics("my-model")
+    metrics.write()                       # text of GET /metrics
+
+Names and meanings: https://docs.vllm.ai/en/stable/design/metrics.html. Names of our own begin with `rankwise:`.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_GAP = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+_WHOLE = (0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+
+class ServerMetrics:
+    """All figures; `replica` is a label of those that belong to one."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        label = ("model_name",)
+        own = (*label, "engine")
+        self._model = model
+        self._running = Gauge("vllm:num_requests_running", "Requests in execution", own, registry=self.registry)
+        self._waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue", own, registry=self.registry)
+        self._usage = Gauge(
+            "vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1", own, registry=self.registry
+        )
+        self._preempted = Counter("vllm:num_preemptions", "Preemptions", own, registry=self.registry)
+        self._queries = Counter(
+            "vllm:prefix_cache_queries", "Tokens looked up in the cache", own, registry=self.registry
+        )
+        self._hits = Counter("vllm:prefix_cache_hits", "Tokens found in the cache", own, registry=self.registry)
+        self._prompt = Counter("vllm:prompt_tokens", "Tokens of prompts", label, registry=self.registry)
+        self._generated = Counter("vllm:generation_tokens", "Generated tokens", label, registry=self.registry)
+        self._success = Counter(
+            "vllm:request_success", "Finished requests", (*label, "finished_reason"), registry=self.registry
+        )
+        self._ttft = Histogram(
+            "vllm:time_to_first_token_seconds", "Time to first token", label, buckets=_TTFT, registry=self.registry
+        )
+        self._gap = Histogram(
+            "vllm:inter_token_latency_seconds", "Time between tokens", label, buckets=_GAP, registry=self.registry
+        )
+        self._whole = Histogram(
+            "vllm:e2e_request_latency_seconds", "Time of a request", label, buckets=_WHOLE, registry=self.registry
+        )
+        self._steps = Counter("rankwise:steps", "Steps of the engine", own, registry=self.registry)
+        self._compute = Counter("rankwise:compute_seconds", "Time in steps", own, registry=self.registry)
+        self._other = Counter(
+            "rankwise:between_steps_seconds", "Time between steps while there was work", own, registry=self.registry
+        )
+        self._restarts = Counter("rankwise:replica_restarts", "Starts after a failure", own, registry=self.registry)
+        self._refused = Counter(
+            "rankwise:requests_refused", "Requests answered with an error", (*label, "status"), registry=self.registry
+        )
+
+    def state(self, replica: int, running: int, waiting: int, usage: float) -> None:
+        """Note the state of a replica. usage: share of the cache's blocks that sequences have."""
+        labels = (self._model, str(replica))
+        self._running.labels(*labels).set(running)
+        self._waiting.labels(*labels).set(waiting)
+        self._usage.labels(*labels).set(usage)
+
+    def step(self, replica: int, changes: dict[str, float]) -> None:
+        """Note a step: increases of preemptions, prefix tokens and seconds since the last one."""
+        labels = (self._model, str(replica))
+        self._steps.labels(*labels).inc()
+        for name, counter in (
+            ("preemptions", self._preempted),
+            ("prefix_tokens", self._queries),
+            ("cached_tokens", self._hits),
+            ("compute_seconds", self._compute),
+            ("other_seconds", self._other),
+        ):
+            counter.labels(*labels).inc(changes[name])
+
+    def restarted(self, replica: int) -> None:
+        """Note that a replica is started again."""
+        self._restarts.labels(self._model, str(replica)).inc()
+
+    def started(self, prompt_tokens: int) -> None:
+        """Note an accepted request."""
+        self._prompt.labels(self._model).inc(prompt_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        """Note the time to first token."""
+        self._ttft.labels(self._model).observe(seconds)
+
+    def token(self, gap_seconds: float | None) -> None:
+        """Note a generated token, and the time since the one before."""
+        self._generated.labels(self._model).inc()
+        if gap_seconds is not None:
+            self._gap.labels(self._model).observe(gap_seconds)
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """Note a finished answer."""
+        self._success.labels(self._model, reason).inc()
+        self._whole.labels(self._model).observe(seconds)
+
+    def refused(self, status: int) -> None:
+        """Note an answer with an error."""
+        self._refused.labels(self._model, str(status)).inc()
+
+    def write(self) -> bytes:
+        """Return all figures in Prometheus' text format."""
+        return generate_latest(self.registry)

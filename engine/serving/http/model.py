@@ -1,0 +1,137 @@
+"""What the HTTP side knows of the served model: tokenizer, chat template, limits. No torch.
+
+model = ServedModel.read(settings)
+ids = model.encode("Once upon a time")
+ids = model.encode_chat(messages)
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from configs.common.printable import printable
+from configs.common.reading import read_json_object, read_text
+from configs.families.config import ModelConfig
+from configs.plans.model_manifest import read_model_manifest
+from configs.plans.serving import ServingSettings
+from engine.prompts.tokenizer import encoded, load_tokenizer
+from engine.serving.http.errors import ApiError
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_MAX_TEMPLATE_TEXT = 4 << 20
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """vocabulary: number of token ids. end_tokens: those that end an answer. max_length: prompt and answer."""
+
+    name: str
+    vocabulary: int
+    max_length: int
+    end_tokens: frozenset[int]
+    tokenizer: Tokenizer | None
+    template: Template | None
+    special: dict[str, str]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def read(cls, settings: ServingSettings) -> "ServedModel":
+        """Read the model's files. Raises ValueError and OSError for files that cannot be used."""
+        manifest = read_model_manifest(Path(settings.manifest))
+        folder = Path(manifest.folder)
+        config = ModelConfig.parse(manifest.config)
+        file = folder / "tokenizer.json"
+        given = _json(folder / "tokenizer_config.json")
+        return cls(
+            name=settings.name,
+            vocabulary=config.vocabulary,
+            max_length=settings.max_length,
+            end_tokens=_end_tokens(manifest.config, _json(folder / "generation_config.json")),
+            tokenizer=load_tokenizer(file) if file.is_file() else None,
+            template=_template(folder, given),
+            special={name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None},
+        )
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the token ids of a text. Raises ApiError 400."""
+        if self.tokenizer is None:
+            raise ApiError(400, f"prompt: {self.name} has no tokenizer; send token ids", "prompt")
+        try:
+            if special:
+                return list(encoded(self.tokenizer, text, "prompt").ids)
+            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        except ValueError as error:
+            raise ApiError(400, str(error), "prompt") from None
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
+        if self.template is None:
+            raise ApiError(400, f"messages: {self.name} has no chat template; use /v1/completions", "messages")
+        try:
+            text = self.template.render(messages=list(messages), add_generation_prompt=True, **self.special)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise ApiError(
+                400, f"messages: the chat template fails ({printable(str(error), 300)})", "messages"
+            ) from None
+        if len(text) > _MAX_TEMPLATE_TEXT:
+            raise ApiError(400, f"messages: more than {_MAX_TEMPLATE_TEXT} characters", "messages")
+        return self.encode(text, special=False)
+
+    def check_tokens(self, ids: Sequence[int]) -> None:
+        """Raise ApiError 400 for ids that are no tokens of the model."""
+        if not ids:
+            raise ApiError(400, "prompt: has no tokens", "prompt")
+        if max(ids) >= self.vocabulary:
+            raise ApiError(400, f"prompt: token {max(ids)} is beyond the {self.vocabulary} of the model", "prompt")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _end_tokens(config: dict[str, Any], generation: dict[str, Any]) -> frozenset[int]:
+    """Return the end-of-text ids, where transformers looks for them: generation_config.json, else config.json."""
+    given = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = given if isinstance(given, list) else [given]
+    return frozenset(one for one in ids if type(one) is int and one >= 0)
+
+
+def _text_of(token: object) -> str:
+    return str(token["content"]) if isinstance(token, dict) and "content" in token else str(token)
+
+
+def _template(folder: Path, given: dict[str, Any]) -> Template | None:
+    """Return the template of a file of its own, or of tokenizer_config.json. Raises ValueError for a broken one."""
+    file = folder / "chat_template.jinja"
+    source: Any = read_text(file) if file.is_file() else given.get("chat_template")
+    if isinstance(source, list):
+        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+    environment.filters["tojson"] = _to_json
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ValueError(f"{folder}: the chat template is broken ({printable(str(error), 300)})") from error
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    """Write JSON without escaping for HTML, as templates of models expect."""
+    import json
+
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

@@ -1,0 +1,282 @@
+"""A replica's ranks as processes: started, watched, fed with requests, and started again after a failure.
+
+    replica = Replica(0, settings, settings_path, metrics)
+    await replica.start()
+    replica.add(answer); replica.cancel(answer)
+    await replica.stop()
+
+A rank that ends takes the others of its replica with it. Answers of which nothing was delivered are tried again, the
+others end with an error; meanwhile the replica is not ready. Ranks end with the HTTP process, however that ends.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from configs.common.reading import read_tail
+from configs.plans.serving import ServingSettings
+from engine.rank.processes import LAUNCHER_VARIABLE
+from engine.serving.http.answers import Answer
+from engine.serving.http.errors import ApiError
+from engine.serving.http.metrics import ServerMetrics
+from engine.serving.messages import StepReport
+
+_LINE_BYTES = 64 << 20
+_SILENCES = 3
+"""Time limits of the group without a step, with work to do, after which the ranks count as hung."""
+_MAX_PAUSE_SECONDS = 30.0
+_CUMULATIVE = ("preemptions", "prefix_tokens", "cached_tokens")
+
+
+class Replica:
+    """The ranks of one replica. `ready`: they take requests. `failures`: starts that failed, one after another."""
+
+    def __init__(
+        self,
+        index: int,
+        settings: ServingSettings,
+        settings_path: Path,
+        metrics: ServerMetrics,
+        lost: Callable[[list[Answer]], None],
+    ) -> None:
+        """lost: takes the answers of which nothing was delivered when the ranks failed."""
+        self.index = index
+        self.ready = False
+        self.failures = 0
+        self.about: dict[str, Any] = {}
+        self.last_error = ""
+        self.answers: dict[str, Answer] = {}
+        self._settings, self._settings_path, self._metrics, self._lost = settings, settings_path, metrics, lost
+        self._socket = Path(settings.folder) / f"replica-{index}.sock"
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._writer: asyncio.StreamWriter | None = None
+        self._changed = asyncio.Event()
+        self._last_step = time.monotonic()
+        self._before = dict.fromkeys(_CUMULATIVE, 0)
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Open the socket and begin to start the ranks."""
+        self._socket.unlink(missing_ok=True)
+        await asyncio.start_unix_server(self._connected, str(self._socket), limit=_LINE_BYTES)
+        self._task = asyncio.create_task(self._keep_running())
+
+    def add(self, answer: Answer) -> None:
+        """Begin an answer; it is kept for later while the replica is not ready."""
+        self.answers[answer.wanted.key] = answer
+        if self.ready:
+            self._tell(answer.wanted.message())
+
+    def cancel(self, answer: Answer) -> None:
+        """End an answer, whose slot is free after the current step."""
+        if self.answers.pop(answer.wanted.key, None) is not None and self.ready:
+            self._tell({"cancel": answer.wanted.key})
+
+    async def stop(self) -> None:
+        """End the ranks."""
+        self._stopping = True
+        if self.ready:
+            self._tell({"end": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await asyncio.gather(*(process.wait() for process in self._processes))
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._kill()
+        self._socket.unlink(missing_ok=True)
+
+    @property
+    def log(self) -> Path:
+        """Where the ranks write."""
+        return Path(self._settings.folder) / f"replica-{self.index}.log"
+
+    async def _keep_running(self) -> None:
+        pause = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            await self._spawn()
+            reason = await self._watch()
+            if self._stopping:
+                return
+            await self._fail(reason)
+            # A failure soon after the start is likely to come again.
+            soon = time.monotonic() - began < 60 and self.failures > 0
+            pause = min(_MAX_PAUSE_SECONDS, 2.0**self.failures) if soon else 0.0
+
+    async def _spawn(self) -> None:
+        layout, settings = self._settings.layout, self._settings
+        ranks = layout.tp * layout.pp
+        port = _free_port()
+        command = [sys.executable, "-m", "engine.serving.rank", str(self._settings_path), str(self._socket)]
+        self._processes = []
+        with self.log.open("ab") as log:
+            for rank in range(ranks):
+                environment = os.environ | {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "LOCAL_RANK": str(self.index * ranks + rank),
+                    "LOCAL_WORLD_SIZE": str(layout.dp * ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                }
+                environment.pop(LAUNCHER_VARIABLE, None)
+                environment.pop("RANKWISE_API_KEY", None)
+                if settings.device == "cpu":
+                    environment["CUDA_VISIBLE_DEVICES"] = ""
+                self._processes.append(
+                    await asyncio.create_subprocess_exec(
+                        *command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+                    )
+                )
+
+    async def _watch(self) -> str:
+        """Wait until a rank ends or all hang; return what happened."""
+        self._last_step = time.monotonic()
+        waits = [asyncio.create_task(process.wait()) for process in self._processes]
+        silence = _SILENCES * self._settings.group_timeout_seconds
+        try:
+            while True:
+                done, _ = await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    rank = waits.index(next(iter(done)))
+                    return f"rank {rank} of replica {self.index} ended with {self._processes[rank].returncode}"
+                if self.ready and self.answers and time.monotonic() - self._last_step > silence:
+                    return f"replica {self.index} computed nothing for {silence:.0f} s"
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _fail(self, reason: str) -> None:
+        """Kill what is left of the ranks; answers are tried again or end."""
+        if not self.ready:
+            self.failures += 1
+        self.ready = False
+        self.last_error = f"{reason}: {_last_line(self.log)}"
+        print(f"{self.last_error}; starting it again", file=sys.stderr, flush=True)
+        await self._kill()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._metrics.restarted(self.index)
+        self._metrics.state(self.index, 0, 0, 0.0)
+        again, self.answers = list(self.answers.values()), {}
+        for answer in again:
+            if answer.delivered:
+                answer.fail(ApiError(500, "the engine failed while it answered", code="engine_failed"))
+            else:
+                answer.forget()
+        self._lost([answer for answer in again if not answer.delivered])
+
+    async def _kill(self) -> None:
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+        await asyncio.gather(*(process.wait() for process in self._processes))
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self._writer is not None
+        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read what the first rank says, until it is gone."""
+        self._writer = writer
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                if self._writer is writer:
+                    self._heard(json.loads(line))
+        writer.close()
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if "step" in message:
+            self._take_step(StepReport.read(message["step"]))
+        elif "refused" in message:
+            answer = self.answers.pop(message["refused"]["key"], None)
+            if answer is not None:
+                answer.fail(ApiError(500, message["refused"]["message"], code="engine_failed"))
+        else:
+            self.about, self.ready, self.failures = message["ready"], True, 0
+            self._before = dict.fromkeys(_CUMULATIVE, 0)
+            self._last_step = time.monotonic()
+            for answer in self.answers.values():
+                self._tell(answer.wanted.message())
+            self._changed.set()
+
+    def _take_step(self, step: StepReport) -> None:
+        self._last_step = time.monotonic()
+        for key, count in step.cached.items():
+            if key in self.answers:
+                self.answers[key].cached_tokens = count
+        for token in step.tokens:
+            answer = self.answers.get(token.key)
+            if answer is not None:
+                answer.put(token)
+                if token.reason is not None:
+                    del self.answers[token.key]
+        used = 1 - step.free_blocks / self._settings.blocks
+        self._metrics.state(self.index, step.running, step.waiting, used)
+        changes: dict[str, float] = {name: getattr(step, name) - self._before[name] for name in _CUMULATIVE}
+        self._before = {name: getattr(step, name) for name in _CUMULATIVE}
+        changes |= {"compute_seconds": step.compute_seconds, "other_seconds": step.other_seconds}
+        self._metrics.step(self.index, changes)
+
+
+class Router:
+    """All replicas: a new answer goes to the one with the fewest, of those that are ready if any is."""
+
+    def __init__(self, settings: ServingSettings, settings_path: Path, metrics: ServerMetrics) -> None:
+        self.replicas = [
+            Replica(index, settings, settings_path, metrics, self._again) for index in range(settings.layout.dp)
+        ]
+        self._places: dict[str, Replica] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether all replicas take requests."""
+        return all(replica.ready for replica in self.replicas)
+
+    @property
+    def answers(self) -> int:
+        """Answers in progress."""
+        return sum(len(replica.answers) for replica in self.replicas)
+
+    def start(self, answer: Answer) -> None:
+        """Begin an answer."""
+        replica = min(self.replicas, key=lambda one: (not one.ready, len(one.answers), one.index))
+        self._places[answer.wanted.key] = replica
+        replica.add(answer)
+
+    def finish(self, answer: Answer) -> None:
+        """End an answer, whether or not it is complete."""
+        replica = self._places.pop(answer.wanted.key, None)
+        if replica is not None:
+            replica.cancel(answer)
+
+    def _again(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            if answer.wanted.key in self._places:
+                self.start(answer)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = [line for line in read_tail(log, 10_000).splitlines() if line.strip()]
+    except OSError:
+        return "its log cannot be read"
+    return lines[-1].strip() if lines else "its log is empty"

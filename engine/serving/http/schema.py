@@ -1,0 +1,154 @@
+"""Requests of OpenAI's API, as far as they are supported; what is not is refused by its name.
+
+wanted = read_request(body, CompletionRequest)        # raises ApiError 400
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from configs.common.reading import brief, parse_json
+from engine.serving.http.errors import ApiError
+
+_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_BIAS = 16, 256, 1024
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Request = TypeVar("_Request", bound="ApiRequest")
+
+
+class ApiRequest(BaseModel):
+    """Fields of any request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str
+    user: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    include_usage: bool = False
+
+
+class GenerationRequest(ApiRequest):
+    """Fields of both ways to generate. The last six are vLLM's."""
+
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(1.0, ge=0, le=100, allow_inf_nan=False)
+    top_p: float | None = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    n: int | None = Field(1, ge=1, le=128)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    top_k: int | None = Field(0, ge=-1, lt=1 << 31)
+    min_p: float | None = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(1.0, gt=0, le=100, allow_inf_nan=False)
+    min_tokens: int | None = Field(0, ge=0, lt=1 << 31)
+    ignore_eos: bool | None = False
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=_MAX_BIAS)
+    return_token_ids: bool | None = False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings. Raises ApiError for empty, long or too many ones."""
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if len(stops) > _MAX_STOPS or any(not 0 < len(one) <= _MAX_STOP_CHARACTERS for one in stops):
+            raise ApiError(400, f"stop: at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
+        return tuple(stops)
+
+    def bias(self, vocabulary: int) -> tuple[tuple[int, float], ...]:
+        """The added logits by token. Raises ApiError for keys that are no tokens."""
+        given = self.logit_bias or {}
+        if len(given) > _MAX_BIAS:
+            raise ApiError(400, f"logit_bias: at most {_MAX_BIAS} tokens", "logit_bias")
+        for key in given:
+            if not (key.isascii() and key.isdigit() and len(key) < 11 and int(key) < vocabulary):
+                raise ApiError(400, f"logit_bias: {brief(key)} is no token of this model", "logit_bias")
+        return tuple((int(key), value) for key, value in given.items())
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: int | None = Field(16, ge=1, lt=1 << 31)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: Literal[False] | None = False
+    best_of: Literal[1] | None = 1
+    suffix: None = None
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content; only text is supported."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+    name: str | None = None
+
+    def as_template_data(self) -> dict[str, str]:
+        """Return what a chat template gets."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
+
+
+class ResponseFormat(BaseModel):
+    """Only plain text is supported."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    type: Literal["text"]
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+
+
+def read_request(body: bytes, kind: type[_Request]) -> _Request:
+    """Return the request in a body. Raises ApiError 400, which names what is wrong."""
+    try:
+        data = parse_json(body, "the request's body")
+    except ValueError as error:
+        raise ApiError(400, str(error)) from None
+    if not isinstance(data, dict):
+        raise ApiError(400, "the request's body is no JSON object")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _refusal(error, kind) from None
+
+
+def _refusal(error: ValidationError, kind: type[ApiRequest]) -> ApiError:
+    """Return the first problem of a request by its field."""
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    field = str(first["loc"][0]) if first["loc"] else ""
+    where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "str", "function-")))
+    shown = brief(where)[1:-1] if where not in kind.model_fields else where
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{shown}: not supported by this server", shown, "unsupported_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"{shown}: missing", shown, "missing_required_parameter")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return ApiError(400, f"{shown}: got {brief(first['input'])}; {message}", field or None)

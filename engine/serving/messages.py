@@ -1,0 +1,91 @@
+"""What the HTTP process and the first rank of a replica tell each other: JSON lines over a Unix socket. No torch.
+
+To the rank:    {"add": {...}}  {"cancel": key}  {"end": true}
+From the rank:  {"ready": {...}}  {"step": {...}}  {"refused": {"key": ..., "message": ...}}
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.serving.sampling import Sampling
+from engine.serving.scheduling import Request
+
+
+@dataclass(frozen=True)
+class WantedAnswer:
+    """One answer to one prompt, as the rank gets it."""
+
+    key: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_tokens: tuple[int, ...] = ()
+    min_tokens: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def message(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {"add": asdict(self)}
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> "WantedAnswer":
+        """Read what `message` wrote."""
+        sampling = data["sampling"]
+        bias = tuple((int(word), float(value)) for word, value in sampling["bias"])
+        return cls(
+            key=data["key"],
+            prompt=tuple(data["prompt"]),
+            max_tokens=data["max_tokens"],
+            stop_tokens=tuple(data["stop_tokens"]),
+            min_tokens=data["min_tokens"],
+            sampling=Sampling(**{**sampling, "banned": tuple(sampling["banned"]), "bias": bias}),
+        )
+
+    def request(self) -> Request:
+        """Return what the scheduler needs of it."""
+        return Request(self.key, self.prompt, self.max_tokens, frozenset(self.stop_tokens), self.min_tokens)
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """A token of an answer. reason: why the answer ends with it. top: the most likely words, of those asked for."""
+
+    key: str
+    token: int
+    reason: str | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step gave, and the replica's state after it. cached: tokens found in the cache, of prompts that started.
+
+    compute_seconds: between the steps of the ranks; other_seconds: between two steps without computing.
+    """
+
+    tokens: tuple[NewToken, ...]
+    running: int
+    waiting: int
+    free_blocks: int
+    preemptions: int
+    prefix_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    compute_seconds: float
+    other_seconds: float
+    cached: dict[str, int] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        fields = {name: value for name, value in vars(self).items() if name != "tokens"}
+        tokens = [[one.key, one.token, one.reason, one.logprob, one.top] for one in self.tokens]
+        return {"step": {**fields, "tokens": tokens}}
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> "StepReport":
+        """Read what `message` wrote."""
+        tokens = tuple(
+            NewToken(key, token, reason, logprob, tuple((word, value) for word, value in top))
+            for key, token, reason, logprob, top in data["tokens"]
+        )
+        return cls(**{**data, "tokens": tokens})

@@ -1,0 +1,73 @@
+"""Compute the steps of a replica on one of its ranks.
+
+runner = StepRunner(shard, communicators.pipeline, cache)
+found = runner.run(step)        # on the first rank: token ids [rows], or logits [rows, vocabulary] in float32
+"""
+
+import torch
+from torch import Tensor
+
+from engine.inference.model import Shard
+from engine.inference.paged import PagedCache
+from engine.inference.pipeline import PipelineStage
+from engine.inference.recorded import STEPS_BEFORE_TRUST, paged_decode_step
+from engine.parallel.communicator import Communicator
+from engine.serving.step_message import Step
+
+_MAX_WARM_SIZES = 64
+
+
+class StepRunner:
+    """This rank's layers and cache."""
+
+    def __init__(self, shard: Shard, pipeline: Communicator, cache: PagedCache) -> None:
+        self._shard, self._pipeline, self._cache = shard, pipeline, cache
+        self._stage = PipelineStage(shard, pipeline)
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> Tensor | None:
+        """Compute a step; return what the rows chose on the first stage, None on others and where none chooses."""
+        shard, cache = self._shard, self._cache
+        if step.assigned.shape[1]:
+            cache.assign(*step.assigned)
+        inputs = self._stage.inputs(step.tokens.long()[None].to(shard.device))
+        count = len(step.rows)
+        if count == len(step.tokens) and not step.full_logits and shard.device.type == "cpu":
+            made = paged_decode_step(shard, cache, inputs, step.slots, step.positions)
+        else:
+            hidden = shard.compute(inputs, cache.step(step.slots, step.positions), last_only=False)
+            made = self._choices(hidden, step) if shard.last else hidden
+        chosen = self._stage.passed_on(made)
+        if not count or self._pipeline.size == 1:
+            return chosen if count else None
+        if chosen is not None:
+            self._pipeline.send(chosen, 0)
+            return None
+        if not shard.first:
+            return None
+        return self._pipeline.receive(self._room(count, step.full_logits), self._pipeline.size - 1)
+
+    def warm_up(self) -> None:
+        """Compute each size of a decode step until it is recorded, so that no request pays for it.
+
+        All ranks call it together, before the first request. What it leaves in the cache is never read.
+        """
+        sizes = self._cache.sizes
+        for count in range(1, min(sizes.sequences, sizes.blocks, _MAX_WARM_SIZES) + 1):
+            numbers = torch.arange(count, dtype=torch.int32)
+            places = torch.zeros(count, dtype=torch.int32)
+            step = Step(places, numbers, places, numbers, torch.stack([numbers, places, numbers]), False)
+            for _ in range(STEPS_BEFORE_TRUST):
+                self.run(step)
+
+    def _choices(self, hidden: Tensor, step: Step) -> Tensor:
+        shard = self._shard
+        if not len(step.rows):
+            return hidden
+        logits = shard.head(hidden[:, step.rows.long().to(hidden.device)])
+        return shard.full_logits(logits)[0].float() if step.full_logits else shard.greedy(logits[0])
+
+    def _room(self, count: int, full_logits: bool) -> Tensor:
+        shape = (count, self._shard.config.vocabulary) if full_logits else (count,)
+        dtype = torch.float32 if full_logits else torch.int64
+        return torch.empty(shape, dtype=dtype, device=self._shard.device)

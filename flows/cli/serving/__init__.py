@@ -1,0 +1,1 @@
+"""`rankwise serve` and `rankwise generate`."""

@@ -1,0 +1,130 @@
+"""`rankwise serve`: an OpenAI-compatible server of a model; `rankwise generate`: one answer, then nothing is left.
+
+rankwise serve --model ./my-llama --tp 2 --port 8000
+rankwise generate --model ./my-llama --tp 2 "Once upon a time"
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from configs.common.execution import Compression
+
+Model = Annotated[
+    str, typer.Option("--model", metavar="DIR|ID", help="folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED")
+]
+Tp = Annotated[int, typer.Option(min=1, help="tensor-parallel degree")]
+Pp = Annotated[int, typer.Option(min=1, help="pipeline stages")]
+ServedDtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="type of the weights")]
+CompressionOption = Annotated[
+    str | None, typer.Option("--compression", metavar="PASSES", help="passes over the weights: int8, prune_2_4+int8")
+]
+Device = Annotated[Literal["cpu"] | None, typer.Option(help="compute on the cores, whatever there is")]
+MaxLength = Annotated[
+    int | None, typer.Option(min=2, help="tokens of a sequence, prompt and answer; default: the model's, up to 8192")
+]
+
+
+def serve(
+    context: typer.Context,
+    model: Model,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Annotated[int, typer.Option(min=1, help="replicas, behind one address")] = 1,
+    dtype: ServedDtype = "bfloat16",
+    compression: CompressionOption = None,
+    device: Device = None,
+    cores_per_rank: Annotated[
+        int | None, typer.Option(min=1, help="cores of each rank; default: this machine's, shared out")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="the model's name in requests; default: its own")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on; other machines reach 0.0.0.0")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 8000,
+    max_length: MaxLength = None,
+    max_sequences: Annotated[int, typer.Option(min=1, help="sequences computed at once, in each replica")] = 32,
+    max_step_tokens: Annotated[
+        int | None, typer.Option(min=1, help="tokens of a step; default: 128 on a CPU, 2048 on a GPU")
+    ] = None,
+    max_queue: Annotated[int, typer.Option(min=1, help="requests that wait; a further one is answered 429")] = 256,
+    kv_cache_gib: Annotated[
+        float | None, typer.Option(min=0.001, help="key-value cache of each rank; default: what fits, as needed")
+    ] = None,
+    prefix_caching: Annotated[bool, typer.Option(help="share equal beginnings of prompts")] = True,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="refuse to start where company could change an answer's bits")
+    ] = False,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="require no bearer token, although others reach the address")
+    ] = False,
+) -> None:
+    """Serve a model over OpenAI's API until Ctrl-C or SIGTERM."""
+    from configs.common.execution import Layout
+    from flows.cli.run import guarded
+    from flows.cli.serving.server import run_server
+    from tasks.serving.settings import ServerRequest
+
+    asked = ServerRequest(
+        model=model,
+        layout=Layout(dp=dp, tp=tp, pp=pp),
+        dtype=dtype,
+        compression=_passes(compression),
+        device=device,
+        cores_per_rank=cores_per_rank,
+        name=name,
+        host=host,
+        port=port,
+        max_length=max_length,
+        max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
+        kv_cache_gib=kv_cache_gib,
+        prefix_caching=prefix_caching,
+        batch_invariant=batch_invariant,
+        max_queue=max_queue,
+    )
+    raise typer.Exit(guarded(lambda: run_server(asked, no_token), Path(model), context.obj["debug"], wrong_value=2))
+
+
+def generate(
+    context: typer.Context,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="one answer each")],
+    model: Model,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dtype: ServedDtype = "bfloat16",
+    compression: CompressionOption = None,
+    device: Device = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="new tokens of an answer")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.000001, max=1, help="smallest set of tokens with this probability")] = 1,
+    seed: Annotated[int | None, typer.Option(help="of the random numbers")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer; several are possible")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="the prompt is a user's message to a chat model")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, as the API answers")] = False,
+) -> None:
+    """Load a model, split it, and print its answers."""
+    from configs.common.execution import Layout
+    from flows.cli.run import guarded
+    from flows.cli.serving.server import run_generate
+    from tasks.serving.settings import ServerRequest
+
+    fields = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop or None}
+    asked = ServerRequest(
+        model=model,
+        layout=Layout(tp=tp, pp=pp),
+        dtype=dtype,
+        compression=_passes(compression),
+        device=device,
+        port=0,
+        max_sequences=max(1, min(32, len(prompts))),
+    )
+    work = lambda: run_generate(asked, prompts, fields, chat, as_json)  # noqa: E731
+    raise typer.Exit(guarded(work, Path(model), context.obj["debug"], wrong_value=2))
+
+
+def _passes(written: str | None) -> "tuple[Compression, ...]":
+    from configs.spec.cell import Cell
+    from configs.workloads.generate import GenerateWorkload
+
+    return Cell(workload=GenerateWorkload(), compression=written or ()).compression

@@ -1,0 +1,152 @@
+"""Implementation of `rankwise serve` and `rankwise generate`; see `flows.cli.serving.command`."""
+
+import json
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from flows.cli.signals import sigterm_as_interrupt
+from flows.folders import cache_folder
+from tasks.serving.process import API_KEY_VARIABLE, ServerFailedError, ServerProcess
+from tasks.serving.settings import ServerRequest, make_settings
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_MIB = 1 << 20
+
+
+def run_server(asked: ServerRequest, no_token: bool) -> int:
+    """Serve until a signal ends it; return the exit code."""
+    import os
+
+    open_to_others = asked.host not in _LOOPBACK
+    own_key = os.environ.get(API_KEY_VARIABLE)
+    key = own_key or (secrets.token_urlsafe(32) if open_to_others and not no_token else None)
+    with _folder() as folder:
+        settings = make_settings(asked, folder, cache_folder(), Path.cwd())
+        _say(f"loading {settings.name}: {_layout(asked)}, {settings.dtype}")
+        with sigterm_as_interrupt(), ServerProcess(settings, key) as server:
+            try:
+                about = server.wait_until_ready()
+            except ServerFailedError as error:
+                raise OSError(str(error)) from error
+            except KeyboardInterrupt:
+                return 0
+            _announce(about, settings.blocks * settings.block, settings.max_length, key, own_key is None)
+            return _wait(server)
+
+
+def run_generate(
+    asked: ServerRequest, prompts: Sequence[str], fields: dict[str, Any], chat: bool, as_json: bool
+) -> int:
+    """Print the answers to the prompts; return the exit code."""
+    with _folder() as folder:
+        settings = make_settings(asked, folder, cache_folder(), Path.cwd())
+        key = secrets.token_urlsafe(32)
+        with ServerProcess(settings, key) as server, sigterm_as_interrupt():
+            try:
+                url = server.wait_until_ready()["url"]
+            except ServerFailedError as error:
+                raise OSError(str(error)) from error
+            headers = {"Authorization": f"Bearer {key}"}
+            with httpx.Client(base_url=url, headers=headers, timeout=None, trust_env=False) as client:
+                given = {name: value for name, value in fields.items() if value is not None}
+                bodies = [{"model": settings.name, **given, **_asked(prompt, chat)} for prompt in prompts]
+                path = "/v1/chat/completions" if chat else "/v1/completions"
+                for body in bodies:
+                    _print_answer(client, path, body, as_json)
+    return 0
+
+
+def _asked(prompt: str, chat: bool) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+
+
+def _print_answer(client: httpx.Client, path: str, body: dict[str, Any], as_json: bool) -> None:
+    """Print one answer as it comes. Raises ValueError with what the server refuses."""
+    if as_json:
+        answer = client.post(path, json=body)
+        _check(answer.status_code, answer.json())
+        print(answer.text)
+        return
+    with client.stream("POST", path, json={**body, "stream": True}) as stream:
+        if stream.status_code != 200:
+            stream.read()
+            _check(stream.status_code, stream.json())
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            data = json.loads(line.removeprefix("data: "))
+            _check(200, data)
+            choice = data["choices"][0]
+            print(choice.get("text") or choice.get("delta", {}).get("content") or "", end="", flush=True)
+    print()
+
+
+def _check(status: int, data: dict[str, Any]) -> None:
+    if "error" in data or status != 200:
+        raise ValueError(data.get("error", {}).get("message", f"the server answered {status}"))
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Yield a folder for sockets and logs, readable by this user only, which is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="rankwise-serve-"))
+    try:
+        yield folder
+    except OSError:
+        _show_logs(folder)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _show_logs(folder: Path) -> None:
+    """Print the end of the ranks' logs, which nobody can read later."""
+    from configs.common.printable import printable_lines
+    from configs.common.reading import read_tail
+
+    for log in sorted(folder.glob("*.log")):
+        text = read_tail(log, 4_000).strip()
+        if text:
+            _say(f"--- {log.name}\n{printable_lines(text, 4_000)}")
+
+
+def _layout(asked: ServerRequest) -> str:
+    layout = asked.layout
+    parts = [f"{name}={degree}" for name, degree in (("dp", layout.dp), ("tp", layout.tp), ("pp", layout.pp))]
+    shown = [part for part in parts if not part.endswith("=1")]
+    return ", ".join(shown) or "one rank"
+
+
+def _announce(about: dict[str, Any], cache_tokens: int, max_length: int, key: str | None, made: bool) -> None:
+    first = about["replicas"][0]
+    same_bits = "the same bits in any batch" if first["batch_invariant"] else "bits may depend on the batch"
+    _say(f"serving at {about['url']}/v1: sequences up to {max_length} tokens, {same_bits}")
+    size = first["cache_bytes"] / _MIB
+    _say(f"key-value cache of each replica: {cache_tokens} tokens, {size:.0f} MiB on its first rank")
+    if key is not None and made:
+        _say(f"requests need the header `Authorization: Bearer {key}`; {API_KEY_VARIABLE} sets another token")
+    _say("Ctrl-C ends it; requests in progress are finished")
+
+
+def _wait(server: ServerProcess) -> int:
+    """Wait for the server; the first interrupt lets it finish what it has begun, the second ends it."""
+    for _ in range(2):
+        try:
+            return server.wait()
+        except KeyboardInterrupt:
+            _say("ending")
+            server.signal(signal.SIGTERM)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Serving a model on this machine: its settings, and the processes."""

@@ -1,0 +1,95 @@
+"""A server's processes on this machine, from the start of its HTTP process to the end of all.
+
+    with ServerProcess(settings, api_key=None) as server:
+        about = server.wait_until_ready()         # {"url": ..., "replicas": [...]}
+
+What it starts ends with this process, however that ends.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from configs.common.base import write_atomically
+from configs.plans.serving import ServingSettings
+
+API_KEY_VARIABLE = "RANKWISE_API_KEY"
+_STOP_SECONDS = 10.0
+
+
+class ServerFailedError(RuntimeError):
+    """The server ended before it was ready; the text says why."""
+
+
+class ServerProcess:
+    """The HTTP process, which starts the ranks. api_key: the bearer token that requests need."""
+
+    def __init__(self, settings: ServingSettings, api_key: str | None) -> None:
+        self.settings = settings
+        path = Path(settings.folder) / "settings.json"
+        write_atomically(path, settings.model_dump_json())
+        environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        if api_key is not None:
+            environment[API_KEY_VARIABLE] = api_key
+        command = [sys.executable, "-m", "engine.serving.http.main", str(path), str(os.getpid())]
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the HTTP process."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> dict[str, Any]:
+        """Return the server's URL and what its replicas say of themselves. Raises ServerFailedError."""
+        while (line := self._lines.get()) is not None:
+            said = json.loads(line)
+            if "ready" in said:
+                ready: dict[str, Any] = said["ready"]
+                return ready
+        raise ServerFailedError(f"the server ended with exit code {self._process.wait()}")
+
+    def wait(self) -> int:
+        """Wait until the server ends; return its exit code."""
+        return self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the HTTP process."""
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """End the server, without waiting for requests."""
+        for _ in range(2):  # the first lets requests end, the second does not
+            if self._process.poll() is None:
+                self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
