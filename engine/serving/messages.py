@@ -13,7 +13,7 @@ from engine.serving.scheduling import Request
 
 @dataclass(frozen=True)
 class WantedAnswer:
-    """One answer to one prompt, as the rank gets it."""
+    """One answer to one prompt, as the rank gets it. done: its first tokens, chosen before the ranks failed."""
 
     key: str
     prompt: tuple[int, ...]
@@ -21,6 +21,7 @@ class WantedAnswer:
     stop_tokens: tuple[int, ...] = ()
     min_tokens: int = 0
     sampling: Sampling = field(default_factory=Sampling)
+    done: tuple[int, ...] = ()
 
     def message(self) -> dict[str, Any]:
         """Return it as JSON data."""
@@ -38,11 +39,12 @@ class WantedAnswer:
             stop_tokens=tuple(data["stop_tokens"]),
             min_tokens=data["min_tokens"],
             sampling=Sampling(**{**sampling, "banned": tuple(sampling["banned"]), "bias": bias}),
+            done=tuple(data["done"]),
         )
 
     def request(self) -> Request:
         """Return what the scheduler needs of it."""
-        return Request(self.key, self.prompt, self.max_tokens, frozenset(self.stop_tokens), self.min_tokens)
+        return Request(self.key, self.prompt, self.max_tokens, frozenset(self.stop_tokens), self.min_tokens, self.done)
 
 
 @dataclass(frozen=True)

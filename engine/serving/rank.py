@@ -81,6 +81,7 @@ class FirstRank:
         self._wanted: dict[str, WantedAnswer] = {}
         self._answers: dict[str, list[int]] = {}
         self._started: set[str] = set()
+        self._cancelled = False
         self._ended = time.perf_counter()
 
     def next_step(self) -> "Batch | None":
@@ -91,6 +92,8 @@ class FirstRank:
         self._take(0.0)
         batch = self._scheduler.next_batch()
         if batch is None:
+            if self._cancelled:  # no step tells the state after it
+                self._report((), 0, 0.0, {})
             self._take(self._idle_seconds)
             self._ended = time.perf_counter()
             batch = self._scheduler.next_batch()
@@ -118,23 +121,28 @@ class FirstRank:
             self._forget(key)
         for key in failed:
             self._refuse(key, "the model's logits are not finite")
+        self._report(tuple(tokens), len(batch.tokens), compute_seconds, cached)
+
+    def _report(
+        self, tokens: tuple[NewToken, ...], computed_tokens: int, compute_seconds: float, cached: dict[str, int]
+    ) -> None:
         counts, now = self._scheduler.counts, time.perf_counter()
         self._channel.send(
             StepReport(
-                tokens=tuple(tokens),
+                tokens=tokens,
                 running=self._scheduler.running,
                 waiting=self._scheduler.waiting,
                 free_blocks=self._scheduler.pool.free,
                 preemptions=counts.preemptions,
                 prefix_tokens=counts.prefix_tokens,
                 cached_tokens=counts.cached_tokens,
-                computed_tokens=len(batch.tokens),
+                computed_tokens=computed_tokens,
                 compute_seconds=compute_seconds,
-                other_seconds=max(0.0, now - self._ended - compute_seconds),
+                other_seconds=max(0.0, now - self._ended - compute_seconds) if computed_tokens else 0.0,
                 cached=cached,
             ).message()
         )
-        self._ended = now
+        self._ended, self._cancelled = now, False
 
     def _newly_started(self, batch: "Batch") -> dict[str, int]:
         """Return how many tokens of a prompt were in the cache, for the answers that begin with this step."""
@@ -170,6 +178,7 @@ class FirstRank:
             elif "cancel" in message:
                 if self._scheduler.cancel(message["cancel"]):
                     self._forget(message["cancel"])
+                    self._cancelled = True
             else:
                 raise EOFError("the server ends")
 
@@ -179,7 +188,7 @@ class FirstRank:
         except ValueError as error:
             self._refuse(wanted.key, str(error))
             return
-        self._wanted[wanted.key], self._answers[wanted.key] = wanted, []
+        self._wanted[wanted.key], self._answers[wanted.key] = wanted, list(wanted.done)
 
     def _forget(self, key: str) -> None:
         del self._wanted[key], self._answers[key]

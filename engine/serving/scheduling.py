@@ -37,7 +37,7 @@ class SchedulerLimits:
 class Request:
     """Token ids of a prompt, at most `max_tokens` new ones, and the tokens that end the answer.
 
-    min_tokens: as many come before any of `stop_tokens` counts.
+    min_tokens: as many come before any of `stop_tokens` counts. done: new ones that are known already.
     """
 
     key: str
@@ -45,6 +45,7 @@ class Request:
     max_tokens: int
     stop_tokens: frozenset[int] = frozenset()
     min_tokens: int = 0
+    done: tuple[int, ...] = ()
 
 
 @dataclass
@@ -141,8 +142,8 @@ class Scheduler:
             raise ValueError(
                 f"{len(request.prompt)} tokens and {request.max_tokens} new ones exceed {self.limits.max_length}"
             )
-        assert request.key not in self._by_key and request.max_tokens > 0
-        self._by_key[request.key] = sequence = _Sequence(request, list(request.prompt), self._arrivals)
+        assert request.key not in self._by_key and request.max_tokens > len(request.done)
+        self._by_key[request.key] = sequence = _Sequence(request, [*request.prompt, *request.done], self._arrivals)
         self._arrivals += 1
         self._waiting.append(sequence)
 

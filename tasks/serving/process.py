@@ -47,7 +47,8 @@ class ServerProcess:
             start_new_session=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> "ServerProcess":
         return self
@@ -87,6 +88,9 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -33,18 +33,15 @@ _RETRY_SECONDS = 5
 
 @dataclass
 class Choice:
-    """One answer to a prompt as it grows."""
+    """One answer to a prompt as it grows. index: among all of the request; choice: among those to the same prompt."""
 
     index: int
+    choice: int
     answer: Answer
     text: AnswerText
     began: float
     last: float | None = None
     reason: str | None = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.answer.wanted.prompt)
 
 
 @dataclass(frozen=True)
@@ -136,14 +133,15 @@ class Form:
 
 def usage_of(choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
     """Return the counts of tokens; a prompt with several answers counts once."""
-    prompts = {id(choice.answer.wanted.prompt): choice.prompt_tokens for choice in choices}
+    first_answers = [choice.answer for choice in choices if choice.choice == 0]
     generated = sum(len(own) for own in pieces)
-    prompt = sum(prompts.values())
+    prompt = sum(answer.prompt_tokens for answer in first_answers)
+    cached = sum(answer.cached_tokens or 0 for answer in first_answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": min(prompt, max(one.answer.cached_tokens for one in choices))},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
@@ -272,8 +270,8 @@ class Generation:
             if len(prompt) + max_tokens > model.max_length or max_tokens < 1:
                 raise ApiError(
                     400,
-                    f"{len(prompt)} tokens of the prompt and {max_tokens} new ones exceed the {model.max_length} of "
-                    "this server",
+                    f"max_tokens: {max_tokens} new tokens after {len(prompt)} of the prompt exceed the "
+                    f"{model.max_length} of this server",
                     "max_tokens",
                     "context_length_exceeded",
                 )
@@ -314,11 +312,11 @@ class Generation:
     def _begin(self, wanted: GenerationRequest, answers: Sequence[WantedAnswer]) -> list[Choice]:
         stops, began = wanted.stops, time.perf_counter()
         choices = [
-            Choice(index, Answer(answer), AnswerText(self._model.tokenizer, stops), began)
+            Choice(index, answer.sampling.choice, Answer(answer), AnswerText(self._model.tokenizer, stops), began)
             for index, answer in enumerate(answers)
         ]
         for choice in choices:
-            self._metrics.started(choice.prompt_tokens)
+            self._metrics.started(choice.answer.prompt_tokens)
             self._router.start(choice.answer)
         return choices
 

@@ -98,7 +98,7 @@ class _Signals:
 async def _until_stopped(server: Server, http: uvicorn.Server, listener: socket.socket, stop: asyncio.Event) -> int:
     told = False
     while not stop.is_set():
-        failed = [one for one in server.router.replicas if one.failures >= MAX_FAILED_STARTS]
+        failed = [one for one in server.router.replicas if one.failures >= (MAX_FAILED_STARTS if one.was_ready else 1)]
         if failed:
             print(f"the ranks cannot be started; see {failed[0].log}", file=sys.stderr)
             return 1

@@ -62,10 +62,10 @@ class ServerMetrics:
         self._waiting.labels(*labels).set(waiting)
         self._usage.labels(*labels).set(usage)
 
-    def step(self, replica: int, changes: dict[str, float]) -> None:
-        """Note a step: increases of preemptions, prefix tokens and seconds since the last one."""
+    def step(self, replica: int, steps: int, changes: dict[str, float]) -> None:
+        """Note one step or none: increases of preemptions, prefix tokens and seconds since the last one."""
         labels = (self._model, str(replica))
-        self._steps.labels(*labels).inc()
+        self._steps.labels(*labels).inc(steps)
         for name, counter in (
             ("preemptions", self._preempted),
             ("prefix_tokens", self._queries),

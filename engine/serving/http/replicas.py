@@ -5,8 +5,9 @@
     replica.add(answer); replica.cancel(answer)
     await replica.stop()
 
-A rank that ends takes the others of its replica with it. Answers of which nothing was delivered are tried again, the
-others end with an error; meanwhile the replica is not ready. Ranks end with the HTTP process, however that ends.
+A rank that ends takes the others of its replica with it, and all are started again; meanwhile the replica is not ready.
+Its answers go on, here or on another replica, after the tokens that they have. An answer that has seen this too often
+ends with an error, as it may be the cause. Ranks end with the HTTP process, however that ends.
 """
 
 import asyncio
@@ -32,11 +33,13 @@ _LINE_BYTES = 64 << 20
 _SILENCES = 3
 """Time limits of the group without a step, with work to do, after which the ranks count as hung."""
 _MAX_PAUSE_SECONDS = 30.0
+_MAX_TRIES = 2
+"""How often an answer goes on after a failure."""
 _CUMULATIVE = ("preemptions", "prefix_tokens", "cached_tokens")
 
 
 class Replica:
-    """The ranks of one replica. `ready`: they take requests. `failures`: starts that failed, one after another."""
+    """The ranks of one replica. ready: they take requests; was_ready: they have. failures: failed starts in a row."""
 
     def __init__(
         self,
@@ -46,9 +49,9 @@ class Replica:
         metrics: ServerMetrics,
         lost: Callable[[list[Answer]], None],
     ) -> None:
-        """lost: takes the answers of which nothing was delivered when the ranks failed."""
+        """lost: takes the answers that go on after the ranks have failed."""
         self.index = index
-        self.ready = False
+        self.ready = self.was_ready = False
         self.failures = 0
         self.about: dict[str, Any] = {}
         self.last_error = ""
@@ -71,14 +74,14 @@ class Replica:
 
     def add(self, answer: Answer) -> None:
         """Begin an answer; it is kept for later while the replica is not ready."""
-        self.answers[answer.wanted.key] = answer
+        self.answers[answer.key] = answer
         if self.ready:
             self._tell(answer.wanted.message())
 
     def cancel(self, answer: Answer) -> None:
         """End an answer, whose slot is free after the current step."""
-        if self.answers.pop(answer.wanted.key, None) is not None and self.ready:
-            self._tell({"cancel": answer.wanted.key})
+        if self.answers.pop(answer.key, None) is not None and self.ready:
+            self._tell({"cancel": answer.key})
 
     async def stop(self) -> None:
         """End the ranks."""
@@ -170,13 +173,12 @@ class Replica:
             self._writer = None
         self._metrics.restarted(self.index)
         self._metrics.state(self.index, 0, 0, 0.0)
-        again, self.answers = list(self.answers.values()), {}
-        for answer in again:
-            if answer.delivered:
+        begun, self.answers = list(self.answers.values()), {}
+        for answer in begun:
+            answer.failures += 1
+            if answer.failures > _MAX_TRIES:
                 answer.fail(ApiError(500, "the engine failed while it answered", code="engine_failed"))
-            else:
-                answer.forget()
-        self._lost([answer for answer in again if not answer.delivered])
+        self._lost([answer for answer in begun if answer.failures <= _MAX_TRIES])
 
     async def _kill(self) -> None:
         for process in self._processes:
@@ -205,7 +207,8 @@ class Replica:
             if answer is not None:
                 answer.fail(ApiError(500, message["refused"]["message"], code="engine_failed"))
         else:
-            self.about, self.ready, self.failures = message["ready"], True, 0
+            self.about, self.failures = message["ready"], 0
+            self.ready = self.was_ready = True
             self._before = dict.fromkeys(_CUMULATIVE, 0)
             self._last_step = time.monotonic()
             for answer in self.answers.values():
@@ -215,8 +218,9 @@ class Replica:
     def _take_step(self, step: StepReport) -> None:
         self._last_step = time.monotonic()
         for key, count in step.cached.items():
-            if key in self.answers:
-                self.answers[key].cached_tokens = count
+            answer = self.answers.get(key)
+            if answer is not None and answer.cached_tokens is None:
+                answer.cached_tokens = count
         for token in step.tokens:
             answer = self.answers.get(token.key)
             if answer is not None:
@@ -228,7 +232,7 @@ class Replica:
         changes: dict[str, float] = {name: getattr(step, name) - self._before[name] for name in _CUMULATIVE}
         self._before = {name: getattr(step, name) for name in _CUMULATIVE}
         changes |= {"compute_seconds": step.compute_seconds, "other_seconds": step.other_seconds}
-        self._metrics.step(self.index, changes)
+        self._metrics.step(self.index, int(step.computed_tokens > 0), changes)
 
 
 class Router:
@@ -253,18 +257,18 @@ class Router:
     def start(self, answer: Answer) -> None:
         """Begin an answer."""
         replica = min(self.replicas, key=lambda one: (not one.ready, len(one.answers), one.index))
-        self._places[answer.wanted.key] = replica
+        self._places[answer.key] = replica
         replica.add(answer)
 
     def finish(self, answer: Answer) -> None:
         """End an answer, whether or not it is complete."""
-        replica = self._places.pop(answer.wanted.key, None)
+        replica = self._places.pop(answer.key, None)
         if replica is not None:
             replica.cancel(answer)
 
     def _again(self, answers: list[Answer]) -> None:
         for answer in answers:
-            if answer.wanted.key in self._places:
+            if answer.key in self._places:
                 self.start(answer)
 
 

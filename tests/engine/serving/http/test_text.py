@@ -1,0 +1,73 @@
+"""The text of an answer: whole in the end, never with half a character or the beginning of a stop string."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from engine.prompts.tokenizer import load_tokenizer
+from engine.serving.http.text import AnswerText
+
+_TINY = Path(__file__).parents[4] / "configs" / "models" / "tiny-stdlib" / "tokenizer.json"
+TINY = load_tokenizer(_TINY)
+
+
+def bytes_tokenizer() -> Tokenizer:
+    """One token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+BYTES = bytes_tokenizer()
+
+
+def streamed(tokenizer: Tokenizer | None, tokens: list[int], stops: tuple[str, ...] = ()) -> tuple[list[str], bool]:
+    text = AnswerText(tokenizer, stops)
+    pieces = []
+    for token in tokens:
+        pieces.append(text.add(token))
+        if text.stopped:
+            return pieces, True
+    pieces.append(text.end())
+    return pieces, text.stopped
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=40), st.booleans())
+def test_pieces_make_the_whole_text(text: str, by_bytes: bool) -> None:
+    tokenizer = BYTES if by_bytes else TINY
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    pieces, stopped = streamed(tokenizer, tokens)
+    assert "".join(pieces) == tokenizer.decode(tokens) and not stopped
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="ab\nü", max_size=40), st.lists(st.text(alphabet="ab\nü", min_size=1, max_size=4), max_size=3))
+def test_nothing_of_a_stop_string_is_sent(text: str, stops: list[str]) -> None:
+    tokens = BYTES.encode(text, add_special_tokens=False).ids
+    pieces, stopped = streamed(BYTES, tokens, tuple(stops))
+    # The stop string that is complete first ends the answer; of several that end together, the longest.
+    ends = sorted((text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text)
+    assert stopped == bool(ends)
+    assert "".join(pieces) == (text[: ends[0][1]] if ends else text)
+
+
+def test_a_character_of_several_tokens_comes_whole() -> None:
+    tokens = BYTES.encode("é€😀", add_special_tokens=False).ids
+    assert streamed(BYTES, tokens)[0] == ["", "é", "", "", "€", "", "", "", "😀", ""]
+
+
+def test_half_a_character_at_the_end_is_marked() -> None:
+    tokens = BYTES.encode("a😀", add_special_tokens=False).ids[:-1]
+    assert "".join(streamed(BYTES, tokens)[0]) == BYTES.decode(tokens) == "a\ufffd"
+
+
+@pytest.mark.parametrize("stops", [(), (" 7",)])
+def test_without_a_tokenizer_tokens_are_numbers(stops: tuple[str, ...]) -> None:
+    pieces, stopped = streamed(None, [5, 6, 7, 8], stops)
+    assert ("".join(pieces), stopped) == ((" 5 6", True) if stops else (" 5 6 7 8", False))
