@@ -124,7 +124,14 @@ def generate(
 
 
 def _passes(written: str | None) -> "tuple[Compression, ...]":
+    """Return the passes of an option. Raises typer.BadParameter."""
+    from pydantic import ValidationError
+
+    from configs.common.reading import validation_text
     from configs.spec.cell import Cell
     from configs.workloads.generate import GenerateWorkload
 
-    return Cell(workload=GenerateWorkload(), compression=written or ()).compression
+    try:
+        return Cell(workload=GenerateWorkload(), compression=written or ()).compression
+    except ValidationError as error:
+        raise typer.BadParameter(validation_text(error), param_hint="--compression") from error

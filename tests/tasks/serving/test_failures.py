@@ -14,6 +14,7 @@ import pytest
 from tasks.serving.process import ServerFailedError, ServerProcess
 from tests.support.servers.inference_server import RunningServer, running_server, wait_until
 
+pytestmark = pytest.mark.slow
 FIELDS: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "temperature": 0}
 PROMPTS = [f"def f{number}(" for number in range(8)]
 
