@@ -46,11 +46,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one token adds to a choice."""
+    """What one token adds to a choice. reason: why the choice ends with it."""
 
     choice: Choice
     text: str
     token: NewToken
+    reason: str | None
 
 
 class Form:
@@ -68,7 +69,7 @@ class Form:
             text = "".join(piece.text for piece in own)
             tokens = [piece.token for piece in own]
             body: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-            parts.append(self._choice(choice, body, tokens))
+            parts.append(self._choice(choice, body, tokens, choice.reason))
         kind = "chat.completion" if self._chat else "text_completion"
         return self._frame(kind, parts) | {"usage": usage_of(choices, pieces)}
 
@@ -82,7 +83,8 @@ class Form:
     def event(self, piece: Piece) -> dict[str, Any]:
         """Return the event of a piece."""
         body: dict[str, Any] = {"delta": {"content": piece.text} if piece.text else {}}
-        part = self._choice(piece.choice, body if self._chat else {"text": piece.text}, [piece.token])
+        body = body if self._chat else {"text": piece.text}
+        part = self._choice(piece.choice, body, [piece.token], piece.reason)
         return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
 
     def usage_event(self, choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
@@ -99,8 +101,10 @@ class Form:
             "choices": choices,
         }
 
-    def _choice(self, choice: Choice, body: dict[str, Any], tokens: list[NewToken]) -> dict[str, Any]:
-        part = {"index": choice.index, **body, "logprobs": self._logprobs(tokens), "finish_reason": choice.reason}
+    def _choice(
+        self, choice: Choice, body: dict[str, Any], tokens: list[NewToken], reason: str | None
+    ) -> dict[str, Any]:
+        part = {"index": choice.index, **body, "logprobs": self._logprobs(tokens), "finish_reason": reason}
         if self._wanted.return_token_ids:
             part["token_ids"] = [token.token for token in tokens]
         return part
@@ -224,7 +228,7 @@ class Generation:
                     choice.reason, text = token.reason, text + choice.text.end()
                     choice.reason = "stop" if choice.text.stopped else choice.reason
                 # Also without text, so that its time can be seen.
-                queue.put_nowait(Piece(choice, text, token))
+                queue.put_nowait(Piece(choice, text, token, choice.reason))
                 if choice.reason is not None:
                     break
             self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
