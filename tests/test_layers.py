@@ -33,6 +33,7 @@ OWNERS = {
     "onnxruntime": {"engine"},
     "onnxscript": {"engine"},
     "tensorrt": {"engine"},
+    "h11": {"engine"},
     "yaml": {"configs"},
     "submitit": {"slurm"},
     "asyncssh": {"slurm"},
@@ -51,10 +52,11 @@ OWNERS = {
     "rich": {"flows"},
 }
 ORDER = {
-    "configs": ("plans", "hardware", "spec", "workloads", "families", "common"),
+    "configs": ("plans", "hardware", "spec", "workloads", "load", "families", "common"),
     "engine": (
         "agents",
         "worker",
+        "load",
         "workloads",
         ("peers", "inference", "training", "serving"),
         "correctness",
@@ -156,6 +158,7 @@ def test_no_module_shadows_a_folder(path: Path) -> None:
         ("engine", {"torch"}),
         ("engine.planner.families", {"torch", "prefect", "pandas"}),
         ("engine.worker", {"transformers", "prefect", "pandas"}),
+        ("engine.load.__main__", {"torch", "transformers", "prefect", "pandas", "scipy"}),
         ("engine.workloads.train", {"transformers", "deepspeed", "prefect", "pandas"}),
     ],
 )
