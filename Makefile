@@ -98,7 +98,7 @@ bench-slurm: $(VENV)/.installed-dev  ## on a lab: seconds until a job measures a
 bench-training: $(VENV)/.installed-dev  ## training: accumulation on two ranks, our step against a bare loop, checkpoints meanwhile; about 8 minutes
 	$(BIN)/python -m benchmarks.training.bench $(if $(KEEP),--runs $(KEEP))
 
-bench-load: $(VENV)/.installed  ## load generator: lateness at 500 requests/s beside a bare timer loop; searches for known limits; 5 minutes
+bench-load: $(VENV)/.installed  ## load generator: lateness at 500 requests/s beside a bare timer loop; searches for known limits; a quarter of an hour
 	$(BIN)/python -m benchmarks.load.bench
 
 gpu-check:  ## on a machine with a GPU, from a bare checkout: every check that needs one; OUT=folder MINUTES=8 ONLY=check

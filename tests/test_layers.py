@@ -33,7 +33,6 @@ OWNERS = {
     "onnxruntime": {"engine"},
     "onnxscript": {"engine"},
     "tensorrt": {"engine"},
-    "h11": {"engine"},
     "yaml": {"configs"},
     "submitit": {"slurm"},
     "asyncssh": {"slurm"},

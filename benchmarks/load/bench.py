@@ -130,7 +130,7 @@ def _single_scores(server: SingleServer, ttft_seconds: float, rate: float, seed:
 
 
 def _batching_scores(server: BatchingServer, bounds: dict[str, float], rate: float, seed: int) -> Floats:
-    return server.scores(rate, 300.0, seed, **bounds)
+    return server.scores(rate, 600.0, seed, **bounds)
 
 
 def _search(scores_of: Scores, seed: int) -> FoundRate:

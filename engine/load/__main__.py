@@ -19,8 +19,12 @@ def main(arguments: list[str]) -> int:
     try:
         job = read_model(job_file, LoadJob)
         run_precisely(_run(job, bearer_token(job.endpoint.token_variable), folder))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}", file=sys.stderr)
         return 2
     return 0
 

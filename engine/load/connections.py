@@ -1,12 +1,12 @@
-"""HTTP/1.1 connections to one server over asyncio, parsed by h11; arrival times are taken before anything is parsed.
+"""HTTP/1.1 connections to one server over asyncio; arrival times are taken before anything is parsed.
 
     pool = ConnectionPool(endpoint, token)
     await pool.resolve()
     reply, sent = await pool.post(body, timeout_seconds=300, keep_text=False)
     pool.close()
 
-Chosen by measurement (docs/measurements/load.md): httpx cannot send 500 requests/s here; aiohttp takes as much CPU time
-as this and reads the clock later, when its own reader is scheduled.
+A client of its own by measurement (docs/measurements/load.md): httpx cannot send 500 requests/s on a slow machine, and
+aiohttp reads the clock later, when its own reader is scheduled.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ import ssl
 from time import monotonic
 from urllib.parse import urlsplit
 
-import h11
-
 from configs.load.job import Endpoint
 from configs.load.samples import Outcome
 from engine.load.replies import Reply
+from engine.load.responses import NotHttpError, ResponseReader
 
 _CONNECT_SECONDS = 30.0
 _FAILED_IN_A_ROW = 3
@@ -31,9 +30,10 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.lost = False
         self.answered = False
-        self._http = h11.Connection(h11.CLIENT)
+        self._lost = False
+        self._reader: ResponseReader | None = None
+        self._begun = False
         self._reply: Reply | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -43,68 +43,55 @@ class _Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return not self.lost and self._http.our_state is h11.IDLE
+        return not self._lost and (self._reader is None or self._reader.reusable)
 
-    def send(self, head: h11.Request, body: bytes, reply: Reply) -> asyncio.Future[None]:
+    def send(self, request: bytes, reply: Reply) -> asyncio.Future[None]:
         """Write a request; the future ends with the response or the connection."""
         assert self.transport is not None
-        self._reply, self.answered = reply, False
+        self._reader, self._reply = ResponseReader(), reply
+        self.answered = self._begun = False
         self._waiter = asyncio.get_running_loop().create_future()
-        pieces = (self._http.send(head), self._http.send(h11.Data(data=body)), self._http.send(h11.EndOfMessage()))
-        self.transport.write(b"".join(piece for piece in pieces if piece))
+        self.transport.write(request)
         return self._waiter
 
     def data_received(self, data: bytes) -> None:
         now = monotonic()
-        reply = self._reply
-        if reply is None:
+        reader, reply = self._reader, self._reply
+        if reader is None or reply is None:
             self.close()  # bytes that nobody asked for
             return
         self.answered = True
         try:
-            self._http.receive_data(data)
-            self._take_events(reply, now)
-        except h11.RemoteProtocolError as error:
+            body = reader.feed(data)
+        except NotHttpError as error:
             reply.fail(Outcome.MALFORMED, f"not HTTP/1.1: {error}")
             self._finish()
             self.close()
+            return
+        self._take(reader, reply, body, now)
 
-    def _take_events(self, reply: Reply, now: float) -> None:
-        pieces: list[bytes] = []
-        ended = False
-        while not ended:
-            event = self._http.next_event()
-            if isinstance(event, h11.Data):
-                pieces.append(bytes(event.data))
-            elif isinstance(event, h11.Response):
-                kinds = [value for name, value in event.headers if name == b"content-type"]
-                reply.begin(event.status_code, kinds[0].decode("latin-1") if kinds else "")
-            elif isinstance(event, h11.EndOfMessage):
-                ended = True
-            elif not isinstance(event, h11.InformationalResponse):  # nothing more to read, or the connection's end
-                break
-        if pieces:
-            reply.receive(b"".join(pieces), now)
-        if ended:
+    def _take(self, reader: ResponseReader, reply: Reply, body: bytes, now: float) -> None:
+        if reader.status is not None and not self._begun:
+            self._begun = True
+            reply.begin(reader.status, reader.header(b"content-type").decode("latin-1"))
+        if body:
+            reply.receive(body, now)
+        if reader.ended:
             reply.end()
-            if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-                self._http.start_next_cycle()
             self._finish()
-        elif reply.outcome is not None and self._waiter is not None:  # an error in the middle of a stream
+        elif reply.outcome is not None:  # an error in the middle of a stream
             self._finish()
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.lost = True
-        reply = self._reply
-        if reply is not None and self._waiter is not None:
-            try:  # a response without a length ends with its connection
-                self._http.receive_data(b"")
-                self._take_events(reply, monotonic())
-            except h11.RemoteProtocolError:
-                pass
-            reply.fail(Outcome.CONNECTION, f"connection lost: {error or 'closed by the server'}")
-            self._finish()
+        self._lost = True
+        reader, reply = self._reader, self._reply
+        if reader is None or reply is None:
+            return
+        reader.end_of_connection()
+        self._take(reader, reply, b"", monotonic())
+        reply.fail(Outcome.CONNECTION, f"connection lost: {error or 'closed by the server'}")
+        self._finish()
 
     def _finish(self) -> None:
         waiter, self._waiter, self._reply = self._waiter, None, None
@@ -112,7 +99,7 @@ class _Connection(asyncio.Protocol):
             waiter.set_result(None)
 
     def close(self) -> None:
-        self.lost = True
+        self._lost = True
         if self.transport is not None:
             self.transport.abort()
 
@@ -126,15 +113,16 @@ class ConnectionPool:
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
-        self._target = f"{parts.path}{_PATH}"
-        self._headers = [
-            ("host", parts.netloc),
-            ("content-type", "application/json"),
-            ("accept", "text/event-stream"),
-            ("accept-encoding", "identity"),
+        lines = [
+            f"POST {parts.path}{_PATH} HTTP/1.1",
+            f"host: {parts.netloc}",
+            "content-type: application/json",
+            "accept: text/event-stream",
+            "accept-encoding: identity",
         ]
         if token is not None:
-            self._headers.append(("authorization", f"Bearer {token}"))
+            lines.append(f"authorization: Bearer {token}")
+        self._head = "\r\n".join(lines).encode("ascii")
         self._addresses: list[str] = []
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
@@ -156,16 +144,14 @@ class ConnectionPool:
         reply, sent = Reply(keep_text), None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
-        head = h11.Request(
-            method="POST", target=self._target, headers=[*self._headers, ("content-length", str(len(body)))]
-        )
+        request = b"%s\r\ncontent-length: %d\r\n\r\n%s" % (self._head, len(body), body)
         for used_again in (True, False):
             try:
                 connection, idle = await self._connection(used_again, deadline)
             except OSError as error:
                 reply.fail(Outcome.CONNECTION, f"no connection: {error.strerror or error}")
                 return reply, sent
-            waiter = connection.send(head, body, reply)
+            waiter = connection.send(request, reply)
             sent = monotonic()
             timer = loop.call_at(deadline, self._time_out, connection, reply, timeout_seconds)
             try:
