@@ -53,10 +53,11 @@ OWNERS = {
     "rich": {"flows"},
 }
 ORDER = {
-    "configs": ("plans", "hardware", "spec", "workloads", "families", "common"),
+    "configs": ("plans", "hardware", "spec", "workloads", "load", "families", "common"),
     "engine": (
         "agents",
         "worker",
+        "load",
         "workloads",
         "serving",
         ("peers", "inference", "training"),
@@ -160,6 +161,7 @@ def test_no_module_shadows_a_folder(path: Path) -> None:
         ("engine.planner.families", {"torch", "prefect", "pandas"}),
         ("engine.worker", {"transformers", "prefect", "pandas"}),
         ("engine.serving.http.main", {"torch", "transformers", "prefect", "pandas"}),
+        ("engine.load.__main__", {"torch", "transformers", "prefect", "pandas", "scipy"}),
         ("engine.workloads.train", {"transformers", "deepspeed", "prefect", "pandas"}),
     ],
 )

@@ -17,6 +17,7 @@ from flows.cli.cluster.lab import app as lab
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command
+from flows.cli.load.command import load as load_command
 from flows.cli.nodes import app as nodes_commands
 from flows.cli.nodes import reap as reap_command
 from flows.cli.plan.command import plan as plan_command
@@ -47,6 +48,7 @@ app.command("verify")(verify_command)
 app.command("export")(export_command)
 app.command("serve")(serve_command)
 app.command("generate")(generate_command)
+app.command("load")(load_command)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]

@@ -66,13 +66,21 @@ def pool(parts: Sequence[Floats]) -> Pooled:
 
 def percentiles(pooled: Pooled, tails: Sequence[float], confidence: float) -> Percentiles:
     """What was pooled, with an interval of P99 from the P99 of each repeat, where there are enough."""
-    interval = None
-    if pooled.least >= LEAST_FOR_P99 and len(tails) >= LEAST_REPEATS and min(tails) > 0:
-        count = len(tails)
-        scatter = sum(log(tail / pooled.p99) ** 2 for tail in tails)
-        reach = exp(_student(count - 1, confidence) * sqrt(scatter / (count * (count - 1))))
-        interval = (pooled.p99 / reach, pooled.p99 * reach)
+    interval = section_interval(pooled.p99, tails, confidence) if pooled.least >= LEAST_FOR_P99 else None
     return Percentiles(pooled.p50, pooled.p90, pooled.p99, pooled.samples, interval)
+
+
+def section_interval(pooled: float, sections: Sequence[float], confidence: float) -> Bounds | None:
+    """Interval of a percentile over all samples, from the same percentile of each section; None where these are few.
+
+    Sections are repeats, or consecutive parts of one run, each with samples enough for the percentile.
+    """
+    count = len(sections)
+    if count < LEAST_REPEATS or min(sections) <= 0:
+        return None
+    scatter = sum(log(section / pooled) ** 2 for section in sections)
+    reach = exp(_student(count - 1, confidence) * sqrt(scatter / (count * (count - 1))))
+    return pooled / reach, pooled * reach
 
 
 def quantiles(values: Floats, shares: Sequence[float]) -> list[float]:

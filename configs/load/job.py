@@ -1,0 +1,119 @@
+"""The job of a load generator: endpoint, traffic, contents of requests and caps, in one JSON file.
+
+    job = LoadJob(endpoint=Endpoint(url="http://127.0.0.1:8000", model="m"), arrivals=PoissonArrivals(rate=4),
+                  duration_seconds=60)
+
+`python -m engine.load JOB.json FOLDER` reads it and writes `configs.load.samples` beside it.
+"""
+
+import re
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from configs.common.base import Frozen
+from configs.common.secrets import shown_url
+from configs.load.arrivals import Arrivals, ClosedLoop, TraceArrivals
+from configs.load.lengths import Lengths
+
+_OWN_FIELDS = frozenset(
+    {"model", "prompt", "max_tokens", "min_tokens", "ignore_eos", "temperature", "stream", "stream_options"}
+)
+
+
+class Endpoint(Frozen):
+    """An OpenAI-compatible server. A bearer token is read from the environment, never written to a file."""
+
+    url: str = Field(description="http(s)://host[:port][/path]; /v1/completions is appended")
+    model: str = Field(min_length=1, description="name of the model at the server")
+    token_variable: str | None = Field(None, description="environment variable that holds the bearer token")
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"got {shown_url(url)!r}, whose port is not a number up to 65535") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise ValueError(f"got {shown_url(url)!r}, expected http://HOST:PORT or https://HOST")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("expected no user, password, query or fragment. Pass a token by --token-variable")
+        if not re.fullmatch(r"[!-~]+", url):
+            raise ValueError("expected printable ASCII without spaces")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @field_validator("token_variable")
+    @classmethod
+    def _a_variable(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"got {name[:60]!r}, expected the name of an environment variable")
+        return name
+
+
+class Contents(Frozen):
+    """What the requests ask for. Without a file, prompts are random token ids of the wished length."""
+
+    prompts: str | None = Field(None, description="JSONL file with one `prompt`, or `tokens`, per line")
+    prompt_tokens: Lengths = Field(128, description="length of random prompts, without the shared prefix")
+    vocabulary: tuple[int, int] = Field((10, 1000), description="random token ids, from and below")
+    shared_prefix_tokens: int = Field(0, ge=0, le=1 << 20, description="random ids before each prompt")
+    prefixes: PositiveInt = Field(1, description="number of different shared prefixes, drawn at random")
+    turns: PositiveInt = Field(1, le=1000, description="requests of a conversation; each repeats those before it")
+    think_seconds: float = Field(0.0, ge=0, le=3600, description="mean exponential time between turns")
+    new_tokens: Lengths = Field(128, description="`max_tokens` of a request")
+    exact: bool = Field(False, description="ask for exactly `new_tokens`: sends ignore_eos and min_tokens")
+    temperature: float = Field(0.0, ge=0, le=2)
+    fields: dict[str, Any] = Field({}, description="further fields of every request, for example top_p")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        first, end = self.vocabulary
+        if not 0 <= first < end:
+            raise ValueError(f"vocabulary: got {first} to {end}, expected a range of token ids, FROM below TO")
+        if self.prompts is not None and self.shared_prefix_tokens:
+            raise ValueError("shared_prefix_tokens: random prompts only. Write the prefix into the file of `prompts`")
+        own = sorted(_OWN_FIELDS & self.fields.keys())
+        if own:
+            raise ValueError(f"fields: {own[0]} is set by the generator. Leave it out")
+        return self
+
+
+class Caps(Frozen):
+    """Limits that protect the server; a generator stops or waits, and says that it did."""
+
+    max_rate: PositiveFloat | None = Field(None, description="requests/s; a schedule above it is refused")
+    max_tokens: PositiveInt | None = Field(None, description="tokens asked for in all, prompts and answers")
+    max_in_flight: PositiveInt = Field(4096, le=60_000, description="requests at once; later ones are dropped")
+    timeout_seconds: PositiveFloat = Field(300.0, description="of a request")
+
+
+class LoadJob(Frozen):
+    """One run of a generator: so many seconds of traffic, then the requests in flight are awaited."""
+
+    endpoint: Endpoint
+    arrivals: Arrivals
+    contents: Contents = Contents()
+    caps: Caps = Caps()
+    duration_seconds: PositiveFloat | None = Field(None, le=7 * 86400, description="no request is due later")
+    max_requests: PositiveInt | None = Field(None, le=5_000_000)
+    seed: int = Field(0, ge=0)
+    kind: Literal["load"] = "load"
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if self.duration_seconds is None and self.max_requests is None and not isinstance(self.arrivals, TraceArrivals):
+            raise ValueError("duration_seconds: expected a duration or `max_requests`")
+        rate = self.requested_rate
+        if rate is not None and self.caps.max_rate is not None and rate > self.caps.max_rate:
+            raise ValueError(f"arrivals.rate: {rate:g} requests/s, above the cap of {self.caps.max_rate:g}")
+        return self
+
+    @property
+    def requested_rate(self) -> float | None:
+        """Requests per second of an open loop; None where a trace or the server's speed decides."""
+        if isinstance(self.arrivals, ClosedLoop | TraceArrivals):
+            return None
+        return self.arrivals.rate * self.contents.turns

@@ -1,0 +1,248 @@
+"""The loops that send requests when they are due, whatever became of those before, and record what came back.
+
+    facts = asyncio.run(Generator(job, token).run(folder))
+
+An open loop sends at the times of its process; a request that finds the generator late is sent at once and counts from
+when it was due. A closed loop has users, each of whom waits for an answer, thinks, and asks again.
+"""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, process_time
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.common.base import utc_now
+from configs.load.arrivals import ClosedLoop, TraceArrivals
+from configs.load.job import LoadJob
+from configs.load.samples import LAG_EVERY_SECONDS, LoadFacts, Outcome
+from engine.load.arrivals import TraceRow, arrival_seconds, read_trace
+from engine.load.connections import ConnectionPool
+from engine.load.contents import Conversation, RequestSource, Turn, body_of
+from engine.load.recorder import Recorder
+from engine.load.replies import Reply
+
+_ARRIVALS, _THINKING = 3, 4
+"""Streams of random numbers of one seed, beside those of the contents."""
+_LEAD_SECONDS = 0.1
+"""Between the end of the preparations and the run's start."""
+_FEW_COLLECTIONS = (100_000, 50, 1000)
+
+
+class _Talk(NamedTuple):
+    """A conversation and its number."""
+
+    number: int
+    talk: Conversation
+
+
+class Generator:
+    """One run of a job. Raises ValueError for a file that the job names and OSError where the host has no address."""
+
+    def __init__(self, job: LoadJob, token: str | None = None) -> None:
+        self.job = job
+        self._source = RequestSource(job.contents, job.seed)
+        self._trace = _trace_of(job)
+        self._pool = ConnectionPool(job.endpoint, token)
+        self._thinking = np.random.default_rng((job.seed, _THINKING))
+        self._recorder = Recorder(0.0)
+        self._due_requests = 0
+        self._last_due = 0.0
+        self._asked_tokens = 0
+        self._in_flight = 0
+        self._capped: str | None = None
+        self._stopped = False
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Task[float]] = set()
+
+    async def run(self, folder: Path) -> LoadFacts:
+        """Run the job and write its samples. SIGTERM and SIGINT end it early, with the samples so far."""
+        await self._pool.resolve()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, "interrupted")
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_FEW_COLLECTIONS)
+        started_at, cpu_seconds = utc_now(), process_time()
+        self._recorder = Recorder(monotonic() + _LEAD_SECONDS)
+        lag = asyncio.create_task(self._watch_lag())
+        arrivals = self.job.arrivals
+        await (self._closed_loop(arrivals) if isinstance(arrivals, ClosedLoop) else self._open_loop())
+        issuing_seconds = self._issuing_seconds()
+        while self._tasks:
+            await asyncio.wait([*self._tasks])
+        wall_seconds = self._now()
+        lag.cancel()
+        self._pool.close()
+        facts = LoadFacts(
+            job=self.job,
+            started_at=started_at,
+            issuing_seconds=issuing_seconds,
+            wall_seconds=wall_seconds,
+            cpu_share=(process_time() - cpu_seconds) / max(wall_seconds, 1e-9),
+            requests=len(self._recorder),
+            connections=self._pool.connections,
+            capped=self._capped,
+            errors=self._recorder.errors,
+        )
+        self._recorder.write(folder, facts)
+        return facts
+
+    def _now(self) -> float:
+        """Seconds since the run's start."""
+        return monotonic() - self._recorder.origin
+
+    def _issuing_seconds(self) -> float:
+        """How long requests were issued: the whole duration, or up to the last one where something else ended it."""
+        job = self.job
+        counted_out = job.max_requests is not None and self._due_requests >= job.max_requests
+        if job.duration_seconds is None or self._trace is not None or self._capped is not None or counted_out:
+            return self._last_due
+        return job.duration_seconds
+
+    async def _open_loop(self) -> None:
+        for number, row in enumerate(self._rows()):
+            talk = _Talk(number, self._source.conversation(number, row))
+            turn = talk.talk.first()
+            body = body_of(turn, self.job)  # before it is due: long prompts take a while
+            if not await self._wait_until(row.seconds) or not self._allowed(turn, row.seconds):
+                break
+            self._spawn(talk, turn, body, row.seconds)
+
+    def _rows(self) -> Iterator[TraceRow]:
+        """When conversations of an open loop begin, and their lengths where a trace gives them."""
+        job = self.job
+        if self._trace is not None:
+            return (row for row in self._trace if job.duration_seconds is None or row.seconds < job.duration_seconds)
+        assert not isinstance(job.arrivals, ClosedLoop | TraceArrivals)
+        rng = np.random.default_rng((job.seed, _ARRIVALS))
+        times = arrival_seconds(job.arrivals, job.duration_seconds, job.max_requests, rng)
+        return (TraceRow(float(seconds)) for seconds in times)
+
+    def _spawn(self, talk: _Talk, turn: Turn, body: bytes, due: float) -> None:
+        task = asyncio.create_task(self._converse(talk, turn, body, due, self.job.contents.think_seconds))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _closed_loop(self, users: ClosedLoop) -> None:
+        numbers = iter(range(1 << 62))
+        await asyncio.gather(*(self._user(numbers, users.think_seconds) for _ in range(users.users)))
+
+    async def _user(self, numbers: Iterator[int], think_seconds: float) -> None:
+        due = 0.0
+        while True:
+            number = next(numbers)
+            talk = _Talk(number, self._source.conversation(number))
+            turn = talk.talk.first()
+            body = body_of(turn, self.job)
+            if self._over(due) or not await self._wait_until(due) or not self._allowed(turn, due):
+                return
+            due = await self._converse(talk, turn, body, due, think_seconds)
+            due += self._thought(think_seconds)
+
+    async def _converse(self, talk: _Talk, turn: Turn, body: bytes, due: float, think_seconds: float) -> float:
+        """Send all turns of a conversation; the end of its last response, in seconds since the run's start."""
+        turns = self.job.contents.turns
+        place = 0
+        while True:
+            reply = await self._request(turn, body, due, (talk.number, place))
+            ended, place = self._now(), place + 1
+            due = ended + self._thought(think_seconds)
+            if place == turns or reply.outcome is not Outcome.COMPLETED or self._over(due):
+                return ended
+            answered = reply.new_tokens if reply.new_tokens is not None else len(reply.chunk_seconds)
+            turn = talk.talk.following("".join(reply.text), answered)
+            body = body_of(turn, self.job)
+            if not await self._wait_until(due) or not self._allowed(turn, due):
+                return ended
+
+    async def _request(self, turn: Turn, body: bytes, due: float, place: tuple[int, int]) -> Reply:
+        started = monotonic()
+        caps = self.job.caps
+        if self._in_flight >= caps.max_in_flight:
+            reply, sent = Reply(), None
+            reply.fail(Outcome.DROPPED, f"not sent: {caps.max_in_flight:,} requests in flight")
+        else:
+            self._in_flight += 1
+            try:
+                reply, sent = await self._pool.post(body, caps.timeout_seconds, self.job.contents.turns > 1)
+            finally:
+                self._in_flight -= 1
+        self._recorder.add(turn, place, due, started, sent, monotonic(), reply)
+        return reply
+
+    def _thought(self, mean_seconds: float) -> float:
+        return float(self._thinking.exponential(mean_seconds)) if mean_seconds else 0.0
+
+    def _over(self, due: float) -> bool:
+        duration = self.job.duration_seconds
+        return self._capped is not None or (duration is not None and due >= duration)
+
+    def _allowed(self, turn: Turn, due: float) -> bool:
+        """Count a request that is about to be sent; False where it would pass the bounds of the job."""
+        job = self.job
+        if self._capped is not None or (job.max_requests is not None and self._due_requests >= job.max_requests):
+            return False
+        prompt = turn.prompt_tokens
+        # A text has at most as many tokens as bytes.
+        asked = turn.new_tokens + (len(str(turn.prompt).encode()) if prompt is None else prompt)
+        if job.caps.max_tokens is not None and self._asked_tokens + asked > job.caps.max_tokens:
+            self._stop(f"max_tokens: {job.caps.max_tokens:,} tokens asked for", abort=False)
+            return False
+        self._asked_tokens += asked
+        self._due_requests += 1
+        self._last_due = max(self._last_due, due)
+        return True
+
+    async def _wait_until(self, due: float) -> bool:
+        """Sleep until a time since the run's start; False where the run was stopped."""
+        if due > self._now() and not self._stopped:
+            loop = asyncio.get_running_loop()
+            sleeper = loop.create_future()
+            self._sleepers.add(sleeper)
+            timer = loop.call_at(due + self._recorder.origin, _wake, sleeper)
+            try:
+                await sleeper
+            finally:
+                timer.cancel()
+                self._sleepers.discard(sleeper)
+        return not self._stopped
+
+    def _stop(self, reason: str, abort: bool = True) -> None:
+        """Send nothing more; abort: end what is in flight too."""
+        self._capped = self._capped or reason
+        self._stopped = True
+        for sleeper in self._sleepers:
+            _wake(sleeper)
+        if abort:
+            self._pool.close()
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + LAG_EVERY_SECONDS, loop.time())
+            await asyncio.sleep(due - loop.time())
+            self._recorder.add_lag(loop.time() - due)
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
+
+
+def _trace_of(job: LoadJob) -> list[TraceRow] | None:
+    """The rows of the job's trace. Raises ValueError for a file that cannot be used or is above the cap of rate."""
+    if not isinstance(job.arrivals, TraceArrivals):
+        return None
+    rows = read_trace(Path(job.arrivals.file), job.arrivals.speed)
+    seconds = rows[-1].seconds
+    rate = len(rows) / seconds if seconds else float("inf")
+    if job.caps.max_rate is not None and rate > job.caps.max_rate:
+        raise ValueError(f"arrivals.file: {rate:.4g} requests/s, above the cap of {job.caps.max_rate:g}")
+    return rows

@@ -1,0 +1,146 @@
+"""A streamed response as it arrives: server-sent events of completion chunks.
+
+    reply = Reply(keep_text=False)
+    reply.begin(200, "text/event-stream")
+    reply.receive(piece, now)                 # pieces as the network cuts them
+    reply.end()
+    reply.outcome, reply.chunk_seconds, reply.new_tokens
+
+Format of events: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+"""
+
+from typing import Any
+
+from configs.common.printable import printable
+from configs.common.reading import parse_json
+from configs.load.samples import Finish, Outcome
+
+_MAX_EVENT_BYTES = 1 << 20
+_MAX_ERROR_BYTES = 1 << 16
+_SHOWN = 160
+_FINISH = {"length": Finish.LENGTH, "stop": Finish.STOP}
+
+
+class MalformedReplyError(ValueError):
+    """A response that is not a stream of completion chunks."""
+
+
+class Events:
+    """Splits a byte stream into the data of its events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Data of the events that this piece completes. Raises MalformedReplyError for an event without an end."""
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > _MAX_EVENT_BYTES:
+            raise MalformedReplyError(f"an event of more than {_MAX_EVENT_BYTES:,} bytes")
+        complete = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if not line and self._data:
+                complete.append(b"\n".join(self._data))
+                self._data = []
+            elif line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+        if sum(map(len, self._data)) > _MAX_EVENT_BYTES:
+            raise MalformedReplyError(f"an event of more than {_MAX_EVENT_BYTES:,} bytes")
+        return complete
+
+
+class Reply:
+    """What is known of one response. Token counts are None until the server's usage has come."""
+
+    __slots__ = (
+        "_done", "_error_body", "_events", "_keep_text", "_streams", "chunk_seconds", "finish", "http_status",
+        "message", "new_tokens", "outcome", "prompt_tokens", "text",
+    )  # fmt: skip
+
+    def __init__(self, keep_text: bool = False) -> None:
+        self.outcome: Outcome | None = None
+        self.message = ""
+        self.http_status: int | None = None
+        self.prompt_tokens: int | None = None
+        self.new_tokens: int | None = None
+        self.finish = Finish.UNKNOWN
+        self.chunk_seconds: list[float] = []
+        self.text: list[str] = []
+        self._keep_text = keep_text
+        self._events = Events()
+        self._error_body = b""
+        self._streams = False
+        self._done = False
+
+    def begin(self, http_status: int, content_type: str) -> None:
+        """Take the head of the response."""
+        self.http_status = http_status
+        self._streams = http_status == 200 and content_type.lower().startswith("text/event-stream")
+
+    def receive(self, piece: bytes, now: float) -> None:
+        """Take a piece of the body that arrived at `now`."""
+        if not self._streams:
+            self._error_body = (self._error_body + piece)[:_MAX_ERROR_BYTES]
+            return
+        try:
+            for data in self._events.feed(piece):
+                self._take(data, now)
+        except ValueError as error:
+            self.fail(Outcome.MALFORMED, str(error))
+
+    def end(self) -> None:
+        """Take the end of the response; afterwards `outcome` is known."""
+        if self.outcome is not None:
+            return
+        if not self._streams:
+            kind = Outcome.MALFORMED if self.http_status == 200 else Outcome.REFUSED
+            text = self._error_body.decode("utf-8", "replace")
+            self.fail(kind, f"HTTP {self.http_status}: {text}" if kind == Outcome.REFUSED else f"not a stream: {text}")
+        elif not self._done and self.finish == Finish.UNKNOWN:
+            self.fail(Outcome.CONNECTION, "the stream ended before the answer did")
+        else:
+            self.outcome = Outcome.COMPLETED
+
+    def fail(self, outcome: Outcome, message: str) -> None:
+        """Record the first error."""
+        if self.outcome is None:
+            self.outcome, self.message = outcome, printable(" ".join(message[: 4 * _SHOWN].split()), _SHOWN)
+
+    def _take(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self._done = True
+            return
+        event = parse_json(data, "event")
+        if not isinstance(event, dict):
+            raise MalformedReplyError(f"event: got {type(event).__name__}, expected an object")
+        if event.get("error"):
+            self.fail(Outcome.REFUSED, f"error in the stream: {event['error']}")
+            return
+        self._take_usage(event.get("usage"))
+        choices = event.get("choices")
+        if choices:
+            self._take_choice(choices, now)
+
+    def _take_usage(self, usage: Any) -> None:
+        if not isinstance(usage, dict):
+            return
+        # Some servers send running counts with every chunk: the last ones stand.
+        for mine, theirs in (("prompt_tokens", "prompt_tokens"), ("new_tokens", "completion_tokens")):
+            value = usage.get(theirs)
+            if type(value) is int and 0 <= value < 1 << 40:
+                setattr(self, mine, value)
+
+    def _take_choice(self, choices: Any, now: float) -> None:
+        choice = choices[0] if isinstance(choices, list) else None
+        text = choice.get("text") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(text, str | None):
+            raise MalformedReplyError("choices: expected a list of objects with `text`")
+        if text:
+            self.chunk_seconds.append(now)
+            if self._keep_text:
+                self.text.append(text)
+        reason = choice.get("finish_reason")
+        if reason is not None:
+            self.finish = _FINISH.get(reason, Finish.OTHER) if isinstance(reason, str) else Finish.OTHER

@@ -1,0 +1,200 @@
+"""Figures of a load run: latencies with intervals, rates, goodput, token counts.
+
+    found = measured(run, objectives)
+    found.latencies["ttft"].p99.value, found.latencies["ttft"].p99.interval
+
+Percentiles are over the requests that were due in the steady part. Their intervals take consecutive parts of that as
+sections (`reports.numbers.percentiles`), since neighbouring requests share a queue and are not independent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.common.arrays import Floats, Ints
+from configs.load.objectives import RequestObjectives
+from configs.load.samples import Outcome
+from reports.load.samples import LoadRun
+from reports.load.steady import Window, steady_window
+from reports.numbers.percentiles import quantiles, section_interval
+from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, Percentile
+
+SHARES = (0.5, 0.9, 0.99)
+SECTIONS = LEAST_REPEATS
+"""Consecutive parts of a run. Few and long ones: neighbouring requests wait in one queue, and in simulations of queues
+more sections cover less (docs/measurements/load.md)."""
+_LEAST_OF_SECTION = 10
+WARM_UP_SHARE = 0.2
+"""Of each run of a search, not counted: every run begins with an idle server. A share that is fixed beforehand, since a
+cut that is chosen by the samples (as of `reports.load.steady`) leaves a shorter queue than there is."""
+
+MAX_SCORE = 1e6
+"""Of a request that failed: worse than any bound, and still a number whose logarithm can be taken."""
+
+
+@dataclass(frozen=True)
+class LoadPercentile(Percentile):
+    """A percentile with the interval by sections; None where there are too few samples."""
+
+    interval: Bounds | None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One kind of latency in seconds, over `samples` values."""
+
+    samples: int
+    mean: float
+    p50: LoadPercentile
+    p90: LoadPercentile
+    p99: LoadPercentile
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Requests that met all objectives: share of those that were due, and how many per second."""
+
+    share: float
+    requests_per_second: float
+
+
+@dataclass(frozen=True)
+class LoadFigures:
+    """Of the steady part of a run.
+
+    latencies: by ttft, tpot, tpot_with_first, itl, e2e; without those that nothing is known of. due: requests.
+    requested_rate: None of a closed loop. lengths_held: share of answers as long as asked for.
+    counts_agree: share of answers with as many chunks as the server counted tokens; None without usage.
+    chunks_above_usage: answers with more chunks than tokens, which no server can have.
+    """
+
+    window: Window
+    latencies: Mapping[str, Latency]
+    due: int
+    completed: int
+    outcomes: Mapping[str, int]
+    requested_rate: float | None
+    offered_rate: float
+    achieved_rate: float
+    tokens_per_second: float
+    prompt_tokens_per_second: float | None
+    goodput: Goodput | None
+    lengths_held: float | None
+    counts_agree: float | None
+    chunks_above_usage: int
+    late_p99_seconds: float | None
+    lag_p99_seconds: float | None
+
+
+def measured(run: LoadRun, objectives: RequestObjectives | None = None) -> LoadFigures:
+    """All figures of a run."""
+    window = steady_window(run)
+    due = window.holds(run.columns["scheduled_seconds"])
+    kept = np.flatnonzero(due)
+    outcomes = run.columns["outcome"][due]
+    usage, chunks = run.columns["new_tokens"], run.columns["chunks"]
+    counted = due & run.completed & ~np.isnan(usage)
+    completed = due & run.completed
+    return LoadFigures(
+        window=window,
+        latencies=_latencies(run, kept),
+        due=len(kept),
+        completed=int(completed.sum()),
+        outcomes={one.name.lower(): int((outcomes == one).sum()) for one in Outcome if (outcomes == one).any()},
+        requested_rate=run.facts.job.requested_rate,
+        offered_rate=_rate(len(kept), window),
+        achieved_rate=_rate(int((window.holds(run.columns["ended_seconds"]) & run.completed).sum()), window),
+        tokens_per_second=_rate(_tokens_within(run, window), window),
+        prompt_tokens_per_second=_prompt_rate(run, completed, window),
+        goodput=None if objectives is None else _goodput(scores(run, objectives)[due], window),
+        lengths_held=_share((run.tokens == run.columns["asked_new_tokens"])[completed]),
+        counts_agree=_share((usage == chunks)[counted]),
+        chunks_above_usage=int((chunks > usage)[counted].sum()),
+        late_p99_seconds=_p99(run.late_seconds[due & (run.columns["outcome"] != Outcome.DROPPED)]),
+        lag_p99_seconds=_p99(run.lag_seconds),
+    )
+
+
+def scores(run: LoadRun, objectives: RequestObjectives) -> Floats:
+    """Of each request the largest latency over its bound: up to 1 it met its objectives; MAX_SCORE where it failed."""
+    latencies = {"ttft": run.ttft_seconds, "tpot": run.tpot_seconds, "e2e": run.e2e_seconds}
+    found = np.zeros(len(run))
+    for name, bound in objectives.bounds.items():
+        found = np.fmax(found, latencies[name] / bound)  # fmax: an answer of one token has no time per token
+    return np.where(run.completed, np.minimum(found, MAX_SCORE), MAX_SCORE)
+
+
+def scores_after_warm_up(run: LoadRun, objectives: RequestObjectives) -> Floats:
+    """The scores of a run for `reports.load.search`."""
+    return scores(run, objectives)[run.columns["scheduled_seconds"] >= WARM_UP_SHARE * run.facts.issuing_seconds]
+
+
+def latency_of(values: Floats, sections: Ints) -> Latency | None:
+    """Mean and percentiles of samples; sections: to which of SECTIONS parts of the run each belongs. None of none."""
+    known = ~np.isnan(values)
+    values, sections = values[known], sections[known]
+    if not len(values):
+        return None
+    p50, p90, p99 = (_percentile(values, sections, share) for share in SHARES)
+    return Latency(len(values), float(values.mean()), p50, p90, p99)
+
+
+def _percentile(values: Floats, sections: Ints, share: float) -> LoadPercentile:
+    (pooled,) = quantiles(values, (share,))
+    least = max(_LEAST_OF_SECTION, ceil(1 / (1 - share) - 1e-9))
+    parts = [values[sections == section] for section in range(SECTIONS)]
+    interval = None
+    if all(len(part) >= least for part in parts) and pooled > 0:
+        interval = section_interval(pooled, [quantiles(part, (share,))[0] for part in parts], CONFIDENCE)
+    return LoadPercentile(pooled, share, len(values), interval)
+
+
+def _latencies(run: LoadRun, kept: Ints) -> dict[str, Latency]:
+    if not len(kept):
+        return {}
+    section_of = np.full(len(run), -1, dtype=np.int64)
+    section_of[kept] = np.arange(len(kept)) * SECTIONS // len(kept)
+    by_request = {
+        "ttft": run.ttft_seconds,
+        "tpot": run.tpot_seconds,
+        "tpot_with_first": run.tpot_with_first_seconds,
+        "e2e": run.e2e_seconds,
+    }
+    found = {name: latency_of(values[kept], section_of[kept]) for name, values in by_request.items()}
+    owners = section_of[run.gap_request]
+    counted = (owners >= 0) & run.completed[run.gap_request]
+    found["itl"] = latency_of(run.gap_seconds[counted], owners[counted])
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _tokens_within(run: LoadRun, window: Window) -> float:
+    """Tokens that arrived in the window; a chunk stands for the mean number of tokens of its answer's chunks."""
+    per_chunk = run.tokens / np.maximum(run.columns["chunks"], 1)
+    return float(per_chunk[run.chunk_request[window.holds(run.chunk_seconds)]].sum())
+
+
+def _prompt_rate(run: LoadRun, completed: NDArray[np.bool_], window: Window) -> float | None:
+    usage = run.columns["prompt_tokens"][completed]
+    return None if not len(usage) or np.isnan(usage).any() else _rate(float(usage.sum()), window)
+
+
+def _goodput(found: Floats, window: Window) -> Goodput | None:
+    if not len(found):
+        return None
+    good = found <= 1
+    return Goodput(float(good.mean()), _rate(int(good.sum()), window))
+
+
+def _rate(number: float, window: Window) -> float:
+    return number / window.seconds if window.seconds > 0 else 0.0
+
+
+def _share(held: NDArray[np.bool_]) -> float | None:
+    return float(held.mean()) if len(held) else None
+
+
+def _p99(values: Floats) -> float | None:
+    return quantiles(values, (0.99,))[0] if len(values) else None

@@ -1,0 +1,102 @@
+"""Whether the figures of a load run are results, and what a reader must know of them.
+
+client-bound      the generator was late, or could not send: the figures are those of the generator; no result
+no answers        no request completed
+not steady        a queue grew, or the server's speed changed, during the run
+valid             anything else
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from configs.load.samples import Outcome
+from reports.load.metrics import LoadFigures
+from reports.load.samples import LoadRun
+from reports.text import number, percent, plural
+
+LATE_SECONDS = 0.005
+"""A generator that is later than this at P99, and than LATE_SHARE of the median TTFT, is part of what it measures."""
+LATE_SHARE = 0.1
+
+
+class Verdict(StrEnum):
+    VALID = "valid"
+    CLIENT_BOUND = "client-bound"
+    NO_ANSWERS = "no answers"
+    NOT_STEADY = "not steady"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict with its reason, and notes that do not change it."""
+
+    verdict: Verdict
+    reason: str
+    notes: tuple[str, ...]
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the figures may be used: those of a run that is not steady are still what the server did."""
+        return self.verdict in (Verdict.VALID, Verdict.NOT_STEADY)
+
+
+def judged(run: LoadRun, figures: LoadFigures) -> Judgement:
+    """The verdict on a run."""
+    notes = tuple(_notes(run, figures))
+    late = _client_bound(run, figures)
+    if late is not None:
+        return Judgement(Verdict.CLIENT_BOUND, late, notes)
+    if not figures.completed:
+        errors = run.facts.errors
+        most = max(errors, key=lambda message: errors[message]) if errors else "no request was due"
+        return Judgement(Verdict.NO_ANSWERS, most, notes)
+    if figures.window.found is False:
+        return Judgement(Verdict.NOT_STEADY, figures.window.reason, notes)
+    return Judgement(Verdict.VALID, f"steady {figures.window.reason}" if figures.window.found else "", notes)
+
+
+def _client_bound(run: LoadRun, figures: LoadFigures) -> str | None:
+    """Why the generator was the bottleneck; None where it was not."""
+    dropped = int((run.columns["outcome"] == Outcome.DROPPED).sum())
+    if dropped:
+        return f"{plural(dropped, 'request')} not sent, with {run.facts.job.caps.max_in_flight:,} in flight"
+    known = run.ttft_seconds[~np.isnan(run.ttft_seconds)]
+    allowed = max(LATE_SECONDS, LATE_SHARE * float(np.median(known)) if len(known) else 0.0)
+    pairs = ((figures.late_p99_seconds, "requests were sent"), (figures.lag_p99_seconds, "the generator's timer fired"))
+    for late, what in pairs:
+        if late is not None and late > allowed:
+            return f"{what} {number(late * 1000)} ms late at P99, allowed {number(allowed * 1000)} ms"
+    return None
+
+
+def _notes(run: LoadRun, figures: LoadFigures) -> list[str]:
+    notes = []
+    if run.facts.capped is not None:
+        notes.append(f"ended early: {run.facts.capped}")
+    failed = figures.due - figures.completed
+    if failed:
+        share = percent(failed / figures.due)
+        errors = "; ".join(f"{message} ({count:,})" for message, count in run.facts.errors.items())
+        notes.append(f"{plural(failed, 'request')} of {figures.due:,} failed ({share}): {errors}")
+    if figures.window.found is None:
+        notes.append(f"steady state unknown: {figures.window.reason}")
+    if run.facts.job.contents.exact and figures.lengths_held is not None and figures.lengths_held < 1:
+        notes.append(
+            f"{percent(1 - figures.lengths_held)} of the answers do not have the length asked for: "
+            "the figures cannot be compared with those of other engines"
+        )
+    if figures.chunks_above_usage:
+        notes.append(
+            f"{plural(figures.chunks_above_usage, 'answer')} had more chunks than the server counted tokens: "
+            "its usage is wrong"
+        )
+    elif figures.counts_agree is None and figures.completed:
+        notes.append("the server sends no usage: tokens are counted by chunks")
+    elif figures.counts_agree is not None and figures.counts_agree < 1:
+        notes.append(
+            f"{percent(1 - figures.counts_agree)} of the answers have fewer chunks than tokens: "
+            "ITL is the time between chunks"
+        )
+    return notes

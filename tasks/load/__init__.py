@@ -1,0 +1,1 @@
+"""Runs of the load generator, one after another, without Prefect."""

@@ -1,0 +1,81 @@
+"""Start the load generator in a process of its own, once, or again and again to search for the highest rate.
+
+run = run_load(job, folder)                                   # samples are in the folder, and read
+found = search_max_rate(job, objectives, goal, folder, tell)  # folder/run-001, run-002, ...
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from configs.common.base import write_atomically
+from configs.load.arrivals import ConstantArrivals, GammaArrivals, PoissonArrivals
+from configs.load.job import LoadJob
+from configs.load.objectives import RequestObjectives
+from configs.load.samples import FACTS_FILE, JOB_FILE
+from reports.load.metrics import measured, scores_after_warm_up
+from reports.load.samples import LoadRun, read_load_run
+from reports.load.search import FoundRate, Probe, RateSearch, SearchGoal
+from reports.load.verdict import Verdict, judged
+
+_WRONG_JOB = 2
+_ENDING_SECONDS = 30.0
+
+
+def run_load(job: LoadJob, folder: Path) -> LoadRun:
+    """Run a job; its samples are kept in `folder`, which must not hold a run already.
+
+    An interrupt ends the generator, which writes the samples so far, and is raised again. Raises ValueError for a job
+    that the generator refuses and OSError where it dies.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / FACTS_FILE).exists():
+        raise ValueError(f"{folder}: holds a load run already. Use another folder")
+    write_atomically(folder / JOB_FILE, job.model_dump_json(indent=1))
+    command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, errors = process.communicate()
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(_ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    if process.returncode == _WRONG_JOB:
+        raise ValueError(errors.strip().removeprefix(f"{folder / JOB_FILE}: ") or "the load generator refused its job")
+    if process.returncode != 0:
+        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        raise OSError(f"load generator: {last[0]}")
+    return read_load_run(folder)
+
+
+def search_max_rate(
+    job: LoadJob,
+    objectives: RequestObjectives,
+    goal: SearchGoal,
+    folder: Path,
+    tell: Callable[[Probe, int], None] = lambda probe, run: None,
+) -> FoundRate:
+    """Search for the highest rate under the objectives with runs of this job; `tell` is called after each run.
+
+    The rate of the job's arrivals is replaced. Each run has a seed of its own. A run in which the generator was the
+    bottleneck ends the search, and so does one that a cap ended. Raises as `run_load`.
+    """
+    search, number = RateSearch(goal), 0
+    assert isinstance(job.arrivals, PoissonArrivals | GammaArrivals | ConstantArrivals)
+    while (rate := search.next_rate()) is not None:
+        number += 1
+        arrivals = job.arrivals.model_copy(update={"rate": rate / job.contents.turns})
+        one = job.model_copy(update={"arrivals": arrivals, "seed": job.seed + number})
+        run = run_load(one, folder / f"run-{number:03d}")
+        judgement = judged(run, measured(run))
+        if judgement.verdict is Verdict.CLIENT_BOUND:
+            search.stop(f"the generator was the bottleneck at {rate:.4g} requests/s ({judgement.reason})")
+        elif run.facts.capped is not None:
+            search.stop(run.facts.capped)
+        else:
+            tell(search.add(rate, scores_after_warm_up(run, objectives)), number)
+    return search.result()

@@ -1,0 +1,66 @@
+import pytest
+from pydantic import ValidationError
+
+from configs.load.arrivals import ClosedLoop, PoissonArrivals
+from configs.load.job import Caps, Contents, Endpoint, LoadJob
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+        ("https://host/proxy/v1", "https://host/proxy"),
+    ],
+)
+def test_an_address_is_kept_without_the_version(url: str, expected: str) -> None:
+    assert Endpoint(url=url, model="m").url == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://host",
+        "http://",
+        "http://h:99999",
+        "http://user:pass@host",
+        "http://h/?key=1",
+        "http://h\r\nX: 1",
+    ],
+)
+def test_other_addresses_are_refused_without_showing_a_password(url: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Endpoint(url=url, model="m")
+    assert "pass@" not in caught.value.errors()[0]["msg"]
+
+
+def test_a_schedule_above_the_cap_is_refused() -> None:
+    endpoint = Endpoint(url="http://h", model="m")
+    with pytest.raises(ValidationError, match=r"8 requests/s, above the cap of 7"):
+        LoadJob(
+            endpoint=endpoint,
+            arrivals=PoissonArrivals(rate=4),
+            contents=Contents(turns=2),
+            caps=Caps(max_rate=7),
+            duration_seconds=1,
+        )
+
+
+def test_a_run_without_an_end_is_refused() -> None:
+    with pytest.raises(ValidationError, match="duration_seconds: expected"):
+        LoadJob(endpoint=Endpoint(url="http://h", model="m"), arrivals=ClosedLoop(users=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fields": {"prompt": "x"}}, "fields: prompt is set by the generator"),
+        ({"vocabulary": (9, 9)}, "expected a range of token ids"),
+        ({"prompts": "p.jsonl", "shared_prefix_tokens": 5}, "random prompts only"),
+        ({"new_tokens": {"distribution": "uniform", "low": 5, "high": 4}}, "more than high"),
+    ],
+)
+def test_contents_that_contradict_themselves_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Contents.model_validate(fields)

@@ -1,0 +1,208 @@
+"""The generator against a server of known answers, in its own process as always."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.load.server import Script, serving
+from configs.common.arrays import Floats
+from configs.common.reading import read_model
+from configs.load.arrivals import Arrivals, ClosedLoop, PoissonArrivals, TraceArrivals
+from configs.load.job import Caps, Contents, Endpoint, LoadJob
+from configs.load.samples import COLUMNS, Finish, LoadFacts, Outcome
+from configs.plans.samples import read_samples
+
+TOKEN = "LOAD_TEST_TOKEN"
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def url(script: Script) -> Iterator[str]:
+    with serving(script) as address:
+        yield address
+
+
+def run(
+    folder: Path, url: str, arrivals: Arrivals, env: dict[str, str] | None = None, **fields: Any
+) -> subprocess.CompletedProcess[str]:
+    with started(folder, url, arrivals, env, **fields) as process:
+        out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def started(
+    folder: Path, url: str, arrivals: Arrivals, env: dict[str, str] | None = None, **fields: Any
+) -> subprocess.Popen[str]:
+    token = TOKEN if env else None
+    job = LoadJob(endpoint=Endpoint(url=url, model="m", token_variable=token), arrivals=arrivals, **fields)
+    (folder / "job.json").write_text(job.model_dump_json())
+    command = [sys.executable, "-m", "engine.load", str(folder / "job.json"), str(folder)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+    )
+
+
+def samples(folder: Path) -> tuple[dict[str, Floats], LoadFacts]:
+    read = read_samples(folder / "samples.npz", COLUMNS)
+    columns = {name.removeprefix("0/"): np.asarray(column, float) for name, column in read.items()}
+    return columns, read_model(folder / "run.json", LoadFacts)
+
+
+def test_an_open_loop_records_what_the_server_did(tmp_path: Path, script: Script, url: str) -> None:
+    script.first_seconds, script.chunk_seconds = 0.05, 0.01
+    contents = Contents(new_tokens=4, prompt_tokens=9, exact=True)
+    done = run(tmp_path, url, PoissonArrivals(rate=30), contents=contents, duration_seconds=1.5)
+    assert done.returncode == 0, done.stderr
+    columns, facts = samples(tmp_path)
+    count = facts.requests
+    assert count == len(script.seen or ()) > 20
+    assert set(columns["outcome"]) == {Outcome.COMPLETED} and set(columns["finish"]) == {Finish.LENGTH}
+    assert set(columns["asked_prompt_tokens"]) == {9}
+    assert set(columns["new_tokens"]) == set(columns["chunks"]) == set(columns["asked_new_tokens"]) == {4}
+    assert len(columns["chunk_seconds"]) == 4 * count
+    gaps = np.diff(columns["chunk_seconds"].reshape(count, 4), axis=1)
+    order = ("scheduled_seconds", "started_seconds", "sent_seconds", "first_seconds", "last_seconds", "ended_seconds")
+    for earlier, later in pairwise(order):
+        assert (columns[earlier] <= columns[later] + 1e-4).all(), (earlier, later)
+    assert (columns["first_seconds"] - columns["sent_seconds"] >= 0.05 - 1e-3).all()
+    assert np.median(gaps) >= 0.009
+    assert facts.issuing_seconds == 1.5 and not facts.errors and len(columns["lag_seconds"])
+    assert {body["min_tokens"] for body, _ in script.seen or ()} == {4}
+
+
+def test_a_seed_repeats_its_requests(tmp_path: Path, script: Script, url: str) -> None:
+    asked = []
+    for _ in range(2):
+        run(tmp_path, url, PoissonArrivals(rate=200), contents=Contents(new_tokens=1), max_requests=40)
+        asked.append(sorted(json.dumps(body, sort_keys=True) for body, _ in script.seen or ()))
+        (script.seen or []).clear()
+    assert asked[0] == asked[1] and len(asked[0]) == 40
+
+
+def test_users_wait_for_their_answers(tmp_path: Path, script: Script, url: str) -> None:
+    script.first_seconds = 0.05
+    run(tmp_path, url, ClosedLoop(users=3), contents=Contents(new_tokens=1), duration_seconds=1.0)
+    columns, _ = samples(tmp_path)
+    changes = sorted([(t, 1) for t in columns["sent_seconds"]] + [(t, -1) for t in columns["ended_seconds"]])
+    assert max(np.cumsum([change for _, change in changes])) == 3
+    assert 6 <= len(columns["outcome"]) <= 60
+
+
+def test_turns_of_a_conversation_follow_each_other(tmp_path: Path, script: Script, url: str) -> None:
+    contents = Contents(new_tokens=2, prompt_tokens=3, turns=3)
+    run(tmp_path, url, PoissonArrivals(rate=100), contents=contents, max_requests=30)
+    columns, facts = samples(tmp_path)
+    assert facts.requests == 30
+    assert set(columns["turn"]) <= {0, 1, 2} and {len(body["prompt"]) for body, _ in script.seen or ()} >= {3, 8}
+    for talk in set(columns["conversation"]):
+        own = np.flatnonzero(columns["conversation"] == talk)
+        own = own[np.argsort(columns["turn"][own])]
+        assert (columns["scheduled_seconds"][own][1:] >= columns["ended_seconds"][own][:-1] - 1e-3).all()
+
+
+def test_a_trace_decides_times_and_lengths(tmp_path: Path, script: Script, url: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps({"seconds": n / 50, "new_tokens": n + 1}) for n in range(10)))
+    run(tmp_path, url, TraceArrivals(file=str(trace)))
+    columns, _ = samples(tmp_path)
+    order = np.argsort(columns["scheduled_seconds"])
+    assert columns["scheduled_seconds"][order] == pytest.approx(np.arange(10) / 50)
+    assert list(columns["chunks"][order]) == list(range(1, 11))
+
+
+def test_the_token_comes_from_the_environment_and_is_written_nowhere(tmp_path: Path, script: Script, url: str) -> None:
+    done = run(tmp_path, url, PoissonArrivals(rate=50), {TOKEN: "s3cret-bearer"}, max_requests=3)
+    assert done.returncode == 0
+    assert {headers.get("authorization") for _, headers in script.seen or ()} == {"Bearer s3cret-bearer"}
+    assert not [path for path in tmp_path.iterdir() if b"s3cret" in path.read_bytes()]
+    done = run(tmp_path, url, PoissonArrivals(rate=50), {TOKEN: ""}, max_requests=3)
+    assert done.returncode == 2 and f"{TOKEN} is not set" in done.stderr
+
+
+def test_errors_are_counted_by_message(tmp_path: Path, script: Script, url: str) -> None:
+    script.refuse = lambda body, headers: (503, "busy") if len(script.seen or ()) % 2 else None
+    run(tmp_path, url, PoissonArrivals(rate=100), contents=Contents(new_tokens=1), max_requests=20)
+    columns, facts = samples(tmp_path)
+    assert facts.errors == {"HTTP 503: busy": 10}
+    assert (columns["outcome"] == Outcome.REFUSED).sum() == 10 == (columns["http_status"] == 503).sum()
+
+
+def test_a_cut_stream_is_no_answer(tmp_path: Path, script: Script, url: str) -> None:
+    script.cut_after = 2
+    run(tmp_path, url, PoissonArrivals(rate=100), contents=Contents(new_tokens=5), max_requests=4)
+    columns, facts = samples(tmp_path)
+    assert set(columns["outcome"]) == {Outcome.CONNECTION} and set(columns["chunks"]) == {2}
+    assert list(facts.errors) == ["connection lost: closed by the server"]
+
+
+def test_a_request_that_takes_too_long_is_ended(tmp_path: Path, script: Script, url: str) -> None:
+    script.first_seconds = 30.0
+    run(tmp_path, url, PoissonArrivals(rate=100), caps=Caps(timeout_seconds=0.3), max_requests=3)
+    columns, _ = samples(tmp_path)
+    assert set(columns["outcome"]) == {Outcome.TIMEOUT}
+    assert (columns["ended_seconds"] < 20).all() and np.isnan(columns["first_seconds"]).all()
+
+
+def test_connections_that_the_server_closes_are_opened_again(tmp_path: Path, script: Script, url: str) -> None:
+    script.ends_connections = True
+    run(tmp_path, url, PoissonArrivals(rate=60), contents=Contents(new_tokens=1), max_requests=60)
+    columns, facts = samples(tmp_path)
+    assert set(columns["outcome"]) == {Outcome.COMPLETED}
+    assert facts.connections > 1
+
+
+def test_no_server_is_an_error_of_each_request(tmp_path: Path) -> None:
+    with serving(Script()) as url:
+        pass
+    done = run(tmp_path, url, PoissonArrivals(rate=100), max_requests=5)
+    columns, facts = samples(tmp_path)
+    assert done.returncode == 0 and set(columns["outcome"]) == {Outcome.CONNECTION}
+    assert len(facts.errors) == 1 and "no connection" in next(iter(facts.errors))
+
+
+def test_caps_of_tokens_and_requests_in_flight_protect_the_server(tmp_path: Path, script: Script, url: str) -> None:
+    contents = Contents(prompt_tokens=10, new_tokens=10)
+    run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=Caps(max_tokens=105), duration_seconds=30)
+    columns, facts = samples(tmp_path)
+    assert len(columns["outcome"]) == 5
+    assert facts.capped == "max_tokens: 105 tokens asked for" and facts.issuing_seconds < 20
+    script.first_seconds = 0.5
+    run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=Caps(max_in_flight=4), max_requests=20)
+    columns, _ = samples(tmp_path)
+    assert (columns["outcome"] == Outcome.COMPLETED).sum() >= 4 and (columns["outcome"] == Outcome.DROPPED).any()
+    assert np.isnan(columns["sent_seconds"][columns["outcome"] == Outcome.DROPPED]).all()
+
+
+def test_an_interrupted_run_keeps_its_samples(tmp_path: Path, script: Script, url: str) -> None:
+    with started(tmp_path, url, PoissonArrivals(rate=50), duration_seconds=300) as process:
+        while len(script.seen or ()) < 5:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    columns, facts = samples(tmp_path)
+    assert facts.capped == "interrupted" and len(columns["outcome"]) >= 4
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [('{"kind": "load"}', "endpoint: is missing"), ("{", "not JSON")],
+)
+def test_a_wrong_job_is_refused(tmp_path: Path, job: str, message: str) -> None:
+    (tmp_path / "job.json").write_text(job)
+    command = [sys.executable, "-m", "engine.load", str(tmp_path / "job.json"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,85 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.load.samples import Finish, Outcome
+from engine.load.replies import Events, Reply
+
+
+def stream(*events: object, end: str = "\n") -> bytes:
+    texts = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    return "".join(f"data: {text}{end}{end}" for text in texts).encode()
+
+
+def chunk(text: str, finish: str | None = None) -> dict[str, object]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
+
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
+
+
+def replied(body: bytes, status: int = 200, kind: str = "text/event-stream; charset=utf-8") -> Reply:
+    reply = Reply(keep_text=True)
+    reply.begin(status, kind)
+    reply.receive(body, 1.0)
+    reply.end()
+    return reply
+
+
+@given(st.lists(st.integers(0, 400)), st.sampled_from(["\n", "\r\n"]))
+def test_the_cuts_of_the_network_change_nothing(cuts: list[int], end: str) -> None:
+    body = stream(chunk("é"), chunk(" b"), chunk("", "length"), USAGE, "[DONE]", end=end)
+    reply, begin = Reply(keep_text=True), 0
+    reply.begin(200, "text/event-stream")
+    for cut in sorted({min(cut, len(body)) for cut in [*cuts, len(body)]}):
+        reply.receive(body[begin:cut], float(cut))
+        begin = cut
+    reply.end()
+    assert "".join(reply.text) == "é b" and len(reply.chunk_seconds) == 2
+    assert (reply.outcome, reply.finish) == (Outcome.COMPLETED, Finish.LENGTH)
+    assert (reply.prompt_tokens, reply.new_tokens) == (5, 3)
+    assert reply.chunk_seconds == sorted(reply.chunk_seconds)
+
+
+def test_comments_and_other_fields_are_skipped() -> None:
+    assert Events().feed(b": ping\n\nevent: x\nid: 1\ndata: a\ndata: b\n\ndata:c\n\n") == [b"a\nb", b"c"]
+
+
+def test_without_usage_the_count_is_unknown() -> None:
+    reply = replied(stream(chunk(" a"), chunk(" b", "stop"), "[DONE]"))
+    assert (reply.new_tokens, len(reply.chunk_seconds), reply.finish) == (None, 2, Finish.STOP)
+
+
+def test_running_usage_counts_end_with_the_last() -> None:
+    first = chunk(" a") | {"usage": {"completion_tokens": 1}}
+    reply = replied(stream(first, chunk(" b", "stop"), USAGE, "[DONE]"))
+    assert reply.new_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "outcome", "message"),
+    [
+        (b'{"error": "no\x1b[31m"}', 429, "application/json", Outcome.REFUSED, 'HTTP 429: {"error": "no\\x1b[31m"}'),
+        (b"{}", 200, "application/json", Outcome.MALFORMED, "not a stream: {}"),
+        (stream({"error": {"message": "out of memory"}}), 200, "text/event-stream", Outcome.REFUSED, "out of memory"),
+        (stream("{nonsense"), 200, "text/event-stream", Outcome.MALFORMED, "not JSON"),
+        (stream([1]), 200, "text/event-stream", Outcome.MALFORMED, "expected an object"),
+        (stream({"choices": [{"text": 3}]}), 200, "text/event-stream", Outcome.MALFORMED, "choices"),
+        (stream({"choices": 3}), 200, "text/event-stream", Outcome.MALFORMED, "choices"),
+        (b"data: " + b"x" * (2 << 20), 200, "text/event-stream", Outcome.MALFORMED, "more than"),
+        (stream(chunk(" a")), 200, "text/event-stream", Outcome.CONNECTION, "ended before"),
+        (b"", 200, "text/event-stream", Outcome.CONNECTION, "ended before"),
+    ],
+)
+def test_what_is_no_answer_is_named(body: bytes, status: int, kind: str, outcome: Outcome, message: str) -> None:
+    reply = replied(body, status, kind)
+    assert reply.outcome == outcome
+    assert message in reply.message and len(reply.message) <= 160
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_of_a_server_raise(body: bytes) -> None:
+    for prefix in (b"", b"data: "):
+        assert replied(prefix + body).outcome is not None

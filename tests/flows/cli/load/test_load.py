@@ -1,0 +1,107 @@
+"""`rankwise load` against a server of known answers: generator, samples, figures, table, JSON."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from benchmarks.load.server import Script, serving
+from flows.cli.main import app
+
+
+@pytest.fixture
+def script() -> Script:
+    """Slow enough that a busy machine does not make the generator the bottleneck: a tenth of the TTFT is allowed."""
+    return Script(first_seconds=0.5, chunk_seconds=0.01)
+
+
+@pytest.fixture
+def url(script: Script) -> Iterator[str]:
+    with serving(script) as address:
+        yield address
+
+
+def load(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["load", *arguments, "--model", "m"])
+
+
+SHORT = ("--new-tokens", "3", "--prompt-tokens", "5", "--exact")
+
+
+def test_a_run_prints_one_table_and_keeps_its_samples(tmp_path: Path, url: str) -> None:
+    out = tmp_path / "run"
+    done = load(url, "--rate", "40", "--duration", "4", *SHORT, "--ttft", "5", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    for text in ("TTFT", "TPOT without the first token", "TPOT with the first token", "ITL", "goodput", "verdict: "):
+        assert text in done.stdout
+    data = json.loads((out / "load.json").read_text())
+    assert data["latencies"]["ttft"]["p50"]["seconds"] == pytest.approx(0.505, abs=0.1)
+    assert data["latencies"]["tpot"]["p50"]["seconds"] == pytest.approx(0.0115, abs=0.008)
+    assert data["rates"]["requested_per_second"] == 40
+    assert data["rates"]["achieved_per_second"] == pytest.approx(40, rel=0.35)
+    assert data["requests"]["completed"] == data["requests"]["due"] > 50
+    assert data["checks"]["lengths_held_share"] == data["checks"]["counts_agree_share"] == 1
+    assert data["rates"]["goodput_share"] == 1
+    assert (out / "samples.npz").is_file() and (out / "run.json").is_file()
+
+
+def test_json_is_what_is_written(tmp_path: Path, url: str) -> None:
+    out = tmp_path / "run"
+    done = load(url, "--users", "2", "--requests", "12", *SHORT, "--out", str(out), "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads((out / "load.json").read_text())
+    again = load(url, "--users", "2", "--requests", "12", "--out", str(out))
+    assert again.exit_code == 1 and "holds a load run already" in again.stderr
+
+
+def test_a_search_doubles_the_rate_up_to_the_cap(tmp_path: Path, script: Script, url: str) -> None:
+    script.first_seconds = 1.0
+    done = load(
+        url, "--find-max-rate", "--rate", "40", "--e2e", "60", "--share", "0.5", "--requests", "60", "--max-rate", "80",
+        "--arrivals", "constant", "--tolerance", "0.5", *SHORT, "--out", str(tmp_path), "--json",
+    )  # fmt: skip
+    data = json.loads(done.stdout)
+    assert done.exit_code == 3 and data["requests_per_second"] is None
+    assert data["interval"] == [80.0, None] and "no rate up to 80" in data["reason"]
+    assert "run 1: 40.0 requests/s" in done.stderr
+    assert (tmp_path / "run-001" / "samples.npz").is_file()
+
+
+def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: Script, url: str) -> None:
+    script.refuse = lambda body, headers: (401, "no token")
+    done = load(url, "--rate", "50", "--requests", "5", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 3
+    assert "verdict: no answers (HTTP 401: no token)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--rate, --users, --trace: expected one of them, got none"),
+        (("--rate", "1", "--users", "2"), "got --rate and --users"),
+        (("--find-max-rate",), "--find-max-rate: expected an objective"),
+        (("--find-max-rate", "--users", "3", "--ttft", "1"), "open loop only"),
+        (("--rate", "1", "--new-tokens", "many"), "--new-tokens: got 'many', expected 128, 16..256"),
+        (("--rate", "1", "--field", "top_p"), "--field: got 'top_p', expected KEY=JSON"),
+        (("--rate", "1", "--field", "stream=true"), "fields: stream is set by the generator"),
+        (("--rate", "9", "--max-rate", "5"), "above the cap of 5"),
+        (("--rate", "1", "--token-variable", "A B"), "token_variable: got 'A B'"),
+        (("--rate", "1", "--vocabulary", "9"), "--vocabulary: got '9'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_sent(arguments: tuple[str, ...], message: str) -> None:
+    done = load("http://127.0.0.1:9", *arguments)
+    assert done.exit_code == 2 and message in done.stderr
+
+
+def test_a_missing_token_is_named(tmp_path: Path, url: str) -> None:
+    done = load(url, "--rate", "1", "--token-variable", "NO_SUCH_TOKEN", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 1 and "NO_SUCH_TOKEN is not set" in done.stderr
+
+
+def test_an_address_with_a_password_is_refused_without_it() -> None:
+    done = load("http://me:hunter22@127.0.0.1:9", "--rate", "1")
+    assert done.exit_code == 2 and "hunter22" not in done.output

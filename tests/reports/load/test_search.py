@@ -1,0 +1,94 @@
+"""The search against servers whose limit is known, in virtual time."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.load.simulated import SingleServer
+from configs.common.arrays import Floats
+from reports.load.metrics import WARM_UP_SHARE
+from reports.load.search import FoundRate, RateSearch, SearchGoal
+
+SEEDS = 20
+
+
+def found(server: SingleServer, goal: SearchGoal, seed: int, seconds: float, ttft_seconds: float) -> FoundRate:
+    search, run = RateSearch(goal), 0
+    while (rate := search.next_rate()) is not None:
+        run += 1
+        scores = server.scores(rate, seconds, 1000 * seed + run, ttft_seconds)
+        search.add(rate, scores[int(WARM_UP_SHARE * len(scores)) :])
+    return search.result()
+
+
+@pytest.mark.parametrize("ttft_seconds", [0.7, 1.5, 5.0])
+def test_a_known_limit_is_found_and_held(ttft_seconds: float) -> None:
+    """At 67, 85 and 95 % of the service rate. Within 5 % and inside the interval, with every seed."""
+    server = SingleServer(20.0)
+    limit = server.limit(ttft_seconds, 0.99)
+    for seed in range(SEEDS):
+        result = found(server, SearchGoal(share=0.99, first_rate=1.0), seed, 1200.0, ttft_seconds)
+        assert result.estimate is not None and result.low is not None and result.high is not None, result.reason
+        assert result.low <= limit <= result.high, (seed, result)
+        assert abs(result.estimate / limit - 1) < 0.05, (seed, result.estimate, limit)
+
+
+def test_another_share_and_a_start_above_the_limit() -> None:
+    server = SingleServer(20.0)
+    goal = SearchGoal(share=0.9, first_rate=300.0, tolerance=0.1)
+    result = found(server, goal, 1, 600.0, 1.0)
+    assert result.settled and result.low is not None and result.high is not None
+    assert result.low <= server.limit(1.0, 0.9) <= result.high <= 1.101 * result.low
+
+
+def ideal(limit: float, rate: float) -> Floats:
+    """A server without noise: every request just as late as the rate is above the limit."""
+    return np.full(2000, rate / limit)
+
+
+@given(st.floats(0.05, 5000), st.floats(0.05, 5000))
+def test_without_noise_the_interval_is_as_short_as_asked_for(limit: float, first: float) -> None:
+    search = RateSearch(SearchGoal(share=0.99, first_rate=first))
+    while (rate := search.next_rate()) is not None:
+        search.add(rate, ideal(limit, rate))
+    result = search.result()
+    assert result.settled and result.low is not None and result.high is not None
+    assert result.low <= limit <= result.high * (1 + 1e-9)
+    assert result.high / result.low <= 1.05 + 1e-6
+
+
+def test_a_server_without_a_limit_and_one_that_never_passes() -> None:
+    for limit, expected in ((1e9, "no rate up to 64"), (1e-9, "no rate down to 0.5")):
+        search = RateSearch(SearchGoal(share=0.99, first_rate=4.0, min_rate=0.5, max_rate=64.0))
+        while (rate := search.next_rate()) is not None:
+            search.add(rate, ideal(limit, rate))
+        result = search.result()
+        assert result.estimate is None and not result.settled and expected in result.reason
+
+
+def test_the_budget_ends_the_search_with_the_interval_so_far() -> None:
+    search = RateSearch(SearchGoal(share=0.99, first_rate=1.0, max_runs=12))
+    while (rate := search.next_rate()) is not None:
+        search.add(rate, ideal(10.0, rate))
+    result = search.result()
+    assert sum(len(probe.runs) for probe in result.probes) == 12
+    assert not result.settled and result.reason == "12 runs are spent"
+    assert result.low is not None and result.high is not None and result.low <= 10 <= result.high
+
+
+def test_a_generator_that_cannot_do_more_ends_the_search() -> None:
+    search = RateSearch(SearchGoal(share=0.99, first_rate=1.0))
+    search.add(1.0, ideal(10.0, 1.0))
+    search.stop("the generator was the bottleneck at 2 requests/s")
+    assert search.next_rate() is None
+    assert search.result().low == 1.0 and "bottleneck" in search.result().reason
+
+
+def test_too_few_requests_decide_nothing() -> None:
+    search = RateSearch(SearchGoal(share=0.99, first_rate=1.0, max_runs_per_rate=4))
+    while (rate := search.next_rate()) is not None:
+        search.add(rate, np.full(5, 0.1))
+    result = search.result()
+    assert result.low is None and result.estimate is None
+    assert all(probe.passes is None for probe in result.probes)

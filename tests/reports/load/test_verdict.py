@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+
+from configs.load.job import Contents
+from configs.load.samples import Outcome
+from reports.load.metrics import measured
+from reports.load.samples import LoadRun
+from reports.load.text import latency_table, rate_table, verdict_lines
+from reports.load.verdict import Judgement, Verdict, judged
+from tests.support.load_runs import made_run
+
+DUE = np.arange(400) / 10
+
+
+def judgement(run: LoadRun) -> Judgement:
+    return judged(run, measured(run))
+
+
+def test_a_clean_run_is_valid_without_notes() -> None:
+    found = judgement(made_run(DUE, ttft=0.2))
+    assert found.verdict is Verdict.VALID and found.is_result and not found.notes
+
+
+@pytest.mark.parametrize(
+    ("late", "lag", "verdict"),
+    [
+        (0.019, 0.0, Verdict.VALID),  # under a tenth of the median TTFT
+        (0.021, 0.0, Verdict.CLIENT_BOUND),
+        (0.0, 0.021, Verdict.CLIENT_BOUND),
+    ],
+)
+def test_a_late_generator_voids_the_figures(late: float, lag: float, verdict: Verdict) -> None:
+    found = judgement(made_run(DUE, ttft=0.2, late=late, lag=np.full(100, lag)))
+    assert found.verdict is verdict and found.is_result is (verdict is Verdict.VALID)
+
+
+def test_lateness_of_a_few_requests_is_no_bottleneck() -> None:
+    late = np.where(np.arange(400) < 3, 0.5, 0.0)
+    assert judgement(made_run(DUE, ttft=0.6, late=late)).verdict is Verdict.VALID
+
+
+def test_requests_that_were_not_sent_are_the_generators_fault() -> None:
+    outcome = np.where(np.arange(400) < 2, Outcome.DROPPED, Outcome.COMPLETED)
+    found = judgement(made_run(DUE, ttft=0.2, outcome=outcome))
+    assert found.verdict is Verdict.CLIENT_BOUND and "2 requests not sent" in found.reason
+
+
+def test_no_answer_at_all_is_no_result() -> None:
+    found = judgement(made_run(DUE, ttft=0.2, outcome=Outcome.REFUSED))
+    assert found.verdict is Verdict.NO_ANSWERS and not found.is_result and found.reason == "HTTP 503: busy"
+
+
+def test_a_growing_queue_is_not_steady() -> None:
+    found = judgement(made_run(DUE, ttft=0.1 + DUE / 10))
+    assert found.verdict is Verdict.NOT_STEADY and found.reason.startswith("TTFT: ")
+
+
+def test_notes_name_what_limits_the_figures() -> None:
+    short = np.where(np.arange(400) % 10 == 3, 7.0, 11.0)
+    run = made_run(DUE, ttft=0.2, new_tokens=short, contents=Contents(new_tokens=11, exact=True))
+    notes = " ".join(judgement(run).notes)
+    assert "10.0 % of the answers do not have the length asked for" in notes
+    assert "40 answers had more chunks than the server counted tokens" in notes
+    assert "no usage" in " ".join(judgement(made_run(DUE, ttft=0.2, new_tokens=np.nan)).notes)
+    few = judgement(made_run(DUE, ttft=0.2, new_tokens=22.0)).notes
+    assert few == ("100 % of the answers have fewer chunks than tokens: ITL is the time between chunks",)
+
+
+def test_both_definitions_of_tpot_are_printed() -> None:
+    run = made_run(DUE, ttft=0.2)
+    figures = measured(run)
+    rows = {row[0]: row for row in latency_table(figures).rows}
+    assert rows["TPOT without the first token"][3] != rows["TPOT with the first token"][3]
+    assert any(row[0] == "requested" for row in rate_table(figures).rows)
+    assert verdict_lines(figures, judged(run, figures))[0].startswith("verdict: valid")

@@ -1,0 +1,66 @@
+"""Load runs made by hand: requests whose every moment is known."""
+
+from typing import Any
+
+import numpy as np
+
+from configs.common.arrays import Floats
+from configs.load.arrivals import PoissonArrivals
+from configs.load.job import Contents, Endpoint, LoadJob
+from configs.load.samples import REQUEST_COLUMNS, Finish, LoadFacts, Outcome
+from reports.load.samples import LoadRun, in_order
+
+
+def made_run(
+    due: Any,
+    ttft: Any,
+    gap: Any = 0.01,
+    tokens: int = 11,
+    duration: float | None = None,
+    late: Any = 0.0,
+    contents: Contents | None = None,
+    lag: Any = (0.0,),
+    **columns: Any,
+) -> LoadRun:
+    """Requests of `tokens` chunks: the first `ttft` seconds after it was due, then one each `gap` seconds."""
+    due = np.asarray(due, dtype=np.float64)
+    count = len(due)
+    first = due + ttft
+    chunks = first[:, None] + np.arange(tokens) * np.broadcast_to(np.asarray(gap, dtype=np.float64), (count,))[:, None]
+    whole = {name: np.full(count, np.nan) for name in REQUEST_COLUMNS} | {
+        "scheduled_seconds": due,
+        "started_seconds": due + late,
+        "sent_seconds": due + late,
+        "first_seconds": first,
+        "last_seconds": chunks[:, -1],
+        "ended_seconds": chunks[:, -1],
+        "asked_new_tokens": np.full(count, float(tokens)),
+        "new_tokens": np.full(count, float(tokens)),
+        "prompt_tokens": np.full(count, 5.0),
+        "chunks": np.full(count, float(tokens)),
+        "conversation": np.arange(count, dtype=np.float64),
+        "turn": np.zeros(count),
+        "outcome": np.full(count, float(Outcome.COMPLETED)),
+        "finish": np.full(count, float(Finish.LENGTH)),
+    }
+    whole |= {name: np.broadcast_to(np.asarray(value, dtype=np.float64), (count,)) for name, value in columns.items()}
+    seconds = float(duration if duration is not None else due[-1])
+    job = LoadJob(
+        endpoint=Endpoint(url="http://host", model="m"),
+        arrivals=PoissonArrivals(rate=max(0.01, count / max(seconds, 1e-3))),
+        contents=contents or Contents(),
+        duration_seconds=seconds,
+    )
+    failed = {"HTTP 503: busy": int((whole["outcome"] != Outcome.COMPLETED).sum())}
+    facts = LoadFacts(
+        job=job,
+        started_at="2026-01-01T00:00:00+00:00",
+        issuing_seconds=seconds,
+        wall_seconds=seconds,
+        cpu_share=0.1,
+        requests=count,
+        connections=1,
+        errors={message: number for message, number in failed.items() if number},
+    )
+    flat: Floats = chunks.ravel()
+    return in_order(facts, whole, flat, np.asarray(lag, dtype=np.float64), "made")

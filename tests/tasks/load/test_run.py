@@ -1,0 +1,68 @@
+"""Runs of the generator from outside: what ends a search, and what becomes of a job that cannot run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load.server import Script, serving
+from configs.load.arrivals import ConstantArrivals, TraceArrivals
+from configs.load.job import Caps, Contents, Endpoint, LoadJob
+from configs.load.objectives import RequestObjectives
+from reports.load.search import SearchGoal
+from tasks.load.run import run_load, search_max_rate
+
+OBJECTIVES = RequestObjectives(e2e_seconds=60.0, share=0.5)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script(first_seconds=0.4)
+
+
+@pytest.fixture
+def url(script: Script) -> Iterator[str]:
+    with serving(script) as address:
+        yield address
+
+
+def job(url: str, **fields: object) -> LoadJob:
+    whole = {
+        "endpoint": Endpoint(url=url, model="m"),
+        "arrivals": ConstantArrivals(rate=50),
+        "contents": Contents(prompt_tokens=5, new_tokens=2),
+        "max_requests": 40,
+    }
+    return LoadJob.model_validate(whole | fields)
+
+
+def test_a_generator_that_cannot_send_ends_the_search(tmp_path: Path, url: str) -> None:
+    """Two requests at once are allowed; the server holds each for 0.4 s."""
+    narrow = job(url, caps=Caps(max_in_flight=2))
+    found = search_max_rate(narrow, OBJECTIVES, SearchGoal(0.5, 50.0), tmp_path)
+    assert found.estimate is None and not found.probes
+    assert "the generator was the bottleneck at 50 requests/s" in found.reason and "not sent" in found.reason
+
+
+def test_a_cap_ends_the_search(tmp_path: Path, url: str) -> None:
+    found = search_max_rate(job(url, caps=Caps(max_tokens=70)), OBJECTIVES, SearchGoal(0.5, 50.0), tmp_path)
+    assert found.estimate is None and "70 tokens asked for" in found.reason
+
+
+def test_runs_of_a_search_have_seeds_of_their_own(tmp_path: Path, script: Script, url: str) -> None:
+    script.first_seconds = 1.0
+    search_max_rate(job(url), OBJECTIVES, SearchGoal(0.5, 25.0, max_runs=2), tmp_path)
+    prompts = [tuple(body["prompt"]) for body, _ in script.seen or ()]
+    assert len(prompts) == len(set(prompts)) == 80
+
+
+def test_a_job_that_the_generator_refuses_is_an_error_in_its_words(tmp_path: Path, url: str) -> None:
+    missing = job(url, arrivals=TraceArrivals(file=str(tmp_path / "none.jsonl")))
+    with pytest.raises(ValueError, match=r"none\.jsonl"):
+        run_load(missing, tmp_path / "run")
+
+
+def test_a_folder_holds_one_run(tmp_path: Path, url: str) -> None:
+    run_load(job(url, max_requests=2), tmp_path)
+    with pytest.raises(ValueError, match="holds a load run already"):
+        run_load(job(url, max_requests=2), tmp_path)
