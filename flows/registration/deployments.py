@@ -94,15 +94,20 @@ def _ensure_work_pool(client: SyncPrefectClient) -> str:
 def zombie_automation() -> AutomationCore:
     """A flow run whose heartbeats stop without a final state is marked as crashed.
 
+    A state of a run that is to start also ends the watch: the silence of an earlier attempt is not that of the next.
+    Its final state alone does not do, since a heartbeat, which the run sends itself, may arrive after that. A run that
+    is started and does not come up is the worker's to report.
+
     Source: https://docs.prefect.io/v3/advanced/detect-zombie-flows
     """
     ended = ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended")
+    starting = ("Scheduled", "AwaitingRetry", "Resuming", "Late", "AwaitingConcurrencySlot", "Pending")
     return AutomationCore(
         name=ZOMBIES,
         description="Its process was killed or its machine failed. Run the study again to resume it.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ended)},
+            expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ended + starting)},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
@@ -121,7 +126,11 @@ def _ensure_automation(client: SyncPrefectClient) -> str:
     if not found:
         client.create_automation(wanted)
         return "automation for lost flow runs: created"
-    return f"automation for lost flow runs: exists, {'enabled' if found[0].enabled else 'disabled'}"
+    switch = "enabled" if found[0].enabled else "disabled"
+    if found[0].trigger.model_dump(exclude={"id"}) != wanted.trigger.model_dump(exclude={"id"}):
+        client.update_automation(found[0].id, wanted.model_copy(update={"enabled": found[0].enabled}))
+        return f"automation for lost flow runs: updated, {switch}"
+    return f"automation for lost flow runs: exists, {switch}"
 
 
 def _prefect_deploy(folder: Path, prefect_file: Path) -> None:

@@ -22,7 +22,10 @@ class FolderInUse(ValueError):
 
 @contextmanager
 def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | None]:
-    """Hold the folder, or raise FolderInUse naming the holder. Yields the flow run that held it before."""
+    """Hold the folder, or raise FolderInUse naming the holder. Yields the flow run that held it before.
+
+    None where that is the same one: a flow run that is tried again in its folder.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
     if run.lock.exists():
         check_regular(run.lock)
@@ -38,7 +41,7 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
         holder = {"pid": os.getpid(), "host": platform.node(), "since": utc_now()}
         file.write(json.dumps(holder | ({"flow_run": str(flow_run)} if flow_run else {})))
         file.flush()
-        yield before
+        yield before if before != flow_run else None
 
 
 def _flow_run(text: str) -> UUID | None:
