@@ -184,31 +184,15 @@ def _run(
 ) -> RunSummary:
     """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
-    run_progress.stage = "resolving"
-    before = EarlierPlan(earlier_plan(run))
-    fetched: list[Done] = []
-
-    def fetch(spec: ModelSpec, position: int) -> PlannedModel:
-        model, done = fetch_model.after()(spec, position, cache, base, before)
-        fetched.append(done)
-        return model
-
-    models, unusable = usable_models(study, fetch)
-    specs = {spec.name: spec for spec in study.models}
-    for note in filter(None, (resolved_note(specs[model.name], model) for model in models)):
-        run_logger().info(note)
-        run_progress.notes.append(f"{note}, pinned in plan.json")
-    plan, resolved = resolve_study.after(*fetched)(
-        study, models, run, base, cache, CheckedPlan(handover.plan), unusable
-    )
-    if in_flow_run():
-        tag_run(flow_run.id, plan)
-    session = Session(run, plan, cache, run_progress, watcher)
-    with study_nodes(session, rented_folder(), handover.agreed_to_rent):
+    with study_nodes(study, run, run_progress, watcher, rented_folder(), handover.agreed_to_rent) as rentals:
+        if handover.plan is not None:  # of a plan that is checked only the fetch of its models can fail
+            rentals.begin()
+        plan, resolved = _resolved(study, run, run_progress, base, cache, handover.plan)
+        session = Session(run, plan, cache, run_progress, watcher, rentals)
         already = _measured_there(session, resolved, only_failed, accept_environment)
         before_report = session.graph.before_analysis()
-        if session.rentals:
-            before_report = tuple(give_back_nodes.after(*before_report)(session, name)[1] for name in session.rentals)
+        if rentals.rentals:
+            before_report = tuple(give_back_nodes.after(*before_report)(session, name)[1] for name in rentals.rentals)
     run_progress.stage = "reporting"
     analysis, analyzed = analyze.after(*before_report)(run)
     summary, rendered = render.after(analyzed)(run, analysis)
@@ -230,9 +214,34 @@ def _run(
     return result
 
 
+def _resolved(
+    study: StudySpec, run: RunPaths, run_progress: RunProgress, base: Path, cache: Path, checked: Plan | None
+) -> tuple[Plan, Done]:
+    """Fetch the models and make the plan."""
+    run_progress.stage = "resolving"
+    before = EarlierPlan(earlier_plan(run))
+    fetched: list[Done] = []
+
+    def fetch(spec: ModelSpec, position: int) -> PlannedModel:
+        model, done = fetch_model.after()(spec, position, cache, base, before)
+        fetched.append(done)
+        return model
+
+    models, unusable = usable_models(study, fetch)
+    specs = {spec.name: spec for spec in study.models}
+    for note in filter(None, (resolved_note(specs[model.name], model) for model in models)):
+        run_logger().info(note)
+        run_progress.notes.append(f"{note}, pinned in plan.json")
+    plan, resolved = resolve_study.after(*fetched)(study, models, run, base, cache, CheckedPlan(checked), unusable)
+    if in_flow_run():
+        tag_run(flow_run.id, plan)
+    return plan, resolved
+
+
 def _measured_there(session: Session, resolved: Done, only_failed: bool, accept_environment: bool) -> int:
     """Rent what is to be rented, prepare and test the machines, measure. Returns how much was measured before."""
-    rented = [rent_nodes.after(resolved)(session, name)[1] for name in session.rentals]
+    session.rentals.begin()
+    rented = [rent_nodes.after(resolved)(session, name)[1] for name in session.rentals.rentals]
     _, provisioned = provision.after(resolved, *rented)(session, accept_environment)
     session.graph = RunGraph(provisioned)
     finish_leftovers(session)

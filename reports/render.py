@@ -25,7 +25,7 @@ from reports.preflight import preflight_sections
 from reports.quality import quality_lines, stopped_table
 from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult
-from reports.rentals import rental_sections
+from reports.rentals import rental_overview, rental_sections
 from reports.scheduler import scheduler_table
 from reports.sections.decisions import decision_context
 from reports.sections.experiments import (
@@ -172,6 +172,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "noise": tables.noise_warning(study),
         "scheduler": scheduler_table(study),
         "rentals": rental_sections(RunPaths(study.folder)),
+        "rental_overview": rental_overview(RunPaths(study.folder)),
         "preflight": preflight_sections(RunPaths(study.folder)),
         "failures": tables.failures_table(study),
         "unreadable": tables.unreadable_table(study),

@@ -21,11 +21,46 @@ class RentalSection:
 
 def rental_sections(run: RunPaths) -> list[RentalSection]:
     """One for each rented target; none where nothing was rented, or by a version that wrote it otherwise."""
+    return [_section(rental) for rental in _rented(run)]
+
+
+def rental_overview(run: RunPaths) -> Table | None:
+    """All rented targets side by side, with the sum; None for fewer than two."""
+    rented = _rented(run)
+    if len(rented) < 2:
+        return None
+    costs = [rental.usd for rental in rented]
+    total = UNKNOWN if None in costs else number(sum(cost for cost in costs if cost is not None))
+    columns = ("target", "nodes", "place", "market", "requests", "USD an hour, a node", "minutes up", "USD")
+    rows = [_overview_row(rental) for rental in rented]
+    requests = str(sum(len(rental.attempts) for rental in rented))
+    minutes = number(sum(attempt.seconds for rental in rented for attempt in rental.attempts) / 60)
+    return Table(columns, (*rows, ("all", "", "", "", requests, "", minutes, total)), text_columns=4)
+
+
+def _rented(run: RunPaths) -> list[StudyRental]:
     try:
         found = read_model(run.rentals, Rentals)
     except (FileNotFoundError, ValueError):
         return []
-    return [_section(rental) for rental in found.rentals if rental.attempts]
+    return [rental for rental in found.rentals if rental.attempts]
+
+
+def _overview_row(rental: StudyRental) -> tuple[str, ...]:
+    """Place, market and price are those of the last request that gave nodes."""
+    had = [attempt for attempt in rental.attempts if attempt.seconds and attempt.problem is None]
+    last = had[-1] if had else None
+    price = None if last is None else last.usd_per_hour
+    return (
+        escaped(rental.target),
+        escaped(f"{rental.nodes} x {rental.provider}/{rental.instance}"),
+        "none" if last is None else escaped(last.zone or last.region),
+        UNKNOWN if last is None else last.market.replace("_", " "),
+        str(len(rental.attempts)),
+        UNKNOWN if price is None else number(price),
+        number(sum(attempt.seconds for attempt in rental.attempts) / 60),
+        UNKNOWN if rental.usd is None else number(rental.usd),
+    )
 
 
 def _section(rental: StudyRental) -> RentalSection:

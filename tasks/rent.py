@@ -1,7 +1,9 @@
 """Renting and giving back the nodes of a study's targets, as stages of its run.
 
-    with study_nodes(session, rented_folder(), agreed=True):
-        rent_nodes(session, "g5")           # session.target("g5") is then made of hosts
+    with study_nodes(study, run, run_progress, watcher, rented_folder(), agreed=True) as rentals:
+        rentals.begin()                     # all targets, in the background
+        session = Session(..., rentals)
+        rent_nodes(session, "g5")           # waits; session.target("g5") is then made of hosts
         ...
         give_back_nodes(session, "g5")
 
@@ -15,9 +17,13 @@ from pathlib import Path
 
 from configs.common.base import write_atomically
 from configs.common.secrets import redacted
-from configs.plans.rentals import Rentals, StudyRental
+from configs.plans.paths import RunPaths
+from configs.plans.rentals import Rentals
 from configs.spec.rented import RentedTarget
-from tasks.campaign.session import Session
+from configs.spec.study import StudySpec
+from tasks.campaign.progress import RunProgress
+from tasks.campaign.rental_group import RentalGroup
+from tasks.campaign.session import Cancellation, Session
 from tasks.prefect_api.cancellation import RunCancelled
 from tasks.prefect_api.stages import run_logger, stage
 from tasks.providers.giving_back import LeftBehind
@@ -30,73 +36,84 @@ class NodesLeft(ValueError):
 
 
 @contextmanager
-def study_nodes(session: Session, rented: Path, agreed: bool) -> Iterator[None]:
+def study_nodes(
+    study: StudySpec, run: RunPaths, run_progress: RunProgress, watcher: Cancellation, rented: Path, agreed: bool
+) -> Iterator[RentalGroup]:
     """Give back everything that is rented in the block, however it ends.
 
     rented: folder of the ledgers. agreed: a person has seen the price and wants it.
     """
-    session.agreed_to_rent = agreed
-    for target in session.plan.targets:
+    rentals = RentalGroup(agreed=agreed)
+
+    def check() -> None:
+        watcher.check()
+        rentals.check()
+
+    for target in study.targets:
         if isinstance(target, RentedTarget):
-            say = partial(_say, session, target.name)
-            session.rentals[target.name] = StudyNodes(
-                target, session.plan.study, session.run.folder, rented, say, session.watcher.check
-            )
+            say = partial(_say, run_progress, target.name)
+            rentals.rentals[target.name] = StudyNodes(target, study.study, run.folder, rented, say, check)
+    with giving_back(rentals, run, run_progress):
+        yield rentals
+
+
+@contextmanager
+def giving_back(rentals: RentalGroup, run: RunPaths, run_progress: RunProgress) -> Iterator[None]:
+    """Give these back if the block ends by an exception, which then names what is left."""
     try:
         yield
     except BaseException as error:
-        for name in session.rentals:
-            _give_back(session, name)
-        if session.left_behind and isinstance(error, Exception) and not isinstance(error, RunCancelled):
-            raise NodesLeft("\n".join([redacted(str(error)), *session.left_behind])) from error
-        session.run_progress.left_behind = "; ".join(
-            filter(None, [session.run_progress.left_behind, *session.left_behind])
-        )
+        for name in rentals.rentals:
+            _give_back(rentals, run, name)
+        if rentals.left_behind and isinstance(error, Exception) and not isinstance(error, RunCancelled):
+            raise NodesLeft("\n".join([redacted(str(error)), *rentals.left_behind])) from error
+        run_progress.left_behind = "; ".join(filter(None, [run_progress.left_behind, *rentals.left_behind]))
         raise
+    finally:
+        rentals.close()
 
 
 @stage("rent", "rent {name}")
 def rent_nodes(session: Session, name: str) -> None:
-    """Rent the nodes of a target. Raises ValueError saying what was tried; then nothing of it is up."""
+    """Wait for the nodes of a target. Raises ValueError saying what was tried; then nothing of it is up."""
     try:
-        session.placed[name] = session.rentals[name].up(session.agreed_to_rent)
+        session.placed[name] = session.rentals.up(name)
     except LeftBehind as error:
         raise NodesLeft(str(error)) from error
     except ProviderError as error:
         raise ValueError(redacted(str(error))) from error
     finally:
-        _record(session)
+        _record(session.rentals, session.run)
 
 
 @stage("give back", "give back {name}")
 def give_back_nodes(session: Session, name: str) -> None:
     """Give back the nodes of a target. What is left is in the report and ends the run with an error."""
     session.run_progress.stage = f"giving back the nodes of {name}"
-    _give_back(session, name)
+    _give_back(session.rentals, session.run, name)
 
 
 def check_given_back(session: Session) -> None:
     """Raise NodesLeft naming everything that could not be given back."""
-    if session.left_behind:
-        raise NodesLeft("\n".join(session.left_behind))
+    if session.rentals.left_behind:
+        raise NodesLeft("\n".join(session.rentals.left_behind))
 
 
-def _give_back(session: Session, name: str) -> None:
+def _give_back(rentals: RentalGroup, run: RunPaths, name: str) -> None:
     try:
-        session.rentals[name].give_back()
+        rentals.give_back(name)
     except (LeftBehind, ProviderError, ValueError, OSError) as error:
-        session.left_behind.append(redacted(str(error)))
-        run_logger().error("%s", session.left_behind[-1])
+        rentals.left_behind.append(redacted(str(error)))
+        run_logger().error("%s", rentals.left_behind[-1])
     finally:
-        _record(session)
+        _record(rentals, run)
 
 
-def _record(session: Session) -> None:
+def _record(rentals: RentalGroup, run: RunPaths) -> None:
     """Write what was rented so far into the run folder."""
-    told: list[StudyRental] = [nodes.story() for nodes in session.rentals.values()]
-    write_atomically(session.run.rentals, Rentals(rentals=tuple(told)).model_dump_json(indent=1))
+    write_atomically(run.rentals, Rentals(rentals=rentals.stories()).model_dump_json(indent=1))
 
 
-def _say(session: Session, name: str, line: str) -> None:
-    session.run_progress.stage = f"{name}: {line}"
+def _say(run_progress: RunProgress, name: str, line: str) -> None:
+    run_progress.stage = f"{name}: {line}"
     run_logger().info("%s: %s", name, line)

@@ -5,10 +5,10 @@ from typing import Protocol
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.rentals import StudyRental
 from configs.spec.target import Target
 from tasks.campaign.graph import RunGraph
 from tasks.campaign.progress import RunProgress
+from tasks.campaign.rental_group import RentalGroup
 
 
 class Cancellation(Protocol):
@@ -18,32 +18,24 @@ class Cancellation(Protocol):
         """Raise an exception that ends the run if it was cancelled."""
 
 
-class Rental(Protocol):
-    """The nodes that a target rents (`tasks.providers.study_nodes.StudyNodes`)."""
-
-    def up(self, agreed: bool) -> Target:
-        """Rent them."""
-
-    def give_back(self) -> None:
-        """Give them back."""
-
-    def story(self) -> StudyRental:
-        """What became of them."""
-
-
 class Session:
     """An active run: its folder, plan, model cache, progress and cancellation watcher.
 
     excluded: by target, nodes that a test before measuring found slow or broken. adopted: jobs of an earlier
-    run that a scheduler still has, by name. rentals: of rented targets, by target; placed: what those have become.
-    agreed_to_rent: a person has seen the price. left_behind: what could not be given back.
+    run that a scheduler still has, by name. rentals: of rented targets; placed: what those have become, by target.
 
     A plain class on purpose: Prefect walks through dataclasses and models that a task is given, which
     for a plan of a thousand cells costs more than the task.
     """
 
     def __init__(
-        self, run: RunPaths, plan: Plan, cache: Path, run_progress: RunProgress, watcher: Cancellation
+        self,
+        run: RunPaths,
+        plan: Plan,
+        cache: Path,
+        run_progress: RunProgress,
+        watcher: Cancellation,
+        rentals: RentalGroup | None = None,
     ) -> None:
         self.run = run
         self.plan = plan
@@ -53,10 +45,8 @@ class Session:
         self.excluded: dict[str, frozenset[str]] = {}
         self.adopted: list[str] = []
         self.graph = RunGraph()
-        self.rentals: dict[str, Rental] = {}
+        self.rentals = rentals or RentalGroup()
         self.placed: dict[str, Target] = {}
-        self.agreed_to_rent = False
-        self.left_behind: list[str] = []
 
     def target(self, name: str) -> Target:
         """The target of this name, which the plan is sure to have; a rented one as the hosts that it has become."""

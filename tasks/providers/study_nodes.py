@@ -116,8 +116,10 @@ class StudyNodes:
         self._held.enter_context(in_use(self._folder))
         try:
             nodes = self._taken_over() or self._rented()
-        except BaseException:
+        except BaseException as error:
             self._held.close()
+            if isinstance(error, RentalFailed):
+                raise RentalFailed(f"target {self.target.name}: {error}") from error
             raise
         threading.Thread(target=self._keep, name=f"lease of {self.name}", daemon=True).start()
         return self._hosts(nodes)
@@ -221,7 +223,7 @@ class StudyNodes:
         hosts = [
             SshHost(
                 host=node_address(node, lease.request),
-                name=node.id,
+                name=node.id.rpartition("/")[2],  # Azure's has its resource group before it
                 user=lease.request.user or self._provider.default_user,
                 key=str(self._folder / "id_ed25519"),
                 host_key=key,

@@ -12,6 +12,7 @@ does. The same requestId is the same operation. Lists have pages of two entries.
 """
 
 import json
+import os
 import re
 import threading
 import time
@@ -218,10 +219,11 @@ class FakeGcp(FaultyCloud):
     def _instance(self, name: str, zone: str, properties: dict[str, Any]) -> Callable[[], None]:
         """Make an instance with its disk; returns what boots it."""
         self._count += 1
-        private, public = f"10.251.{self._count // 250}.{self._count % 250 + 1}", None
+        own = os.getpid() % 12000  # other processes have machines too, and Azure's are below 10.48
+        private, public = f"10.{64 + own // 250}.{own % 250}.{self._count % 250 + 1}", None
         interface = dict(properties["networkInterfaces"][0], networkIP=private)
         if "accessConfigs" in interface:
-            public = f"198.19.{self._count // 250}.{self._count % 250 + 1}"
+            public = f"198.{18 + own % 2}.{own // 2 % 250}.{self._count % 250 + 1}"
             interface["accessConfigs"] = [dict(interface["accessConfigs"][0], natIP=public)]
         metadata = {item["key"]: item["value"] for item in properties["metadata"]["items"]}
         entry = {

@@ -7,6 +7,7 @@
 Needs root, for namespaces and a bridge; `why_not()` names what is missing.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -20,6 +21,8 @@ from typing import Any
 
 INIT = Path(__file__).parent / "host_init.py"
 _CALLER = "10.250.0.1"
+_NUMBERS = itertools.count(1)
+"""Of bridges and links of this process: several clouds may be up at once."""
 
 
 def why_not() -> str | None:
@@ -39,7 +42,7 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._bridge = f"rwc{os.getpid() % 1000000}"
+        self._bridge = f"rwc{os.getpid() % 1000000}x{next(_NUMBERS)}"
         self._machines: dict[str, subprocess.Popen[str]] = {}
         self._lock = threading.Lock()
         self._count = 0
@@ -64,7 +67,7 @@ class Hosts:
         with self._lock:
             self._count += 1
             folder = self._folder / f"{self._count}-{name[:40]}"
-            link = f"rv{os.getpid() % 100000}x{self._count}"
+            link = f"rv{os.getpid() % 1000000}x{next(_NUMBERS)}"
             faults = self.faults.pop(0) if self.faults else {}
         folder.mkdir(parents=True)
         (folder / "user_data").write_text(user_data)
