@@ -45,23 +45,24 @@ class Judgement:
 def judged(run: LoadRun, figures: LoadFigures) -> Judgement:
     """The verdict on a run."""
     notes = tuple(_notes(run, figures))
-    late = _client_bound(run, figures)
-    if late is not None:
-        return Judgement(Verdict.CLIENT_BOUND, late, notes)
+    dropped = int((run.columns["outcome"] == Outcome.DROPPED).sum())
+    if dropped:
+        unsent = f"{plural(dropped, 'request')} not sent, with {run.facts.job.caps.max_in_flight:,} in flight"
+        return Judgement(Verdict.CLIENT_BOUND, unsent, notes)
     if not figures.completed:
         errors = run.facts.errors
         most = max(errors, key=lambda message: errors[message]) if errors else "no request was due"
         return Judgement(Verdict.NO_ANSWERS, most, notes)
+    late = _late(run, figures)
+    if late is not None:
+        return Judgement(Verdict.CLIENT_BOUND, late, notes)
     if figures.window.found is False:
         return Judgement(Verdict.NOT_STEADY, figures.window.reason, notes)
     return Judgement(Verdict.VALID, f"steady {figures.window.reason}" if figures.window.found else "", notes)
 
 
-def _client_bound(run: LoadRun, figures: LoadFigures) -> str | None:
-    """Why the generator was the bottleneck; None where it was not."""
-    dropped = int((run.columns["outcome"] == Outcome.DROPPED).sum())
-    if dropped:
-        return f"{plural(dropped, 'request')} not sent, with {run.facts.job.caps.max_in_flight:,} in flight"
+def _late(run: LoadRun, figures: LoadFigures) -> str | None:
+    """How late the generator was; None where its lateness is no part of the figures."""
     known = run.ttft_seconds[~np.isnan(run.ttft_seconds)]
     allowed = max(LATE_SECONDS, LATE_SHARE * float(np.median(known)) if len(known) else 0.0)
     pairs = ((figures.late_p99_seconds, "requests were sent"), (figures.lag_p99_seconds, "the generator's timer fired"))

@@ -42,9 +42,12 @@ from slurm.staging.wheel import pack_wheel
 NODE_LIBRARIES = (
     "accelerate",
     "deepspeed",
+    "fastapi",
+    "jinja2",
     "numpy",
     "nvidia-ml-py",
     "packaging",
+    "prometheus-client",
     "psutil",
     "pydantic",
     "pyyaml",
@@ -54,8 +57,9 @@ NODE_LIBRARIES = (
     "tokenizers",
     "torch",
     "transformers",
+    "uvicorn",
 )
-"""What the launcher and the ranks import; Prefect and the reports stay where studies are run from."""
+"""What launcher, ranks and a server's HTTP process import; Prefect and the reports stay where studies are run from."""
 
 Notice = Callable[[str], None]
 _PIECE_BYTES = 16 << 20

@@ -78,7 +78,8 @@ def test_an_open_loop_records_what_the_server_did(tmp_path: Path, script: Script
     order = ("scheduled_seconds", "started_seconds", "sent_seconds", "first_seconds", "last_seconds", "ended_seconds")
     for earlier, later in pairwise(order):
         assert (columns[earlier] <= columns[later] + 1e-4).all(), (earlier, later)
-    assert (columns["first_seconds"] - columns["sent_seconds"] >= 0.05 - 1e-3).all()
+    # From the start: a busy machine can note the end of sending after the server has begun to wait.
+    assert (columns["first_seconds"] - columns["started_seconds"] >= 0.05 - 1e-3).all()
     assert np.median(gaps) >= 0.009
     assert facts.issuing_seconds == 1.5 and not facts.errors and len(columns["lag_seconds"])
     assert {body["min_tokens"] for body, _ in script.seen or ()} == {4}

@@ -48,6 +48,8 @@ def test_requests_that_were_not_sent_are_the_generators_fault() -> None:
 def test_no_answer_at_all_is_no_result() -> None:
     found = judgement(made_run(DUE, ttft=0.2, outcome=Outcome.REFUSED))
     assert found.verdict is Verdict.NO_ANSWERS and not found.is_result and found.reason == "HTTP 503: busy"
+    late = judgement(made_run(DUE, ttft=0.2, outcome=Outcome.REFUSED, late=0.5))
+    assert late.verdict is Verdict.NO_ANSWERS  # what the server said tells more than how late it was asked
 
 
 def test_a_growing_queue_is_not_steady() -> None:

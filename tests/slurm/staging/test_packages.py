@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from configs.common import project_files
 from configs.common.base import sha256_of_file
@@ -203,9 +204,15 @@ def imports_of(folder: str) -> set[str]:
 
 
 def test_nodes_get_all_that_the_ranks_import() -> None:
-    names = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "pydantic_core": "pydantic"}
+    names = {
+        "yaml": "pyyaml",
+        "pynvml": "nvidia-ml-py",
+        "pydantic_core": "pydantic",
+        "starlette": "fastapi",
+        "prometheus_client": "prometheus-client",
+    }
     needed = {names.get(name, name) for folder in ("configs", "engine") for name in imports_of(folder)}
     optional = {"onnx", "onnxruntime", "onnxscript", "tensorrt"}
     assert needed - optional <= set(NODE_LIBRARIES)
-    required = {line.split(">")[0].split("[")[0].lower() for line in metadata.requires("rankwise") or []}
+    required = {Requirement(line).name.lower() for line in metadata.requires("rankwise") or []}
     assert set(NODE_LIBRARIES) <= required
