@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-resume fuzz screenshots clean
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -32,6 +32,12 @@ test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print w
 
 test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nodes against the APIs of EC2, Compute Engine and Azure on this machine, print the table; as root, needs sshd
 	$(BIN)/python -m pytest -q tests/tasks/providers/test_cloud_faults.py tests/tasks/providers/test_azure_faults.py
+
+test-cloud-kills: $(VENV)/.installed-dev  ## kill a study on two rented nodes at 20 random moments and resume it; CLOUD=aws; as root, needs sshd
+	$(BIN)/python -m benchmarks.clouds.kills --cloud $(or $(CLOUD),aws)
+
+bench-clouds: $(VENV)/.installed-dev  ## one study over SSH hosts, AWS, GCP and Azure, two nodes each: seconds of each stage; as root, needs sshd; KEEP=folder
+	$(BIN)/python -m benchmarks.clouds.bench $(if $(KEEP),--keep $(KEEP))
 
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
 	$(BIN)/python -m benchmarks.training.faults $(if $(KEEP),--runs $(KEEP))

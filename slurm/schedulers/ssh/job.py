@@ -122,13 +122,14 @@ class SshJob:
         await asyncio.gather(*(self._patiently(node, node.carry) for node in self.nodes))
         facts = {node.rank: await self._patiently(node, node.host.facts) for node in self.nodes}
         addresses = [node.rendezvous_address(facts[node.rank]) for node in self.nodes]
+        starts = f"starts on {', '.join(node.host.name for node in self.nodes)}"
         for node in sorted(self.nodes, key=lambda node: facts[node.rank].place):
             await self._patiently(node, partial(node.start, addresses))
             while not await self._patiently(node, node.holds_its_host):
                 if node.over:
                     return  # it says why; the others never began
                 held = f"waits for {node.host.name}, where another job is measured"
-                self.note = held if node.waits else f"starts on {node.host.name}"
+                self.note = held if node.waits else starts
                 await asyncio.sleep(_SOON_SECONDS)
         if len(self.nodes) > 1:
             await asyncio.gather(*(self._patiently(node, node.release) for node in self.nodes))
