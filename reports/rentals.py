@@ -71,6 +71,8 @@ def _section(rental: StudyRental) -> RentalSection:
         f"{escaped(rental.target)}: {escaped(node)}, {plural(len(rental.attempts), 'request')}, up for "
         f"{number(hours)} h: {cost}."
     )
+    if rental.kept_until is not None:
+        title += f" They stay up until {escaped(rental.kept_until.replace('+00:00', ' UTC').replace('T', ' '))}."
     rows = tuple(_row(attempt, rental.nodes) for attempt in rental.attempts)
     columns = ("asked at, UTC", "place", "market", "outcome", "USD an hour, a node", "minutes up", "USD")
     return RentalSection(title, tuple(escaped(words) for words in rental.left), Table(columns, rows, text_columns=4))

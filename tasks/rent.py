@@ -88,7 +88,16 @@ def rent_nodes(session: Session, name: str) -> None:
 
 @stage("give back", "give back {name}")
 def give_back_nodes(session: Session, name: str) -> None:
-    """Give back the nodes of a target. What is left is in the report and ends the run with an error."""
+    """Give back the nodes of a target, or leave them up for its `keep`.
+
+    What is left is in the report and ends the run with an error.
+    """
+    try:
+        if session.rentals.keep(name):
+            _record(session.rentals, session.run)
+            return
+    except (ProviderError, ValueError, OSError) as error:
+        run_logger().error("%s: its nodes are not kept: %s", name, redacted(str(error)))
     session.run_progress.stage = f"giving back the nodes of {name}"
     _give_back(session.rentals, session.run, name)
 

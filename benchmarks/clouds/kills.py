@@ -28,7 +28,7 @@ STUDY = {
     },
     "measuring": {"repeats": 4, "memory": False, "cell_timeout_seconds": 60},
 }  # fmt: skip
-_LATEST_KILL_SECONDS = 22.0
+_LATEST_KILL_SECONDS = 45.0
 _LIMIT_SECONDS = 600.0
 
 

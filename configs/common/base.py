@@ -8,12 +8,13 @@ file, or a new reader an older file. Until the first release every other version
 import hashlib
 import json
 import os
+import re
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveFloat
 
 from configs.common.reading import open_regular
 
@@ -74,3 +75,20 @@ def _write_and_rename(path: Path, data: bytes, mode: int) -> None:
 def utc_now() -> str:
     """Return the current time as `2026-01-31T12:00:00.000000+00:00`."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+_PERIOD = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h)?\s*")
+_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def period_seconds(value: object) -> object:
+    """Seconds of `30s`, `2m`, `1.5h` or a number; anything else is left for pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    found = _PERIOD.fullmatch(value)
+    if found is None:
+        raise ValueError(f"invalid duration {value!r}. Use seconds or a suffix: 30s, 2m, 1h")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+Period = Annotated[PositiveFloat, BeforeValidator(period_seconds)]

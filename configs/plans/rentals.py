@@ -33,6 +33,7 @@ class StudyRental(Frozen):
     name: str = Field(description="of the rental, as in tags and for `rankwise nodes`")
     attempts: tuple[RentalAttempt, ...] = ()
     left: tuple[str, ...] = Field((), description="what could not be given back")
+    kept_until: str | None = Field(None, description="when nodes that were kept for a later run end; none: none were")
     up: bool = Field(False, description="whether nodes were up when this was written")
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from configs.common.base import Period
 from configs.spec.resources import ClusterTarget
 
 MarketName = Literal["on_demand", "spot"]
@@ -35,6 +36,12 @@ class RentedTarget(ClusterTarget):
     )
     lease_hours: PositiveFloat = Field(
         1.0, le=24, description="nodes of a run that has died end by themselves so long after it last extended them"
+    )
+    keep: Period | None = Field(
+        None,
+        le=24 * 3600,
+        description="how long nodes stay up after a run that has ended well, for the next run of "
+        "this folder (10m, 1h); none: they are given back",
     )
     image: str | None = Field(None, description="id or name; none: the vendor's deep learning image")
     disk_gb: PositiveInt = 100

@@ -5,11 +5,11 @@
 The layout has the data-parallel strategy (`layout.strategy`), the cell has the precision (`dtype`).
 """
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from configs.common.base import Period
 from configs.common.execution import Layout, Strategy
 from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency, ShownTime
 
@@ -18,22 +18,6 @@ ActivationCheckpointing = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 Sharding = Literal["full", "hybrid"]
 RateScaling = Literal["none", "linear", "square_root"]
-
-_PERIOD = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h)?\s*")
-_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def period_seconds(value: object) -> object:
-    """Seconds of `30s`, `2m`, `1.5h` or a number; anything else is left for pydantic to refuse."""
-    if not isinstance(value, str):
-        return value
-    found = _PERIOD.fullmatch(value)
-    if found is None:
-        raise ValueError(f"invalid duration {value!r}. Use seconds or a suffix: 30s, 2m, 1h")
-    return float(found[1]) * _SECONDS[found[2]]
-
-
-Period = Annotated[PositiveFloat, BeforeValidator(period_seconds)]
 
 
 class TrainWorkload(BaseWorkload):

@@ -33,6 +33,9 @@ class Rental(Protocol):
     def give_back(self) -> None:
         """Give them back."""
 
+    def keep(self) -> bool:
+        """Leave them up for a later run where the target says so; False: it does not."""
+
     def story(self) -> StudyRental:
         """What became of them."""
 
@@ -82,6 +85,11 @@ class RentalGroup:
             for each in [name] if again else self.rentals.keys() - self._ending.keys():
                 self._ending[each] = self._submit(self._end, each)
         self._ending[name].result()
+
+    def keep(self, name: str) -> bool:
+        """Leave the nodes of a target up where it says so and they are; False: they are to be given back."""
+        renting = self._renting.get(name)
+        return renting is not None and renting.done() and renting.exception() is None and self.rentals[name].keep()
 
     def close(self) -> None:
         """End the threads, which have nothing to do any more."""

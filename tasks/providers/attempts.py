@@ -18,7 +18,7 @@ def attempts_of(entries: Sequence[dict[str, Any]], now: float) -> tuple[RentalAt
     lease_ends = now
     for entry in entries:
         event, epoch = entry["event"], float(entry.get("epoch", now))
-        if event in ("opened", "extended"):
+        if event in ("opened", "extended", "kept"):
             lease_ends = float(entry.get("expires_at", now))
         elif event == "create":
             found.append(

@@ -131,6 +131,8 @@ def is_dead(folder: Path) -> bool:
     entries = read_entries(folder / "ledger.jsonl")
     if not entries:
         return False
+    if entries[-1]["event"] == "kept":
+        return False  # for a later run, until they expire
     if entries[-1]["event"] in ("ready", "extended"):
         return _is_abandoned(folder)
     try:

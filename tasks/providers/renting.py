@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from configs.common.base import write_atomically
 from configs.common.secrets import redacted
@@ -102,7 +102,7 @@ def _count(beyond: dict[tuple[str, str, str], int], rung: Rung, reason: str) -> 
 def rent(provider: Provider, lease: Lease, offer: Offer, folder: Path, say: Say, limits: Limits) -> list[Node]:
     """Rent all nodes and wait until each answers over SSH. Raises RentalFailed, LeftBehind, ValueError."""
     with open_ledger(folder) as ledger:
-        if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended"):
+        if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept"):
             raise ValueError(f"{lease.run}: its nodes are up already")
         earlier = regions_of(ledger)
         attempt = 1 + sum(entry["event"] == "opened" for entry in ledger.entries)
@@ -293,8 +293,13 @@ def nodes_of(folder: Path) -> list[Node]:
     return [Node.model_validate(node) for node in entries[-1]["nodes"]]
 
 
-def extend_run(provider: Provider, lease: Lease, folder: Path, expires_at: int) -> int:
-    """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it."""
+def extend_run(
+    provider: Provider, lease: Lease, folder: Path, expires_at: int, event: Literal["extended", "kept"] = "extended"
+) -> int:
+    """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it.
+
+    event: what the ledger calls it; `kept` nodes are in nobody's use until then, and `reap` leaves them alone.
+    """
     left = expires_at - time.time()
     if not 0 < left <= 3600 * MAX_HOURS:
         raise ValueError(f"hours: got {left / 3600:.3g}, expected more than 0 and at most {MAX_HOURS:g}")
@@ -308,7 +313,7 @@ def extend_run(provider: Provider, lease: Lease, folder: Path, expires_at: int) 
                 raise ValueError(f"{lease.run}: {node.id} did not take the new end")
         for resource in provider.tagged(regions_of(ledger), lease.run):
             provider.extend(resource, expires_at)
-        ledger.write("extended", expires_at=expires_at)
+        ledger.write(event, expires_at=expires_at)
     later = lease.model_copy(update={"expires_at": expires_at})
     write_atomically(folder / "lease.json", later.model_dump_json(indent=1), mode=0o600)
     return expires_at

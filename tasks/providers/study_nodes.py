@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from configs.common.reading import read_text
 from configs.common.secrets import redacted
@@ -140,6 +142,30 @@ class StudyNodes:
         finally:
             self._held.close()
 
+    def keep(self) -> bool:
+        """Leave the nodes up for `keep` of the target, for the next run of this folder; they expire by themselves.
+
+        False: the target has no `keep`. Raises ProviderError, ValueError: then they are to be given back.
+        """
+        if self.target.keep is None:
+            return False
+        self._ended.set()
+        until = int(time.time() + self.target.keep)
+        extend_run(self._provider, read_lease(self._folder), self._folder, until, "kept")
+        self._held.close()
+        price = self._usd_per_hour()
+        cost = "at an unknown price" if price is None else f"for at most {price * self.target.keep / 3600:.2f} USD"
+        clock = datetime.fromtimestamp(until).astimezone().strftime("%H:%M %Z")
+        self._say(
+            f"{self.target.nodes} nodes stay up until {clock} {cost}: `rankwise nodes down {self.name}` ends them"
+        )
+        return True
+
+    def _usd_per_hour(self) -> float | None:
+        """Price of all nodes as they were rented last; None: unknown."""
+        last = attempts_of(read_entries(self._folder / "ledger.jsonl"), time.time())[-1]
+        return None if last.usd_per_hour is None else last.usd_per_hour * self.target.nodes
+
     def story(self) -> StudyRental:
         """What was asked for over all runs of the folder, and what it cost so far."""
         entries = read_entries(self._folder / "ledger.jsonl")
@@ -152,6 +178,7 @@ class StudyNodes:
             attempts=attempts_of(entries, time.time()),
             left=self._left,
             up=bool(nodes_of(self._folder)),
+            kept_until=_kept_until(entries),
         )
 
     def _is_over(self) -> bool:
@@ -235,3 +262,10 @@ class StudyNodes:
         return SshTarget.model_validate(
             shared | {"kind": kind, "hosts": hosts, "lost_after_seconds": _LOST_AFTER_SECONDS}
         )
+
+
+def _kept_until(entries: list[dict[str, Any]]) -> str | None:
+    """When nodes that a run kept will end, in UTC; None: they are not kept."""
+    if not entries or entries[-1]["event"] != "kept":
+        return None
+    return datetime.fromtimestamp(entries[-1]["expires_at"], UTC).isoformat(timespec="minutes")

@@ -148,7 +148,10 @@ def test_training_on_two_rented_nodes_is_reported_and_given_back(
 
 @pytest.mark.slow
 def test_a_killed_run_is_gone_on_with_on_its_nodes(cloud: Cloud, provider: str, words: Words, tmp_path: Path) -> None:
-    study, run = rented_study(tmp_path, provider, workload=LONG, experiments=GANG, measuring={"repeats": 1})
+    """And they stay up for the time that the target says, which `reap` respects."""
+    study, run = rented_study(
+        tmp_path, provider, workload=LONG, experiments=GANG, measuring={"repeats": 1}, target={"keep": "10m"}
+    )
     first = start("run", study, cwd=tmp_path)
     wait_until(lambda: under_measurement(run.folder), 200, "a measurement")
     first.send_signal(signal.SIGKILL)
@@ -161,6 +164,13 @@ def test_a_killed_run_is_gone_on_with_on_its_nodes(cloud: Cloud, provider: str, 
     assert cloud.count(words.create) == words.creates, "the nodes were rented once"
     made = records(run)
     assert len(made) == 2 and {record.status for record in made} == {Status.COMPLETED}, "nothing was measured twice"
+    (rental,) = rentals(run).rentals
+    assert cloud.hosts.running() == nodes and rental.up and rental.kept_until is not None
+    assert "They stay up until " in run.report.read_text()
+    swept = rankwise("reap", "--dry-run", cwd=tmp_path).stdout
+    assert "its run has ended" not in swept and "expires in 5" in swept
+    down = rankwise("nodes", "down", rental.name, cwd=tmp_path)
+    assert down.returncode == 0, down.stdout + down.stderr
     assert cloud.left() == []
 
 

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.data import DataLoader
 
+from configs.common.base import period_seconds
 from configs.common.execution import Dtype, Layout, Strategy
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.workloads.train import TrainWorkload, period_seconds
+from configs.workloads.train import TrainWorkload
 from engine.api.node import barrier, gather_tensors
 from engine.context import Context
 from engine.rank.gloo_threads import wait_for_gloo
