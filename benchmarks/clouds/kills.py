@@ -1,9 +1,9 @@
 """Kill a study on rented nodes again and again: python -m benchmarks.clouds.kills [--kills 20] [--cloud aws]
 
-`rankwise run` of a study on two rented nodes is ended with SIGKILL at random moments (seeded), from the first second
-to the end of measuring, and resumed each time; in the end it finishes. Exit code 0 only if every measurement has
-exactly one completed record, none was made twice, and nothing is left in the provider. The cost of the time lost is in
-the report.
+`rankwise run` of a study on two rented nodes is ended with SIGKILL and resumed each time; in the end it finishes. Every
+other kill comes at a random moment after the start (seeded), the rest at one after a measurement has begun. Exit code
+0 only if every measurement has exactly one completed record, none was made twice, and nothing is left in the provider.
+The cost of the time lost is in the report.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from benchmarks.clouds import places as places_module
 from benchmarks.resume import findings
 from configs.plans.paths import RunPaths
 from configs.plans.rentals import Rentals
+from tests.support.studies import under_measurement
 
 STUDY = {
     "study": "killed",
@@ -28,7 +29,9 @@ STUDY = {
     },
     "measuring": {"repeats": 4, "memory": False, "cell_timeout_seconds": 60},
 }  # fmt: skip
-_LATEST_KILL_SECONDS = 45.0
+_LATEST_KILL_SECONDS = 30.0
+_LATEST_WHILE_MEASURING_SECONDS = 6.0
+_BEGIN_LIMIT_SECONDS = 240.0
 _LIMIT_SECONDS = 600.0
 
 
@@ -38,17 +41,30 @@ def kill_and_resume(study: Path, runs: Path, kills: int, seed: int) -> int:
     generator = random.Random(seed)
     run = RunPaths(runs / "killed")
     for number in range(1, kills + 1):
-        moment = generator.uniform(0.5, _LATEST_KILL_SECONDS)
+        while_measuring = number % 2 == 0
+        moment = generator.uniform(0.0, _LATEST_WHILE_MEASURING_SECONDS if while_measuring else _LATEST_KILL_SECONDS)
+        began = time.monotonic()
         with (runs / f"kill_{number}.log").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            if while_measuring:
+                _await_measurement(run, process)
             time.sleep(moment)
             ended = process.poll()
             process.kill()
             process.wait()
         how = "killed" if ended is None else f"had ended with {ended}"
-        print(f"run {number}: {how} after {moment:4.1f} s, {len(bench.records(run))} records", flush=True)
+        where = "while measuring" if while_measuring else "on its way"
+        seconds = time.monotonic() - began
+        print(f"run {number}: {how} {where} after {seconds:5.1f} s, {len(bench.records(run))} records", flush=True)
     with (runs / "last.log").open("w") as log:
         return subprocess.run(command, stdout=log, stderr=log, timeout=_LIMIT_SECONDS).returncode
+
+
+def _await_measurement(run: RunPaths, process: "subprocess.Popen[bytes]") -> None:
+    """Return when a rank of this run is inside a measurement, when the run has ended, or after the limit."""
+    deadline = time.monotonic() + _BEGIN_LIMIT_SECONDS
+    while process.poll() is None and time.monotonic() < deadline and not under_measurement(run.folder):
+        time.sleep(0.05)
 
 
 def main() -> int:
