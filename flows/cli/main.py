@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from flows.cli.benchmark import benchmark as benchmark_command
 from flows.cli.catalog import app as catalog_commands
 from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
@@ -43,6 +44,7 @@ app.add_typer(catalog_commands, name="catalog")
 app.add_typer(nodes_commands, name="nodes")
 app.command("reap")(reap_command)
 app.command("list-nodes")(list_nodes_command)
+app.command("benchmark")(benchmark_command)
 app.command("plan")(plan_command)
 app.command("verify")(verify_command)
 app.command("export")(export_command)
@@ -203,12 +205,12 @@ def collect(
 @app.command()
 def report(
     context: typer.Context,
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
+    folders: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
     ] = None,
     results: Annotated[
         str | None,
-        typer.Option(metavar="GLOB", help="compare all runs that match this quoted pattern"),
+        typer.Option(metavar="GLOB", help="compare all runs that match: folders, or files of `benchmark`"),
     ] = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="file for the comparison of --results")] = Path(
         "joined.md"
@@ -223,16 +225,16 @@ def report(
     from flows.cli.results.inspect import print_answers, render_again
     from flows.cli.run import guarded
 
-    if (folder is None) == (results is None):
+    given = folders or []
+    if results is None and len(given) != 1:
         typer.echo("RUN: expected either one run folder or --results GLOB", err=True)
         raise typer.Exit(2)
     if results is not None:
-        pattern = results
+        patterns = [results, *given]  # a shell has expanded an unquoted pattern
         raise typer.Exit(
-            guarded(lambda: plainly(lambda: join_runs(pattern, output)), Path(results), context.obj["debug"])
+            guarded(lambda: plainly(lambda: join_runs(patterns, output)), Path(results), context.obj["debug"])
         )
-    assert folder is not None
-    run = folder
+    run = Path(given[0])
     made = print_answers if form == "json" else render_again
     raise typer.Exit(guarded(lambda: plainly(lambda: made(run)), run, context.obj["debug"]))
 
