@@ -15,6 +15,7 @@ from flows.cli.benchmark import benchmark as benchmark_command
 from flows.cli.catalog import app as catalog_commands
 from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
+from flows.cli.deploy import command as deploy_commands
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command
@@ -51,6 +52,12 @@ app.command("export")(export_command)
 app.command("serve")(serve_command)
 app.command("generate")(generate_command)
 app.command("load")(load_command)
+app.command("deploy")(deploy_commands.deploy)
+app.command("deployments")(deploy_commands.deployments)
+app.command("undeploy")(deploy_commands.undeploy)
+app.command("scale")(deploy_commands.scale)
+app.command("rollout")(deploy_commands.rollout)
+app.command("route")(deploy_commands.route)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
@@ -160,15 +167,21 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
 @app.command()
 def logs(
     context: typer.Context,
-    folder: RunFolder,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder, or the name of a deployment")],
     follow: Annotated[bool, typer.Option("--follow", help="print new lines until the run ends")] = False,
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="only this rank")] = None,
     job: Annotated[str, typer.Option(metavar="NAME", help="only jobs whose name starts with this: 0007")] = "",
 ) -> None:
-    """Print the logs of all ranks, launchers and scheduler jobs."""
+    """Print the logs of all ranks, launchers and scheduler jobs, or of a deployment's servers."""
     from flows.cli.results.logs import print_logs
     from flows.cli.run import guarded
 
+    if not folder.exists() and "/" not in str(folder):
+        from flows.cli.deploy.listing import print_deployment_logs, store_of_user
+
+        if any(each.name == str(folder) for each in store_of_user().all()):
+            work = lambda: plainly(lambda: print_deployment_logs(str(folder)))  # noqa: E731
+            raise typer.Exit(guarded(work, folder, context.obj["debug"]))
     raise typer.Exit(
         guarded(lambda: plainly(lambda: print_logs(folder, follow, rank, job)), folder, context.obj["debug"])
     )

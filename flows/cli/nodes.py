@@ -225,9 +225,13 @@ def reap(
     """Find what expired or ended runs left, in all regions and providers, and remove it."""
 
     def work() -> int:
+        from flows.cli.deploy.listing import reap_deployments
         from flows.folders import rented_folder
         from tasks.providers.giving_back import reap as sweep_all
 
+        left = reap_deployments(dry_run) if not provider else []
+        for problem in left:
+            typer.echo(problem, err=True)
         providers = [each for each in _asked_providers() if not provider or each.name in provider]
         sweep = sweep_all(providers, rented_folder(), everything, dry_run, typer.echo, _patience())
         verb = "would remove" if dry_run else "to remove"
@@ -238,7 +242,7 @@ def reap(
         for problem in sweep.problems:
             typer.echo(problem, err=True)
         typer.echo(f"removed {len(sweep.removed)}, kept {len(sweep.kept)}")
-        return 1 if sweep.problems else 0
+        return 1 if sweep.problems or left else 0
 
     _exit(context, work)
 
