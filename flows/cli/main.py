@@ -20,6 +20,7 @@ from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command
 from flows.cli.load.command import load as load_command
+from flows.cli.manifest.command import app as manifest_commands
 from flows.cli.nodes import app as nodes_commands
 from flows.cli.nodes import reap as reap_command
 from flows.cli.plan.command import plan as plan_command
@@ -43,6 +44,7 @@ app.add_typer(bundle_commands, name="bundle")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
 app.add_typer(nodes_commands, name="nodes")
+app.add_typer(manifest_commands, name="manifest")
 app.command("reap")(reap_command)
 app.command("list-nodes")(list_nodes_command)
 app.command("benchmark")(benchmark_command)

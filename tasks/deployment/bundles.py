@@ -64,8 +64,9 @@ def make_bundle(
     judge: Judge | None,
     fit_text: str,
     say: Say,
+    nodes: int = 1,
 ) -> ServingBundle:
-    """Measure, choose the level and gather the evidence. folder: of the measuring run.
+    """Measure, choose the level and gather the evidence. folder: of the measuring run. nodes: over which it is cut.
 
     judge: None: the layout is not compared with transformers. Raises ValueError where answers are wrong.
     """
@@ -76,7 +77,8 @@ def make_bundle(
     if verdict == "defect":
         raise ValueError(f"{model.name}: answers differ from transformers', so nothing is deployed: {reason}")
     levels = LEVEL_ORDER[1 : LEVEL_ORDER.index(wanted.level) + 1]
-    found, requests = check_levels(model, target, levels, wanted.dtype, folder, cache, wanted.max_loss, say)
+    found, requests = check_levels(model, target, levels, wanted.dtype, folder, cache, wanted.max_loss, say,
+                                   wanted.layout.tp, nodes)  # fmt: skip
     level = chosen_level(wanted.level, found, say)
     compression = () if level == "none" else found[level].passes
     limit = manifest.config.get("max_position_embeddings") or manifest.config.get("n_positions")
@@ -179,13 +181,19 @@ def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:
             level = next((one for one in LEVEL_ORDER if passes == (one,)), "none")
         batch = getattr(cell.workload, "batch_size", wanted.max_sequences)
         return WantedBundle(
-            model=_written(planned), level=level, layout=cell.layout, dtype=cell.dtype, max_loss=wanted.max_loss,
-            max_sequences=max(1, batch), max_length=wanted.max_length, name=wanted.name or planned.name,
+            model=as_written(planned.identity, planned.manifest),
+            level=level,
+            layout=cell.layout,
+            dtype=cell.dtype,
+            max_loss=wanted.max_loss,
+            max_sequences=max(1, batch),
+            max_length=wanted.max_length,
+            name=wanted.name or planned.name,
             from_run=str(run),
-        )  # fmt: skip
+        )
     raise ValueError(f"--from {run}: the study recommends nothing for this model. See its report, or name --model")
 
 
-def _written(model: PlannedModel) -> str:
+def as_written(identity: str, manifest: str) -> str:
     """Return how a model is named so that it is found again: a folder's is that of its manifest."""
-    return load_manifest(Path(model.manifest)).folder if model.identity.startswith("folder:") else model.identity
+    return load_manifest(Path(manifest)).folder if identity.startswith("folder:") else identity

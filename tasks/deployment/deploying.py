@@ -6,9 +6,10 @@ undeploy(store, "tiny-local", say)
 
 import secrets
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import httpx
 from configs.common.base import write_atomically
 from configs.common.reading import parse_model, read_text
 from configs.plans.deployment import Backend, Deployment, FrontConfig, Placed, ServingBundle
+from configs.plans.serving import Rendezvous
 from configs.spec.rented import RentedTarget
 from configs.spec.target import LocalTarget, SshTarget
 from slurm.ssh.connection import HostAway, HostError, HostRefused
@@ -47,6 +49,8 @@ from tasks.providers.study_nodes import hosts_of_nodes, request_of
 
 _TIMED_SECONDS = 2.0
 _KEY_BYTES = 32
+_FIRST_PORT, _PORTS = 20_000, 10_000
+"""Where the ranks of a server on several nodes meet: below the ports that Linux gives out by itself."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,12 @@ class Deploying:
             stage_on_hosts(hosts, [Path(model.manifest)], self.say)
         bundle = make_bundle(
             wanted.bundle, model, hosts or local, self._folder / "measuring", self.store.cache, self._judge, fit_text,
-            self.say,
+            self.say, nodes=len(hosts.hosts) if hosts is not None and wanted.sharded else 1,
         )  # fmt: skip
         save_bundle(bundle, self.store.bundles)
         write_atomically(self._folder / "key", self._key + "\n", mode=0o600)
-        placer = Placer(self.store, wanted.name, hosts, wanted.target.device, self._key, expires_at, self.say, price)
+        placer = Placer(self.store, wanted.name, hosts, wanted.target.device, self._key, expires_at, self.say, price,
+                        sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1)  # fmt: skip
         self._placer, servers = placer, self._servers
         for number in range(wanted.replicas):
             ledger.write("placing", generation=1, number=number, bundle=bundle_name(bundle))
@@ -233,9 +238,10 @@ class Placer:
         expires_at: float,
         say: Say,
         price: float | None = None,
+        sharded: bool = False,
     ) -> None:
         self.hosts, self._device, self._key, self._expires_at, self._say = hosts, device, key, expires_at, say
-        self._price, self._name = price, name
+        self._price, self._name, self.sharded = price, name, sharded
         self.here = LocalPlace(store.folder(name), store.cache)
         self._places: dict[int, Place] = {}
 
@@ -254,31 +260,48 @@ class Placer:
 
         Raises PlaceError, ServerNotReady, FirstAnswerWrong; what was started is ended then.
         """
-        node = (generation - 1) % (len(self.hosts.hosts) if self.hosts else 1)
+        count = len(self.hosts.hosts) if self.hosts else 1
+        nodes = count if self.sharded else 1
+        node = 0 if self.sharded else (generation - 1) % count
         place = self.place_of(node)
         folder = f"{place.root}/servers/{generation}"
+        meetings = self._meetings(nodes, generation)
+        peers = tuple(f"{self.place_of(other).root}/servers/{generation}" for other in range(1, nodes))
         tunnel = f"{self.here.root}/tunnels/{generation}" if self.hosts else None
-        spec = ServerSpec(folder, self._key, self._expires_at, device=self._device, share=share)
+        spec = ServerSpec(folder, self._key, self._expires_at, device=self._device, share=share, rendezvous=meetings[0])
         self._say(f"placing server {generation} on {place.name}: {_described(bundle)}")
         try:
             place_server(place, bundle, spec, local=self.hosts is None)
+            for other, path in enumerate(peers, 1):
+                there = replace(spec, folder=path, rendezvous=meetings[other])
+                place_server(self.place_of(other), bundle, there, local=False)
             port = local_port = wait_for_port(place, folder)
             if self.hosts is not None and tunnel is not None:
                 host = self.hosts.hosts[node]
                 local_port = open_tunnel(self.here, tunnel, self.hosts, host, port, self._expires_at)
             server = Placed(
                 generation=generation, bundle=bundle_name(bundle), node=node, folder=folder, port=port, tunnel=tunnel,
-                local_port=local_port,
+                local_port=local_port, peers=peers,
             )  # fmt: skip
             wait_until_ready(place, folder, url_of(server), self._key, ready_seconds, check)
             self._test(server, bundle)
         except BaseException:
-            for where, path in ((place, folder), (self.here, tunnel)):
+            others = [(self.place_of(other), path) for other, path in enumerate(peers, 1)]
+            for where, path in ((place, folder), *others, (self.here, tunnel)):
                 if path is not None:
                     with suppress(OSError):
                         stop(where, path)
             raise
         return server
+
+    def _meetings(self, nodes: int, generation: int) -> list[Rendezvous | None]:
+        """Return where the ranks of each node meet; None: all are on one."""
+        if nodes == 1:
+            return [None]
+        first = self.place_of(0)
+        assert isinstance(first, SshPlace)
+        port = _FIRST_PORT + (zlib.crc32(self._name.encode()) + generation) % _PORTS
+        return [Rendezvous(nodes=nodes, node=node, address=first.address, port=port) for node in range(nodes)]
 
     def _test(self, server: Placed, bundle: ServingBundle) -> None:
         try:
@@ -296,6 +319,8 @@ class Placer:
     def end(self, server: Placed) -> None:
         """End a server and its tunnel. Raises PlaceError."""
         stop(self.place_of(server.node), server.folder)
+        for other, path in enumerate(server.peers, 1):
+            stop(self.place_of(other), path)
         if server.tunnel is not None:
             stop(self.here, server.tunnel)
 
@@ -315,7 +340,8 @@ def placer_of(store: Store, deployment: Deployment, say: Say) -> Placer:
     hosts = None if deployment.hosts is None else parse_model(deployment.hosts.encode(), SshTarget, deployment.name)
     device = "cpu" if deployment.target == "local:cpu" else None
     key = read_text(Path(deployment.key_file), 4096).strip()
-    return Placer(store, deployment.name, hosts, device, key, deployment.expires_at, say, deployment.usd_per_hour)
+    return Placer(store, deployment.name, hosts, device, key, deployment.expires_at, say, deployment.usd_per_hour,
+                  sharded=any(server.peers for server in deployment.servers))  # fmt: skip
 
 
 def undeploy(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
@@ -377,9 +403,9 @@ def _clear_hosts(store: Store, deployment: Deployment) -> list[str]:
         try:
             place = placer.place_of(node)
             for server in deployment.servers:
-                for folder in (server.folder, *server.peers):
-                    if server.node == node or folder in server.peers:
-                        stop(place, folder)
+                mine = server.folder if server.node == node else server.peers[node - 1] if server.peers else None
+                if mine is not None:
+                    stop(place, mine)
             place.ask("remove", paths=[place.root])
         except OSError as error:
             problems.append(str(error.strerror or error))

@@ -46,13 +46,16 @@ def check_levels(
     cache: Path,
     max_loss: float,
     say: Say,
+    tp: int = 1,
+    nodes: int = 1,
 ) -> tuple[dict[OptimizationLevel, LevelCheck], dict[OptimizationLevel, tuple[FirstRequest, ...]]]:
     """Return the check of each level, and requests with the answers that this level gives on the target.
 
-    levels: those above `none`, which is always measured. Raises ValueError where `none` could not be measured.
+    levels: those above `none`, which is always measured. tp: ranks of a launch, over `nodes` of the target. Raises
+    ValueError where `none` could not be measured.
     """
     run = RunPaths(folder.absolute())
-    plan, prompts = _plan(model, target, levels, dtype, run)
+    plan, prompts = _plan(model, target, levels, dtype, run, tp, nodes)
     _measure(plan, run, cache, say)
     study = load_run(run)
     [experiment] = plan.experiments
@@ -77,7 +80,13 @@ def check_levels(
 
 
 def _plan(
-    model: PlannedModel, target: LocalTarget | SshTarget, levels: Sequence[str], dtype: Dtype, run: RunPaths
+    model: PlannedModel,
+    target: LocalTarget | SshTarget,
+    levels: Sequence[str],
+    dtype: Dtype,
+    run: RunPaths,
+    tp: int,
+    nodes: int,
 ) -> tuple[Plan, list[Prompt]]:
     run.inputs.mkdir(parents=True, exist_ok=True)
     manifest = load_manifest(Path(model.manifest))
@@ -87,7 +96,8 @@ def _plan(
     file = made_prompts(manifest, run, _PROMPTS, _NEW_TOKENS, positions)
     workload: dict[str, Any] = {"kind": kind, "prompts": str(file), "batch_size": 1}
     workload |= {} if kind == "encode" else {"new_tokens": _NEW_TOKENS}
-    experiment = {"kind": "compression", "passes": list(levels) or ["balanced"], "dtypes": [dtype]}
+    layout = {"tp": tp, "nodes": nodes} if tp > 1 else {}
+    experiment = {"kind": "compression", "passes": list(levels) or ["balanced"], "dtypes": [dtype], "baseline": layout}
     told = target.model_dump(exclude_defaults=True) | {"kind": target.kind}
     study: StudySpec = parse_study(
         {

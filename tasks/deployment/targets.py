@@ -9,6 +9,7 @@ from typing import Literal
 
 from configs.common.base import Frozen
 from configs.hardware.node_names import parse_node_name
+from configs.spec.ssh_host import SshHost
 
 Kind = Literal["local", "ssh", "aws", "gcp", "azure"]
 
@@ -42,3 +43,11 @@ def parse_target(text: str) -> ParsedTarget:
             f"--target: {error}. Use local:cpu, ssh:HOST, aws:INSTANCE, gcp:MACHINE or azure:SIZE"
         ) from error
     return ParsedTarget(text=text, kind=node.provider, instance=node.instance)
+
+
+def ssh_host(written: str) -> SshHost:
+    """Return a host as an option names it: HOST, or HOST:PORT. Raises ValueError."""
+    host, _, port = written.rpartition(":")
+    if host and port.isdigit():
+        return SshHost(host=host, port=int(port), name=f"{host}-{port}")
+    return SshHost(host=written, name=written)

@@ -9,12 +9,9 @@ Exit codes: 0 done, 1 not deployed or something is left, 2 wrong argument, 3 som
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-
-if TYPE_CHECKING:
-    from configs.spec.ssh_host import SshHost
 
 Level = Annotated[
     Literal["none", "balanced", "aggressive"],
@@ -189,16 +186,6 @@ def _targets(target: str | None, targets: str | None) -> tuple[str, ...]:
     if not found or (target is not None and len(found) > 1):
         raise WrongArgument(f"--target: got {target!r}. Name several by --targets A,B")
     return found
-
-
-def ssh_host(written: str) -> "SshHost":
-    """Return a host as an option names it: HOST, or HOST:PORT. Raises ValueError."""
-    from configs.spec.ssh_host import SshHost
-
-    host, _, port = written.rpartition(":")
-    if host and port.isdigit():
-        return SshHost(host=host, port=int(port), name=f"{host}-{port}")
-    return SshHost(host=written, name=written)
 
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:

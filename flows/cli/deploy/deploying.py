@@ -15,18 +15,17 @@ from configs.hardware.catalog import HOME_REGIONS, instance
 from configs.plans.deployment import OptimizationLevel
 from configs.spec.rented import RentedTarget
 from configs.spec.target import SshTarget
-from flows.cli.deploy.command import ssh_host
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.deploy.verdicts import judged_by_transformers
-from flows.cli.nodes import _ended_by_signals
 from flows.cli.offers import offer_lines
+from flows.cli.signals import ended_by_signals
 from flows.cli.tables import print_table
-from tasks.deployment.bundles import WantedBundle, read_bundle, wanted_of_run
+from tasks.deployment.bundles import WantedBundle, as_written, read_bundle, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.rollouts import RolledBack
 from tasks.deployment.rollouts import rollout as roll_out
-from tasks.deployment.targets import ParsedTarget, parse_target
+from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
 from tasks.providers.study_nodes import offer_of, request_of
@@ -86,7 +85,7 @@ def run_deploy(asked: DeployRequest) -> int:
         typer.echo("nothing was deployed")
         return 1
     lock = threading.Lock()
-    with _ended_by_signals():
+    with ended_by_signals():
         if len(wanted) == 1:
             outcomes = [_deployed(wanted[0], asked, lock, single=True)]
         else:
@@ -104,7 +103,8 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
         rented = _rented(asked, target)
     elif target.host is not None:
         ssh = _ssh(asked, target)
-    devices = _devices(target) * asked.nodes if asked.sharded else 1
+    nodes = max(asked.nodes, len(ssh.hosts) if ssh else 1)
+    devices = _devices(target) * nodes if asked.sharded else 1
     bundle = WantedBundle(
         model=asked.model or "", level=asked.level, layout=Layout(tp=devices), dtype=asked.dtype,
         max_loss=asked.max_loss, max_length=asked.max_length,
@@ -259,7 +259,7 @@ def run_rollout(
     if from_run is not None:
         wanted = replace(wanted_of_run(from_run, wanted), name=now.model)
     elif model is None:
-        wanted = replace(wanted, model=now.identity)
+        wanted = replace(wanted, model=as_written(now.identity, now.manifest))
     judge = judged_by_transformers(store.data) if verify else None
     try:
         deployment = roll_out(store, name, wanted, typer.echo, judge, watch_seconds)

@@ -15,7 +15,7 @@ from configs.common.base import write_atomically
 from configs.common.reading import read_model, read_text
 from configs.plans.deployment import Backend, FrontConfig, FrontState
 from flows.cli.deploy.listing import store_of_user
-from flows.cli.nodes import _ended_by_signals
+from flows.cli.signals import ended_by_signals
 from tasks.deployment.servers import is_ready
 
 _READY_SECONDS, _LOOK_SECONDS = 30.0, 0.1
@@ -43,7 +43,7 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
     if port == 0:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
-    with tempfile.TemporaryDirectory(prefix="rankwise-route-") as folder, _ended_by_signals():
+    with tempfile.TemporaryDirectory(prefix="rankwise-route-") as folder, ended_by_signals():
         config, state = Path(folder) / "front.json", Path(folder) / "state.json"
         write_atomically(config, FrontConfig(key=key, backends=backends).model_dump_json(), mode=0o600)
         process = subprocess.Popen([sys.executable, "-m", "engine.routing.main", str(config), str(state), str(port)])
