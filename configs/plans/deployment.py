@@ -90,6 +90,7 @@ class Service(Frozen):
     settings: str | None = None
     port: int = Field(0, ge=0, le=65535, description="0: any free one, the same at every restart")
     expires_at: float | None = Field(None, description="seconds since 1970, after which the service ends")
+    own_address: str | None = Field(None, description="whose interface ranks use towards other nodes; none: no others")
     add_pid: bool = Field(False, description="the supervisor's process id is the last argument")
     drain_seconds: PositiveFloat = 35.0
 

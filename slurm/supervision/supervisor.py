@@ -24,6 +24,7 @@ from configs.common.base import write_atomically
 from configs.common.proc import end_with_parent
 from configs.common.reading import read_json_object, read_model, read_tail, read_text
 from configs.plans.deployment import Service, ServiceState
+from slurm.launcher.node import interface_of
 
 KEY_VARIABLE = "RANKWISE_API_KEY"
 LOG_BYTES = 16 << 20
@@ -65,6 +66,11 @@ class Supervisor:
         self._tell("ended")
         return 0
 
+    def give_up(self, reason: str) -> None:
+        """Note why the service cannot be started any more."""
+        self._reason = reason
+        self._tell("ended")
+
     def _over(self) -> bool:
         return self._stop.is_set() or self._expired()
 
@@ -95,6 +101,9 @@ class Supervisor:
             log.replace(self.folder / "server.log.1")
         environment = os.environ | service.environment
         environment.pop(KEY_VARIABLE, None)
+        if service.own_address is not None and (interface := interface_of(service.own_address)) is not None:
+            for name, value in (("GLOO", interface), ("TP", interface), ("NCCL", f"={interface}")):
+                environment.setdefault(f"{name}_SOCKET_IFNAME", value)
         if service.key_file is not None:
             environment[KEY_VARIABLE] = read_text(self.folder / service.key_file, 4096).strip()
         if service.settings is not None:
@@ -176,10 +185,19 @@ def main(arguments: list[str]) -> int:
         return 1
     os.truncate(handle, 0)
     os.write(handle, str(os.getpid()).encode())
-    supervisor = Supervisor(folder)
+    try:
+        supervisor = Supervisor(folder)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
-    return supervisor.run()
+    try:
+        return supervisor.run()
+    except (OSError, ValueError) as error:  # its key or its settings are gone
+        supervisor.give_up(str(error))
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

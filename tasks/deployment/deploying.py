@@ -268,12 +268,16 @@ class Placer:
         meetings = self._meetings(nodes, generation)
         peers = tuple(f"{self.place_of(other).root}/servers/{generation}" for other in range(1, nodes))
         tunnel = f"{self.here.root}/tunnels/{generation}" if self.hosts else None
-        spec = ServerSpec(folder, self._key, self._expires_at, device=self._device, share=share, rendezvous=meetings[0])
+        spec = ServerSpec(
+            folder, self._key, self._expires_at, device=self._device, share=share, rendezvous=meetings[0],
+            own_address=self._address(0) if peers else None,
+        )  # fmt: skip
         self._say(f"placing server {generation} on {place.name}: {_described(bundle)}")
         try:
             place_server(place, bundle, spec, local=self.hosts is None)
             for other, path in enumerate(peers, 1):
-                there = replace(spec, folder=path, rendezvous=meetings[other])
+                own = self._address(other)
+                there = replace(spec, folder=path, rendezvous=meetings[other], own_address=own)
                 place_server(self.place_of(other), bundle, there, local=False)
             port = local_port = wait_for_port(place, folder)
             if self.hosts is not None and tunnel is not None:
@@ -298,10 +302,15 @@ class Placer:
         """Return where the ranks of each node meet; None: all are on one."""
         if nodes == 1:
             return [None]
-        first = self.place_of(0)
-        assert isinstance(first, SshPlace)
+        address = self._address(0)
         port = _FIRST_PORT + (zlib.crc32(self._name.encode()) + generation) % _PORTS
-        return [Rendezvous(nodes=nodes, node=node, address=first.address, port=port) for node in range(nodes)]
+        return [Rendezvous(nodes=nodes, node=node, address=address, port=port) for node in range(nodes)]
+
+    def _address(self, node: int) -> str:
+        """Return the address by which the other nodes reach this one."""
+        place = self.place_of(node)
+        assert isinstance(place, SshPlace)
+        return place.address
 
     def _test(self, server: Placed, bundle: ServingBundle) -> None:
         try:

@@ -37,7 +37,8 @@ class ServerNotReady(OSError):
 class ServerSpec:
     """Where one server is placed. folder: on the place. port: 0: a free one. device: cpu, or whatever is there.
 
-    rendezvous: of a server whose ranks are on several nodes; None: all are on this one.
+    rendezvous: of a server whose ranks are on several nodes; None: all are on this one. own_address: this node's, as
+    the others reach it.
     """
 
     folder: str
@@ -47,6 +48,7 @@ class ServerSpec:
     device: str | None = None
     rendezvous: Rendezvous | None = None
     share: int = 1
+    own_address: str | None = None
 
 
 def manifest_at(place: Place, bundle: ServingBundle, local: bool) -> str:
@@ -67,6 +69,7 @@ def place_server(place: Place, bundle: ServingBundle, spec: ServerSpec, local: b
         settings="settings.json" if first else None,
         port=spec.port,
         expires_at=spec.expires_at,
+        own_address=spec.own_address,
         add_pid=True,
     )
     place.ask("make", paths=[spec.folder])
