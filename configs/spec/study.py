@@ -329,4 +329,9 @@ def study_yaml(study: StudySpec) -> str:
         data["experiments"][name]["kind"] = experiment.kind
     for place, target in enumerate(study.targets if "targets" in data else []):
         data["targets"][place]["kind"] = target.kind
+    return yaml_text(data)
+
+
+def yaml_text(data: dict[str, Any]) -> str:
+    """Return a mapping as YAML, in its own order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)

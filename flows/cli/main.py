@@ -11,13 +11,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from flows.cli.benchmark import benchmark as benchmark_command
 from flows.cli.catalog import app as catalog_commands
 from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
+from flows.cli.deploy import command as deploy_commands
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command
 from flows.cli.load.command import load as load_command
+from flows.cli.manifest.command import app as manifest_commands
 from flows.cli.nodes import app as nodes_commands
 from flows.cli.nodes import reap as reap_command
 from flows.cli.plan.command import plan as plan_command
@@ -41,14 +44,22 @@ app.add_typer(bundle_commands, name="bundle")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
 app.add_typer(nodes_commands, name="nodes")
+app.add_typer(manifest_commands, name="manifest")
 app.command("reap")(reap_command)
 app.command("list-nodes")(list_nodes_command)
+app.command("benchmark")(benchmark_command)
 app.command("plan")(plan_command)
 app.command("verify")(verify_command)
 app.command("export")(export_command)
 app.command("serve")(serve_command)
 app.command("generate")(generate_command)
 app.command("load")(load_command)
+app.command("deploy")(deploy_commands.deploy)
+app.command("deployments")(deploy_commands.deployments)
+app.command("undeploy")(deploy_commands.undeploy)
+app.command("scale")(deploy_commands.scale)
+app.command("rollout")(deploy_commands.rollout)
+app.command("route")(deploy_commands.route)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
@@ -158,15 +169,21 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
 @app.command()
 def logs(
     context: typer.Context,
-    folder: RunFolder,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder, or the name of a deployment")],
     follow: Annotated[bool, typer.Option("--follow", help="print new lines until the run ends")] = False,
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="only this rank")] = None,
     job: Annotated[str, typer.Option(metavar="NAME", help="only jobs whose name starts with this: 0007")] = "",
 ) -> None:
-    """Print the logs of all ranks, launchers and scheduler jobs."""
+    """Print the logs of all ranks, launchers and scheduler jobs, or of a deployment's servers."""
     from flows.cli.results.logs import print_logs
     from flows.cli.run import guarded
 
+    if not folder.exists() and "/" not in str(folder):
+        from flows.cli.deploy.listing import print_deployment_logs, store_of_user
+
+        if any(each.name == str(folder) for each in store_of_user().all()):
+            work = lambda: plainly(lambda: print_deployment_logs(str(folder)))  # noqa: E731
+            raise typer.Exit(guarded(work, folder, context.obj["debug"]))
     raise typer.Exit(
         guarded(lambda: plainly(lambda: print_logs(folder, follow, rank, job)), folder, context.obj["debug"])
     )
@@ -203,12 +220,12 @@ def collect(
 @app.command()
 def report(
     context: typer.Context,
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
+    folders: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
     ] = None,
     results: Annotated[
         str | None,
-        typer.Option(metavar="GLOB", help="compare all runs that match this quoted pattern"),
+        typer.Option(metavar="GLOB", help="compare all runs that match: folders, or files of `benchmark`"),
     ] = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="file for the comparison of --results")] = Path(
         "joined.md"
@@ -223,16 +240,16 @@ def report(
     from flows.cli.results.inspect import print_answers, render_again
     from flows.cli.run import guarded
 
-    if (folder is None) == (results is None):
+    given = folders or []
+    if results is None and len(given) != 1:
         typer.echo("RUN: expected either one run folder or --results GLOB", err=True)
         raise typer.Exit(2)
     if results is not None:
-        pattern = results
+        patterns = [results, *given]  # a shell has expanded an unquoted pattern
         raise typer.Exit(
-            guarded(lambda: plainly(lambda: join_runs(pattern, output)), Path(results), context.obj["debug"])
+            guarded(lambda: plainly(lambda: join_runs(patterns, output)), Path(results), context.obj["debug"])
         )
-    assert folder is not None
-    run = folder
+    run = Path(given[0])
     made = print_answers if form == "json" else render_again
     raise typer.Exit(guarded(lambda: plainly(lambda: made(run)), run, context.obj["debug"]))
 

@@ -10,13 +10,10 @@ Exit codes: 0 done, 1 nothing was rented or something is left (each resource is 
 
 import math
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -102,6 +99,7 @@ def _up(
 ) -> int:
     """Show the price, ask, rent."""
     from flows.cli.offers import offer_lines
+    from flows.cli.signals import ended_by_signals
     from flows.folders import rented_folder
     from tasks.providers.clouds import provider_named
     from tasks.providers.labels import label, owner
@@ -125,7 +123,7 @@ def _up(
     folder = rented_folder() / lease.run
     limits = Limits(running_seconds=60 * wait_minutes, reachable_seconds=60 * wait_minutes)
     typer.echo(f"run {lease.run}")
-    with _ended_by_signals():
+    with ended_by_signals():
         nodes = rent(provider, lease, offer, folder, typer.echo, limits)
     for place, node in enumerate(nodes):
         typer.echo(f"node {place}: {node.id} {node_address(node, request)} ({node.zone or node.region}, {node.market})")
@@ -225,9 +223,13 @@ def reap(
     """Find what expired or ended runs left, in all regions and providers, and remove it."""
 
     def work() -> int:
+        from flows.cli.deploy.listing import reap_deployments
         from flows.folders import rented_folder
         from tasks.providers.giving_back import reap as sweep_all
 
+        left = reap_deployments(dry_run) if not provider else []
+        for problem in left:
+            typer.echo(problem, err=True)
         providers = [each for each in _asked_providers() if not provider or each.name in provider]
         sweep = sweep_all(providers, rented_folder(), everything, dry_run, typer.echo, _patience())
         verb = "would remove" if dry_run else "to remove"
@@ -238,7 +240,7 @@ def reap(
         for problem in sweep.problems:
             typer.echo(problem, err=True)
         typer.echo(f"removed {len(sweep.removed)}, kept {len(sweep.kept)}")
-        return 1 if sweep.problems else 0
+        return 1 if sweep.problems or left else 0
 
     _exit(context, work)
 
@@ -289,21 +291,6 @@ def _patience() -> Any:
     from tasks.providers.giving_back import Teardown
 
     return Teardown()
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C: what was made is given back."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.common.base import content_hash
+from configs.common.reading import PLAN_BYTES, read_json_object
 from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
 from reports.decisions.cost import cell_cost, price_of
@@ -44,28 +45,38 @@ class FoundRuns:
     others: tuple[str, ...]
 
 
-def find_runs(pattern: str) -> FoundRuns:
-    """The run folders that a pattern such as `runs/*` names; a file in one, such as `runs/*/plan.json`, names it too.
+def find_runs(patterns: Sequence[str]) -> FoundRuns:
+    """The run folders that patterns such as `runs/*` name.
 
-    Raises ValueError where the pattern matches nothing, no run, or one run only.
+    A file in a run folder names it too, such as `runs/*/plan.json`, and so does a file of `rankwise benchmark`, by the
+    folder beside it that its `run` holds. Raises ValueError where nothing matches, or nothing that does is a run.
     """
-    matches = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    written = " ".join(patterns)
+    found = {match for one in patterns for match in glob.glob(str(Path(one).expanduser()), recursive=True)}
+    matches = sorted(found)
     if not matches:
-        raise ValueError(f"--results {pattern}: matches nothing; give run folders, such as --results 'runs/*' (quoted)")
+        raise ValueError(f"--results {written}: matches nothing; give run folders, such as --results 'runs/*'")
     folders: dict[Path, Path] = {}
     others = []
     for match in map(Path, matches):
-        folder = match if match.is_dir() else match.parent
+        folder = match if match.is_dir() else _run_of(match)
         if RunPaths(folder).plan.exists():
             folders.setdefault(folder.resolve(), folder)
         elif match.is_dir():
             others.append(str(match))
     if not folders:
-        raise ValueError(f"--results {pattern}: names no run; a run folder has a plan.json")
-    if len(folders) == 1:
-        only = next(iter(folders.values()))
-        raise ValueError(f"--results {pattern}: one run only, {only}; `rankwise report {only}` makes its report")
+        raise ValueError(f"--results {written}: names no run; a run folder has a plan.json")
     return FoundRuns(tuple(folders.values()), tuple(others))
+
+
+def _run_of(file: Path) -> Path:
+    """The run folder that a file lies in, or that a file of `rankwise benchmark` names."""
+    if file.suffix == ".json" and file.name.startswith("benchmark_results_"):
+        named = read_json_object(file, PLAN_BYTES).get("run")
+        if not isinstance(named, str) or Path(named).name != named:
+            raise ValueError(f"{file}: run: got {named!r}, expected the name of a folder beside the file")
+        return file.parent / named
+    return file.parent
 
 
 @dataclass(frozen=True)

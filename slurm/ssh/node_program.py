@@ -40,7 +40,19 @@ INLINE_BYTES = 64 << 10
 """Files up to this size come with the answer that names them."""
 _ANSWER_BYTES = 4 << 20
 _NOT_BROUGHT = ("job.json", "hosts.json", "go")
-_MODULES = (b"slurm.launch", b"engine.agents.torchrun_agent", b"engine.agents.deepspeed_agent", b"engine.worker")
+_MODULES = tuple(
+    name.encode()
+    for name in (
+        "slurm.launch",
+        "engine.agents.torchrun_agent",
+        "engine.agents.deepspeed_agent",
+        "engine.worker",
+        "slurm.supervision",
+        "engine.serving",
+        "engine.answering",
+        "engine.routing",
+    )
+)
 _TERM_SECONDS, _KILL_SECONDS = 5.0, 1.5
 
 

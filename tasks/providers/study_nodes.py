@@ -124,7 +124,7 @@ class StudyNodes:
                 raise RentalFailed(f"target {self.target.name}: {error}") from error
             raise
         threading.Thread(target=self._keep, name=f"lease of {self.name}", daemon=True).start()
-        return self._hosts(nodes)
+        return hosts_of_nodes(self.target, nodes, self._folder, self._provider.default_user)
 
     def give_back(self) -> None:
         """Remove everything of this rental; one that was never begun, or is given back, is no error.
@@ -244,24 +244,24 @@ class StudyNodes:
                 self._say(f"the lease was not extended: {redacted(str(error))}; trying again")
                 pause = min(pause, _AGAIN_SECONDS)
 
-    def _hosts(self, nodes: list[Node]) -> SshTarget:
-        lease, kind, target = read_lease(self._folder), "ssh", self.target
-        key = " ".join(read_text(self._folder / "host_ed25519.pub").split()[:2])
-        hosts = [
-            SshHost(
-                host=node_address(node, lease.request),
-                name=node.id.rpartition("/")[2],  # Azure's has its resource group before it
-                user=lease.request.user or self._provider.default_user,
-                key=str(self._folder / "id_ed25519"),
-                host_key=key,
-                address=node.private_address,
-            )
-            for node in nodes
-        ]
-        shared = {name: getattr(target, name) for name in ClusterTarget.model_fields if name != "poll_seconds"}
-        return SshTarget.model_validate(
-            shared | {"kind": kind, "hosts": hosts, "lost_after_seconds": _LOST_AFTER_SECONDS}
+
+def hosts_of_nodes(target: RentedTarget, nodes: list[Node], folder: Path, default_user: str) -> SshTarget:
+    """Return rented nodes as the hosts that they are. folder: of the rental, with its lease and keys."""
+    lease, kind = read_lease(folder), "ssh"
+    key = " ".join(read_text(folder / "host_ed25519.pub").split()[:2])
+    hosts = [
+        SshHost(
+            host=node_address(node, lease.request),
+            name=node.id.rpartition("/")[2],  # Azure's has its resource group before it
+            user=lease.request.user or default_user,
+            key=str(folder / "id_ed25519"),
+            host_key=key,
+            address=node.private_address,
         )
+        for node in nodes
+    ]
+    shared = {name: getattr(target, name) for name in ClusterTarget.model_fields if name != "poll_seconds"}
+    return SshTarget.model_validate(shared | {"kind": kind, "hosts": hosts, "lost_after_seconds": _LOST_AFTER_SECONDS})
 
 
 def _kept_until(entries: list[dict[str, Any]]) -> str | None:

@@ -118,19 +118,20 @@ class Replica:
             pause = min(_MAX_PAUSE_SECONDS, 2.0**self.failures) if soon else 0.0
 
     async def _spawn(self) -> None:
-        layout, settings = self._settings.layout, self._settings
-        ranks = layout.tp * layout.pp
-        port = _free_port()
+        layout, settings, meeting = self._settings.layout, self._settings, self._settings.rendezvous
+        world = layout.tp * layout.pp
+        ranks = world // meeting.nodes if meeting else world
+        address, port = (meeting.address, meeting.port) if meeting else ("127.0.0.1", _free_port())
         command = [sys.executable, "-m", "engine.serving.rank", str(self._settings_path), str(self._socket)]
         self._processes = []
         with self.log.open("ab") as log:
             for rank in range(ranks):
                 environment = os.environ | {
                     "RANK": str(rank),
-                    "WORLD_SIZE": str(ranks),
+                    "WORLD_SIZE": str(world),
                     "LOCAL_RANK": str(self.index * ranks + rank),
                     "LOCAL_WORLD_SIZE": str(layout.dp * ranks),
-                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_ADDR": address,
                     "MASTER_PORT": str(port),
                 }
                 environment.pop(LAUNCHER_VARIABLE, None)

@@ -45,14 +45,6 @@ def multi_node_example_command(out: Out = None) -> None:
     _give(multi_node_example(), out, executable=False)
 
 
-@app.command("definition")
-def definition_command(out: Out = None) -> None:
-    """Write the Apptainer definition file of an image with Rankwise."""
-    from slurm.sbatch_bundle.scripts import definition
-
-    _give(definition(), out, executable=False)
-
-
 def write(path: Path, assignments: list[str], out: Path, target: str | None) -> int:
     """Run `rankwise bundle sbatch` and return the exit code."""
     from configs.spec.study import load_study

@@ -5,7 +5,7 @@ Exit codes of `compare`: 0 no regression, 4 a regression over the threshold, 2 w
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -254,14 +254,20 @@ def _moment(text: str | None) -> str:
     return text[:16].replace("T", " ") if text else UNKNOWN
 
 
-def join_runs(pattern: str, output: Path | None = None) -> int:
-    """Write one report over the runs that match a pattern. Returns the exit code; raises as `find_runs`."""
+def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
+    """Write one report over the runs that patterns match; of one run its own. Returns the exit code.
+
+    Raises as `find_runs`.
+    """
+    from flows.cli.results.inspect import render_again
     from reports.runs.join import find_runs, joined_report
 
     try:
-        found = find_runs(pattern)
+        found = find_runs(patterns)
     except ValueError as error:
         raise WrongArgument(str(error)) from error
+    if len(found.folders) == 1:
+        return render_again(found.folders[0])
     studies = [load_run(RunPaths(folder.absolute())) for folder in found.folders]
     for folder, study in zip(found.folders, studies, strict=True):
         _tell_unreadable(folder, study)

@@ -58,6 +58,14 @@ def serve(
     no_token: Annotated[
         bool, typer.Option("--no-token", help="require no bearer token, although others reach the address")
     ] = False,
+    provider: Annotated[
+        Literal["aws", "gcp", "azure"] | None, typer.Option(help="rent --instance and serve there, as `deploy` does")
+    ] = None,
+    instance: Annotated[str | None, typer.Option(help="of --provider: g4dn.xlarge")] = None,
+    hours: Annotated[float, typer.Option(min=0.01, max=720, help="of --provider: everything ends after it")] = 8.0,
+    ssh_from: Annotated[str | None, typer.Option(metavar="CIDR", help="of --provider: who may connect")] = None,
+    python: Annotated[str | None, typer.Option(help="of --provider: interpreter that has the libraries")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="of --provider: rent without asking for the price")] = False,
 ) -> None:
     """Serve a model over OpenAI's API until Ctrl-C or SIGTERM."""
     from configs.common.execution import Layout
@@ -65,6 +73,10 @@ def serve(
     from flows.cli.serving.server import run_server
     from tasks.serving.settings import ServerRequest
 
+    if provider is not None or instance is not None:
+        raise typer.Exit(
+            _serve_in_cloud(context, model, name, (provider, instance), dtype, max_length, hours, ssh_from, python, yes)
+        )
     asked = ServerRequest(
         model=model,
         layout=Layout(dp=dp, tp=tp, pp=pp),
@@ -84,6 +96,38 @@ def serve(
         max_queue=max_queue,
     )
     raise typer.Exit(guarded(lambda: run_server(asked, no_token), Path(model), context.obj["debug"], wrong_value=2))
+
+
+def _serve_in_cloud(
+    context: typer.Context,
+    model: str,
+    name: str | None,
+    node: tuple[str | None, str | None],
+    dtype: Literal["float32", "bfloat16", "float16"],
+    max_length: int | None,
+    hours: float,
+    ssh_from: str | None,
+    python: str | None,
+    yes: bool,
+) -> int:
+    """Deploy without compression to a rented instance. Returns the exit code."""
+    from flows.cli.deploy.deploying import DeployRequest, run_deploy
+    from flows.cli.deploy.errors import named
+    from flows.cli.run import guarded
+
+    provider, instance = node
+
+    def work() -> int:
+        if provider is None or instance is None:
+            raise ValueError("--provider, --instance: expected both, or neither")
+        target = f"{provider}:{instance}"
+        asked = DeployRequest(
+            model=model, targets=(target,), name=name, dtype=dtype, max_length=max_length, hours=hours,
+            ssh_from=ssh_from, python=python, verify=False, yes=yes,
+        )  # fmt: skip
+        return run_deploy(asked)
+
+    return guarded(lambda: named(work), Path(model), context.obj["debug"])
 
 
 def generate(

@@ -92,7 +92,7 @@ def test_the_history_is_shown(runs: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "notes").mkdir()
-    assert join_runs(str(runs / "*"), runs / "joined.md") == 0
+    assert join_runs([str(runs / "*")], runs / "joined.md") == 0
     said = capsys.readouterr().out
     assert "3 runs joined" in said and "notes: not a run folder, skipped" in said
     assert (runs / "joined.md").read_text().startswith("# 3 nodes side by side: nodes")

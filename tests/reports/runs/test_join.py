@@ -92,12 +92,18 @@ def test_which_folders_a_pattern_names(tmp_path: Path) -> None:
         node_run(tmp_path / name, "local", 1.0)
     (tmp_path / "notes").mkdir()
     (tmp_path / "readme.txt").write_text("x")
-    found = find_runs(str(tmp_path / "*"))
+    found = find_runs([str(tmp_path / "*")])
     assert [folder.name for folder in found.folders] == ["one", "two"] and found.others == (str(tmp_path / "notes"),)
-    assert find_runs(str(tmp_path / "*" / "plan.json")).folders == found.folders
+    assert find_runs([str(tmp_path / "*" / "plan.json")]).folders == found.folders
     with pytest.raises(ValueError, match=r"matches nothing"):
-        find_runs(str(tmp_path / "nothing*"))
+        find_runs([str(tmp_path / "nothing*")])
     with pytest.raises(ValueError, match=r"names no run; a run folder has a plan\.json"):
-        find_runs(str(tmp_path / "notes*"))
-    with pytest.raises(ValueError, match=r"one run only, .*one; `rankwise report"):
-        find_runs(str(tmp_path / "one*"))
+        find_runs([str(tmp_path / "notes*")])
+    assert [folder.name for folder in find_runs([str(tmp_path / "one*")]).folders] == ["one"]
+    (tmp_path / "benchmark_results_a.json").write_text('{"run": "two"}')
+    (tmp_path / "benchmark_results_b.json").write_text('{"run": "one"}')
+    expanded = [str(tmp_path / f"benchmark_results_{letter}.json") for letter in "ab"]  # as a shell does
+    assert {folder.name for folder in find_runs(expanded).folders} == {"one", "two"}
+    (tmp_path / "benchmark_results_a.json").write_text('{"run": "../two"}')
+    with pytest.raises(ValueError, match=r"run: got '../two', expected the name of a folder"):
+        find_runs(expanded)

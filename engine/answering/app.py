@@ -1,0 +1,231 @@
+"""Requests of OpenAI's API for models that do not chat: embeddings of encoders, completions of encoder-decoders.
+
+    app = make_app(service)           # POST /v1/embeddings or /v1/completions, /v1/models, /metrics, /healthz, /readyz
+
+Completions are greedy: `temperature` other than 0 is refused, as is every field that is not listed below.
+"""
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import Field
+from starlette.exceptions import HTTPException
+
+from configs.plans.serving import ServingSettings
+from engine.answering.computing import Computing
+from engine.serving.http.errors import ApiError
+from engine.serving.http.model import ServedModel
+from engine.serving.http.schema import ApiRequest, TokenId, read_request
+
+Handler = Callable[[Request], Awaitable[Response]]
+Prompt = str | list[str] | Annotated[list[TokenId], Field(min_length=1)] | list[list[TokenId]]
+
+
+class EmbeddingRequest(ApiRequest):
+    """Texts or token ids, one or several."""
+
+    input: Prompt
+    encoding_format: Literal["float"] | None = "float"
+
+
+class SourceRequest(ApiRequest):
+    """Sources of an encoder-decoder. ignore_eos: exactly max_tokens tokens."""
+
+    prompt: Prompt
+    max_tokens: int | None = Field(16, ge=1)
+    temperature: float | None = Field(0.0, ge=0, le=0)
+    ignore_eos: bool | None = False
+    return_token_ids: bool | None = False
+
+
+class Figures:
+    """What /metrics answers."""
+
+    def __init__(self, model: str) -> None:
+        self.registry, label = CollectorRegistry(), ("model_name",)
+        self._model = model
+        self._waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue", label, registry=self.registry)
+        self._success = Counter("vllm:request_success", "Finished requests", label, registry=self.registry)
+        self._refused = Counter(
+            "rankwise:requests_refused", "Requests answered with an error", (*label, "status"), registry=self.registry
+        )
+        self._whole = Histogram("vllm:e2e_request_latency_seconds", "Time of a request", label, registry=self.registry)
+
+    def finished(self, seconds: float) -> None:
+        """Note an answer."""
+        self._success.labels(self._model).inc()
+        self._whole.labels(self._model).observe(seconds)
+
+    def refused(self, status: int) -> None:
+        """Note a refusal."""
+        self._refused.labels(self._model, str(status)).inc()
+
+    def write(self, waiting: int) -> bytes:
+        """Return the figures as text."""
+        self._waiting.labels(self._model).set(waiting)
+        return generate_latest(self.registry)
+
+
+@dataclass
+class Service:
+    """A running server. encodes: it answers with vectors; draining: it takes no more."""
+
+    settings: ServingSettings
+    model: ServedModel
+    computing: Computing
+    figures: Figures
+    api_key: str | None
+    encodes: bool
+    draining: bool = False
+    in_progress: int = 0
+
+
+def make_app(service: Service) -> FastAPI:
+    """Return the application."""
+    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
+
+    async def models(request: Request) -> Response:
+        _authorise(request, service)
+        entry = {"id": service.model.name, "object": "model", "created": service.model.created, "owned_by": "rankwise"}
+        return JSONResponse({"object": "list", "data": [entry | {"max_model_len": service.model.max_length}]})
+
+    async def metrics(request: Request) -> Response:
+        _authorise(request, service)
+        return Response(service.figures.write(service.computing.waiting), media_type="text/plain; version=0.0.4")
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        state = "draining" if service.draining else "ready" if service.computing.ready else "starting"
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+    path, work = ("/v1/embeddings", _embed) if service.encodes else ("/v1/completions", _complete)
+
+    async def answer(request: Request) -> Response:
+        began = time.perf_counter()
+        body = await _admitted(request, service)
+        service.in_progress += 1
+        try:
+            found = await work(body, service)
+        finally:
+            service.in_progress -= 1
+        service.figures.finished(time.perf_counter() - began)
+        return JSONResponse(found)
+
+    for method, route, handler in (
+        ("POST", path, answer),
+        ("GET", "/v1/models", models),
+        ("GET", "/metrics", metrics),
+        ("GET", "/healthz", health),
+        ("GET", "/health", health),
+        ("GET", "/readyz", ready),
+    ):
+        app.add_api_route(route, _told(handler, service), methods=[method], response_model=None)
+    app.add_exception_handler(HTTPException, _not_found)
+    return app
+
+
+async def _embed(body: bytes, service: Service) -> dict[str, object]:
+    wanted = read_request(body, EmbeddingRequest)
+    prompts = _prompts(wanted.model, wanted.input, service, "input", 0)
+    vectors: list[list[float]] = []
+    for first in range(0, len(prompts), service.settings.max_sequences):
+        some = prompts[first : first + service.settings.max_sequences]
+        vectors += (await service.computing.ask(some, 0))["vectors"]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    return {"object": "list", "model": service.model.name, "data": data, "usage": _usage(prompts, [])}
+
+
+async def _complete(body: bytes, service: Service) -> dict[str, object]:
+    wanted = read_request(body, SourceRequest)
+    count = wanted.max_tokens or 16
+    prompts = _prompts(wanted.model, wanted.prompt, service, "prompt", count)
+    answers: list[list[int]] = []
+    for first in range(0, len(prompts), service.settings.max_sequences):
+        some = prompts[first : first + service.settings.max_sequences]
+        answers += (await service.computing.ask(some, count))["tokens"]
+    choices = []
+    for index, tokens in enumerate(answers):
+        end = len(tokens)
+        if not wanted.ignore_eos:
+            end = next((place for place, token in enumerate(tokens) if token in service.model.end_tokens), end)
+        tokenizer = service.model.tokenizer
+        text = " ".join(map(str, tokens[:end])) if tokenizer is None else tokenizer.decode(tokens[:end])
+        choice: dict[str, object] = {"index": index, "text": text, "logprobs": None}
+        choice["finish_reason"] = "length" if end == len(tokens) else "stop"
+        choices.append(choice | ({"token_ids": tokens[:end]} if wanted.return_token_ids else {}))
+    usage = _usage(prompts, answers)
+    created = int(time.time())
+    return {"object": "text_completion", "model": service.model.name, "created": created, "choices": choices,
+            "usage": usage}  # fmt: skip
+
+
+def _usage(prompts: list[list[int]], answers: list[list[int]]) -> dict[str, int]:
+    read, written = sum(map(len, prompts)), sum(map(len, answers))
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _prompts(model: str, given: Prompt, service: Service, field: str, new_tokens: int) -> list[list[int]]:
+    """Return token ids of all prompts. Raises ApiError 400, 404."""
+    if model != service.model.name:
+        raise ApiError(404, f"model {model!r} is not served here; {service.model.name} is", "model", "model_not_found")
+    one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+    each = [given] if one else list(given)
+    if not 1 <= len(each) <= service.settings.limits.max_queue:
+        raise ApiError(400, f"{field}: expected 1 to {service.settings.limits.max_queue} prompts", field)
+    found = [service.model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]  # type: ignore[arg-type]
+    for ids in found:
+        service.model.check_tokens(ids)
+        if len(ids) > service.settings.max_length or new_tokens >= service.settings.max_length:
+            limit = service.settings.max_length
+            raise ApiError(
+                400, f"{field}: {len(ids)} tokens, and {new_tokens} new ones; up to {limit} are served", field
+            )
+    return found
+
+
+def _told(handler: Handler, service: Service) -> Handler:
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            service.figures.refused(error.status)
+            return JSONResponse(error.body, error.status, error.headers)
+
+    return answer
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body
+    return JSONResponse(body, error.status_code)
+
+
+def _authorise(request: Request, service: Service) -> None:
+    if service.api_key is None:
+        return
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), service.api_key.encode()):
+        raise ApiError(401, "the Authorization header needs this server's bearer token", code="invalid_api_key")
+
+
+async def _admitted(request: Request, service: Service) -> bytes:
+    """Return the body of a request that may be answered. Raises ApiError 401, 413, 503."""
+    _authorise(request, service)
+    if service.draining:
+        raise ApiError(503, "the server is shutting down", retry_after=30)
+    limit, body = service.settings.limits.max_body_bytes, bytearray()
+    with suppress(TimeoutError):
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise ApiError(413, f"a request has at most {limit} bytes")
+    return bytes(body)

@@ -1,0 +1,95 @@
+"""The computing process as the HTTP side sees it: started again when it ends, one batch at a time.
+
+computing = Computing(settings_path, log_path)
+await computing.start()
+vectors = (await computing.ask([[101, 102]], 0))["vectors"]       # ApiError 503: it is not ready; 500: it failed
+"""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engine.serving.http.errors import ApiError
+
+_LINE_BYTES = 64 << 20
+_LONGEST_PAUSE_SECONDS = 15.0
+
+
+class Computing:
+    """The process and its pipe. failures: starts in a row that did not get ready."""
+
+    def __init__(self, settings: Path, log: Path, max_waiting: int) -> None:
+        self.log = log
+        self.ready = False
+        self.was_ready = False
+        self.failures = 0
+        self.waiting = 0
+        self._settings, self._max_waiting = settings, max_waiting
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._number = 0
+        self._answer: asyncio.Future[dict[str, Any]] | None = None
+
+    async def start(self) -> None:
+        """Begin to keep the process running."""
+        self._task = asyncio.create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        """End the process."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def ask(self, tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
+        """Have a batch computed. Raises ApiError."""
+        if self.waiting >= self._max_waiting:
+            raise ApiError(429, f"{self._max_waiting} requests wait already", retry_after=1)
+        self.waiting += 1
+        try:
+            async with self._turn:
+                if not self.ready or self._process is None or self._process.stdin is None:
+                    raise ApiError(503, "the model is being loaded", retry_after=5)
+                self._number += 1
+                asked = {"id": self._number, "tokens": tokens, "new_tokens": new_tokens}
+                self._answer = asyncio.get_running_loop().create_future()
+                self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+                told = await self._answer
+        finally:
+            self.waiting -= 1
+        if "error" in told:
+            raise ApiError(500, told["error"], code="engine_failed")
+        return told
+
+    async def _keep_running(self) -> None:
+        while True:
+            await self._run_once()
+            self.failures = 0 if self.ready else self.failures + 1
+            self.ready = False
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result({"error": "the engine failed while it answered"})
+            await asyncio.sleep(min(2.0**self.failures - 1, _LONGEST_PAUSE_SECONDS))
+
+    async def _run_once(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "RANKWISE_API_KEY"}
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "engine.answering.rank", str(self._settings), env=environment,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=_LINE_BYTES,
+            )  # fmt: skip
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            told = json.loads(line)
+            if "ready" in told:
+                self.ready = self.was_ready = True
+            elif self._answer is not None and not self._answer.done() and told["id"] == self._number:
+                self._answer.set_result(told)
+        await self._process.wait()

@@ -1,0 +1,83 @@
+"""The HTTP process of a server of encoders and encoder-decoders; ends with its parent, if given.
+
+    python -m engine.answering.main SETTINGS_JSON [PARENT_PID]
+
+As `engine.serving.http.main`: the token from RANKWISE_API_KEY, one line {"ready": ...} on standard output, SIGTERM
+finishes what has begun.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import uvicorn
+
+from configs.common.proc import end_with_parent
+from configs.common.reading import PLAN_BYTES, read_model
+from configs.families.config import ModelConfig
+from configs.plans.model_manifest import read_model_manifest
+from configs.plans.serving import ServingSettings
+from engine.answering.app import Figures, Service, make_app
+from engine.answering.computing import Computing
+from engine.answering.rank import encodes
+from engine.serving.http.model import ServedModel
+
+_LOOK_SECONDS, _MAX_FAILED_STARTS = 0.1, 3
+
+
+async def serve(settings: ServingSettings, path: Path) -> int:
+    """Serve until a signal ends it. Returns the exit code: 1 where the model cannot be loaded."""
+    try:
+        listener = socket.create_server((settings.host, settings.port))
+    except OSError as error:
+        raise ValueError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
+    config = ModelConfig.parse(read_model_manifest(Path(settings.manifest)).config)
+    computing = Computing(path, Path(settings.folder) / "rank.log", settings.limits.max_queue)
+    key = os.environ.get("RANKWISE_API_KEY") or None
+    model, figures = ServedModel.read(settings), Figures(settings.name)
+    service = Service(settings, model, computing, figures, key, encodes=encodes(config))
+    http = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", access_log=False, lifespan="off"))
+    stop, now = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())
+    await computing.start()
+    listening = asyncio.create_task(http._serve(sockets=[listener]))
+    told, code = False, 0
+    while not stop.is_set() and not code:
+        if computing.failures >= (_MAX_FAILED_STARTS if computing.was_ready else 1):
+            print(f"the model cannot be loaded; see {computing.log}", file=sys.stderr)
+            code = 1
+        if not told and computing.ready and http.started:
+            host, port = listener.getsockname()[:2]
+            print(json.dumps({"ready": {"url": f"http://{host}:{port}", "replicas": []}}), flush=True)
+            told = True
+        await asyncio.sleep(_LOOK_SECONDS)
+    service.draining = True
+    end = time.monotonic() + settings.limits.drain_seconds
+    while service.in_progress and time.monotonic() < end and not now.is_set():
+        await asyncio.sleep(_LOOK_SECONDS)
+    await computing.stop()
+    http.should_exit = http.force_exit = True
+    await asyncio.gather(listening, return_exceptions=True)
+    return code
+
+
+def main(arguments: list[str]) -> int:
+    """Run the HTTP process. Returns the exit code."""
+    path = Path(arguments[0]).resolve()
+    if len(arguments) > 1:
+        end_with_parent(signal.SIGTERM, int(arguments[1]))
+    try:
+        return asyncio.run(serve(read_model(path, ServingSettings, PLAN_BYTES), path))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""One address before several servers: the front of a deployment, and `rankwise route`."""

@@ -1,0 +1,257 @@
+"""The front's application: checks the token, passes a request on to a backend, and streams its answer back.
+
+    front = Front(Path("front.json"), Path("state.json"))
+    await front.begin()                # watches the configuration and the backends' health
+    uvicorn.Config(front)              # it is an ASGI application
+
+A request is passed on again where its backend is gone, or refuses it with 429 or 503, before the first byte of an
+answer: the work has not been given to anybody then, or was refused. After the first byte nothing is repeated.
+"""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from configs.common.base import write_atomically
+from configs.common.reading import read_bytes, read_model
+from configs.plans.deployment import Backend, BackendState, FrontConfig, FrontState
+from engine.routing.choosing import Load, choose
+
+MAX_BODY_BYTES = 4 << 20
+_LOOK_SECONDS, _HEALTH_SECONDS, _AGAIN_SECONDS = 0.1, 0.5, 0.05
+_HOP_HEADERS = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"host",
+        b"content-length",
+        b"authorization",
+        b"te",
+        b"upgrade",
+    )
+)
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class ClientGone(Exception):
+    """The client has closed the connection before its request was whole."""
+
+
+class Front:
+    """The configuration in force, the backends' loads, and the connections to them."""
+
+    def __init__(self, config: Path, state: Path) -> None:
+        self._config_path, self._state_path = config, state
+        self._raw = b""
+        self.config = FrontConfig()
+        self.loads: dict[str, Load] = {}
+        self._counts = {"requests": 0, "failed": 0}
+        self._told: FrontState | None = None
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=5.0), trust_env=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        )  # fmt: skip
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Read the configuration and start watching. Raises ValueError, OSError for one that cannot be used."""
+        self._read()
+        self._tasks = [asyncio.create_task(self._watch_files()), asyncio.create_task(self._watch_health())]
+
+    async def end(self) -> None:
+        """Stop watching and close connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are being answered."""
+        return sum(load.in_flight for load in self.loads.values())
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        assert scope["type"] == "http"
+        if scope["path"] in ("/healthz", "/health"):
+            await _answer(send, 200, {"status": "ok"})
+        elif not self._is_allowed(scope):
+            await _answer(send, 401, _error("the Authorization header needs this address's bearer token"))
+        elif scope["path"] == "/readyz":
+            ready = choose(self.config.backends, self.loads) is not None
+            await _answer(send, 200 if ready else 503, self._state().model_dump())
+        else:
+            with suppress(ClientGone):
+                await self._pass_on(scope, await _body(receive), receive, send)
+
+    def _is_allowed(self, scope: Message) -> bool:
+        if self.config.key is None:
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        kind, _, token = given.partition(" ")
+        return kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.config.key.encode())
+
+    async def _pass_on(self, scope: Message, body: bytes | None, receive: Receive, send: Send) -> None:
+        if body is None:
+            await _answer(send, 413, _error(f"a request has at most {MAX_BODY_BYTES} bytes"))
+            return
+        self._counts["requests"] += 1
+        deadline = time.monotonic() + self.config.wait_seconds
+        tried: set[str] = set()
+        refusal: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
+        while True:
+            backend = choose(self.config.backends, self.loads, tried)
+            if backend is None:
+                if time.monotonic() > deadline or (refusal is not None and refusal[0] == 429):
+                    break
+                tried.clear()
+                await asyncio.sleep(_AGAIN_SECONDS)
+                continue
+            refusal = await self._try(backend, scope, body, receive, send)
+            if refusal is None:
+                return
+            tried.add(backend.name)
+        self._counts["failed"] += 1
+        if refusal is not None and refusal[0] in (429, 503):
+            await _send_whole(send, *refusal)
+        else:
+            await _answer(send, 503, _error("no server of this address is ready"), retry_after=5)
+
+    async def _try(
+        self, backend: Backend, scope: Message, body: bytes, receive: Receive, send: Send
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        """Have a backend answer; returns None when the client has its answer, else why another is to be asked."""
+        load = self.loads[backend.name]
+        headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_HEADERS]
+        if backend.key is not None:
+            headers.append((b"authorization", f"Bearer {backend.key}".encode()))
+        query = scope["query_string"].decode("latin-1")
+        url = f"{backend.url}{scope['path']}{'?' + query if query else ''}"
+        request = self._client.build_request(scope["method"], url, headers=headers, content=body)
+        load.in_flight += 1
+        load.requests += 1
+        begun = False
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            response = await self._client.send(request, stream=True)
+            try:
+                if response.status_code in (429, 503):
+                    return response.status_code, _kept(response), await response.aread()
+                if response.status_code >= 500:
+                    load.failures += 1
+                begun = True
+                await send({"type": "http.response.start", "status": response.status_code, "headers": _kept(response)})
+                async for piece in response.aiter_raw():
+                    if gone.done():
+                        return None  # closing the connection ends the answer there too
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+                return None
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as error:
+            load.failures += 1
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                load.ready = False
+            if begun:
+                raise  # uvicorn closes the connection: the client sees a broken answer, not a short one
+            return 502, [], str(error).encode()
+        finally:
+            load.in_flight -= 1
+            gone.cancel()
+
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with suppress(OSError, ValueError):
+                self._read()
+            state = self._state()
+            if state != self._told:
+                with suppress(OSError):
+                    write_atomically(self._state_path, state.model_dump_json())
+                    self._told = state
+
+    def _read(self) -> None:
+        raw = read_bytes(self._config_path)
+        if raw == self._raw:
+            return
+        self.config, self._raw = read_model(self._config_path, FrontConfig), raw
+        names = [backend.name for backend in self.config.backends]
+        self.loads |= {name: Load() for name in names if name not in self.loads}
+        for name in [name for name, load in self.loads.items() if name not in names and not load.in_flight]:
+            del self.loads[name]
+
+    def _state(self) -> FrontState:
+        listed = tuple(
+            BackendState(
+                name=name, ready=load.ready, in_flight=load.in_flight, requests=load.requests, failures=load.failures
+            )
+            for name, load in self.loads.items()
+        )
+        return FrontState(config_id=self.config.id, backends=listed, **self._counts)
+
+    async def _watch_health(self) -> None:
+        async def look(backend: Backend) -> None:
+            headers = {"Authorization": f"Bearer {backend.key}"} if backend.key else {}
+            try:
+                answer = await self._client.get(f"{backend.url}/readyz", headers=headers, timeout=3.0)
+                ready = answer.status_code == 200
+            except httpx.HTTPError:
+                ready = False
+            if backend.name in self.loads:
+                self.loads[backend.name].ready = ready
+
+        while True:
+            await asyncio.gather(*(look(backend) for backend in self.config.backends))
+            await asyncio.sleep(_HEALTH_SECONDS if all(load.ready for load in self.loads.values()) else _LOOK_SECONDS)
+
+
+def _kept(response: httpx.Response) -> list[tuple[bytes, bytes]]:
+    dropped = _HOP_HEADERS - {b"content-length"}
+    return [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in dropped]
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Return the body of a request; None: it is too large. Raises ClientGone."""
+    whole = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        whole += message.get("body", b"")
+        if len(whole) > MAX_BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return bytes(whole)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(send: Send, status: int, data: Message, retry_after: int | None = None) -> None:
+    headers = [(b"content-type", b"application/json")]
+    headers += [] if retry_after is None else [(b"retry-after", str(retry_after).encode())]
+    await _send_whole(send, status, headers, json.dumps(data).encode())
+
+
+async def _send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    given = [pair for pair in headers if pair[0] != b"content-length"]
+    given.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": given})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _error(message: str) -> Message:
+    return {"error": {"message": message, "type": "rankwise_front", "param": None, "code": None}}

@@ -1,0 +1,1 @@
+"""`rankwise deploy`, `deployments`, `rollout`, `scale`, `undeploy` and `route`."""

@@ -1,0 +1,270 @@
+"""Implementation of `rankwise deploy` and `rollout`: targets side by side, one table."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+
+from configs.common.execution import Dtype, Layout
+from configs.common.printable import file_slug
+from configs.common.secrets import redacted
+from configs.hardware.catalog import HOME_REGIONS, instance
+from configs.plans.deployment import OptimizationLevel
+from configs.spec.rented import RentedTarget
+from configs.spec.target import SshTarget
+from flows.cli.deploy.listing import store_of_user
+from flows.cli.deploy.verdicts import judged_by_transformers
+from flows.cli.offers import offer_lines
+from flows.cli.signals import ended_by_signals
+from flows.cli.tables import print_table
+from tasks.deployment.bundles import WantedBundle, as_written, read_bundle, wanted_of_run
+from tasks.deployment.deploying import Deploying, WantedDeployment
+from tasks.deployment.first_answers import Timing
+from tasks.deployment.rollouts import RolledBack
+from tasks.deployment.rollouts import rollout as roll_out
+from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
+from tasks.providers.giving_back import LeftBehind
+from tasks.providers.rental import ProviderError
+from tasks.providers.study_nodes import offer_of, request_of
+
+SOME_FAILED = 3
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class DeployRequest:
+    """Arguments of the command line."""
+
+    model: str | None
+    targets: tuple[str, ...]
+    level: OptimizationLevel = "none"
+    from_run: Path | None = None
+    sharded: bool = False
+    nodes: int = 1
+    name: str | None = None
+    hours: float = 8.0
+    port: int = 0
+    replicas: int = 1
+    dtype: Dtype = "bfloat16"
+    max_loss: float = 0.01
+    max_length: int | None = None
+    regions: tuple[str, ...] = ()
+    market: str = "on_demand"
+    fall_back: str | None = None
+    ssh_from: str | None = None
+    max_usd_per_hour: float | None = None
+    python: str | None = None
+    user: str | None = None
+    ssh_key: Path | None = None
+    known_hosts: Path | None = None
+    folder: str | None = None
+    ready_seconds: float = 600.0
+    verify: bool = True
+    yes: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one target. row: of the table; problem: why it failed."""
+
+    target: str
+    row: tuple[str, ...] | None = None
+    lines: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def run_deploy(asked: DeployRequest) -> int:
+    """Deploy to every target at once, print the table, and return the exit code."""
+    wanted = [_wanted(asked, parse_target(text)) for text in asked.targets]
+    if len({one.name for one in wanted}) < len(wanted):
+        raise ValueError("--targets: two of them get the same name. Deploy them one by one, with --name")
+    if not _agreed(wanted, asked.yes):
+        typer.echo("nothing was deployed")
+        return 1
+    lock = threading.Lock()
+    with ended_by_signals():
+        if len(wanted) == 1:
+            outcomes = [_deployed(wanted[0], asked, lock, single=True)]
+        else:
+            with ThreadPoolExecutor(len(wanted)) as pool:
+                outcomes = list(pool.map(lambda one: _deployed(one, asked, lock, single=False), wanted))
+    _print(outcomes)
+    failed = [outcome for outcome in outcomes if outcome.problem]
+    return 0 if not failed else 1 if len(failed) == len(outcomes) else SOME_FAILED
+
+
+def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
+    """Return what is deployed on a target. Raises ValueError."""
+    rented = ssh = None
+    if target.instance is not None:
+        rented = _rented(asked, target)
+    elif target.host is not None:
+        ssh = _ssh(asked, target)
+    nodes = max(asked.nodes, len(ssh.hosts) if ssh else 1)
+    devices = _devices(target) * nodes if asked.sharded else 1
+    bundle = WantedBundle(
+        model=asked.model or "", level=asked.level, layout=Layout(tp=devices), dtype=asked.dtype,
+        max_loss=asked.max_loss, max_length=asked.max_length,
+    )  # fmt: skip
+    if asked.from_run is not None:
+        bundle = wanted_of_run(asked.from_run, bundle)
+    elif not asked.model:
+        raise ValueError("--model: missing. Name a model, or a study by --from RUN")
+    title = file_slug(
+        bundle.name or bundle.model.removeprefix("synthetic:").partition("@")[0].rstrip("/").rpartition("/")[2]
+    )
+    name = asked.name or f"{title}-{file_slug(target.text.replace(':', '-'))}".lower()[:60]
+    if asked.name and len(asked.targets) > 1:
+        name = f"{asked.name}-{file_slug(target.text.replace(':', '-'))}".lower()[:60]
+    return WantedDeployment(
+        name=name, target=target, bundle=bundle, hours=asked.hours, port=asked.port if len(asked.targets) == 1 else 0,
+        replicas=asked.replicas, rented=rented, ssh=ssh, ready_seconds=asked.ready_seconds,
+        max_usd_per_hour=asked.max_usd_per_hour, sharded=asked.sharded,
+    )  # fmt: skip
+
+
+def _devices(target: ParsedTarget) -> int:
+    if target.instance is None:
+        return 1
+    machine = instance(f"{target.kind}/{target.instance}")
+    return machine.accelerators if machine.accelerator.kind != "cpu" else 1
+
+
+def _rented(asked: DeployRequest, target: ParsedTarget) -> RentedTarget:
+    return RentedTarget.model_validate(
+        {
+            "kind": target.kind,
+            "name": file_slug(target.text.replace(":", "-"))[:40],
+            "instance": target.instance,
+            "nodes": asked.nodes,
+            "regions": list(asked.regions) or [HOME_REGIONS[target.kind]],
+            "market": asked.market,
+            "fall_back": asked.fall_back,
+            "ssh_from": asked.ssh_from,
+            "python": asked.python,
+            "preflight": False,
+        }
+    )
+
+
+def _ssh(asked: DeployRequest, target: ParsedTarget) -> SshTarget:
+    hosts = [ssh_host(one) for one in (target.host or "").split("+")]
+    given = {
+        "user": asked.user,
+        "key": str(asked.ssh_key) if asked.ssh_key else None,
+        "known_hosts": str(asked.known_hosts) if asked.known_hosts else None,
+        "folder": asked.folder,
+        "python": asked.python,
+    }
+    known = {name: value for name, value in given.items() if value is not None}
+    name = file_slug(target.text.replace(":", "-"))[:40]
+    return SshTarget.model_validate({"kind": "ssh", "name": name, "hosts": hosts, "preflight": False, **known})
+
+
+def _agreed(wanted: list[WantedDeployment], yes: bool) -> bool:
+    """Show what the rented targets cost, and ask."""
+    rented = [one for one in wanted if one.rented is not None]
+    for one in rented:
+        assert one.rented is not None
+        request = request_of(one.rented).model_copy(update={"hours": one.hours})
+        capped = one.rented.model_copy(update={"max_usd_per_hour": one.max_usd_per_hour})
+        for line in offer_lines(request, offer_of(capped)):
+            typer.echo(f"  rent     {one.target.text}  {line}")
+    return not rented or yes or typer.confirm("Rent?", default=False)
+
+
+def _deployed(wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lock, single: bool) -> Outcome:
+    store = store_of_user()
+
+    def say(line: str) -> None:
+        with lock:
+            typer.echo(line if single else f"{wanted.target.text}: {line}")
+
+    judge = judged_by_transformers(store.data) if asked.verify and not wanted.sharded else None
+    began = time.monotonic()
+    try:
+        deployment, timing = Deploying(store, wanted, say, judge).deploy()
+    except (ValueError, OSError, LeftBehind, ProviderError) as error:
+        if single:
+            raise
+        return Outcome(wanted.target.text, problem=redacted(getattr(error, "strerror", None) or str(error)))
+    bundle = read_bundle(store.bundles, deployment.bundle)
+    check = bundle.check
+    usd = deployment.usd_per_hour
+    price = "own" if deployment.rental is None and usd is None else "unknown" if usd is None else f"{usd:.3f}"
+    row = (
+        deployment.name,
+        f"{bundle.level} ({'+'.join(bundle.compression) or 'unchanged'})",
+        _size(check.weights_bytes if check else None),
+        "" if check is None or check.speed is None else f"{check.speed:.2f}",
+        check.loss_text if check else "",
+        bundle.verdict,
+        f"{1000 * timing.seconds:.1f}",
+        f"{timing.per_second:,.0f} {timing.unit}",
+        "right",
+        price,
+        _per_million(usd, timing),
+        f"{time.monotonic() - began:.0f}",
+    )
+    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(deployment.expires_at))
+    lines = (
+        f"{deployment.name}: {deployment.url}/v1, token in {deployment.key_file}, until {until}",
+        f"  take it down: rankwise undeploy {deployment.name}",
+    )
+    return Outcome(wanted.target.text, row, lines)
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else f"{count / _MIB:.1f}"
+
+
+def _per_million(usd_per_hour: float | None, timing: Timing) -> str:
+    return "" if usd_per_hour is None else f"{usd_per_hour / 3600 / timing.per_second * 1e6:.2f}"
+
+
+def _print(outcomes: list[Outcome]) -> None:
+    header = (
+        "deployment", "level", "MiB", "speed-up", "answers lose", "verdict", "ms a request", "one user", "first answer",
+        "USD/h", "USD per million", "took s",
+    )  # fmt: skip
+    rows = [outcome.row for outcome in outcomes if outcome.row is not None]
+    if rows:
+        print_table(header, rows, {"deployment", "level", "answers lose", "verdict", "first answer"})
+    for outcome in outcomes:
+        for line in outcome.lines:
+            typer.echo(line)
+        if outcome.problem:
+            typer.echo(f"{outcome.target}: not deployed: {outcome.problem}", err=True)
+
+
+def run_rollout(
+    name: str,
+    model: str | None,
+    level: OptimizationLevel,
+    from_run: Path | None,
+    dtype: Dtype,
+    max_loss: float,
+    watch_seconds: float,
+    verify: bool,
+) -> int:
+    """Roll out and return the exit code."""
+    store = store_of_user()
+    now = store.bundle(store.read(name))
+    wanted = WantedBundle(
+        model=model or "", level=level, dtype=dtype, max_loss=max_loss, name=now.model, max_sequences=now.max_sequences
+    )
+    if from_run is not None:
+        wanted = replace(wanted_of_run(from_run, wanted), name=now.model)
+    elif model is None:
+        wanted = replace(wanted, model=as_written(now.identity, now.manifest))
+    judge = judged_by_transformers(store.data) if verify else None
+    try:
+        deployment = roll_out(store, name, wanted, typer.echo, judge, watch_seconds)
+    except RolledBack as error:
+        typer.echo(str(error), err=True)
+        return 1
+    typer.echo(f"{name}: {deployment.bundle} is served at {deployment.url}; before: {deployment.previous[-1]}")
+    return 0

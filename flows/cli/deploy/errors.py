@@ -1,0 +1,25 @@
+"""What ends a command on deployments, as a message.
+
+named(work)        # ValueError or OSError with one line, whatever cloud, host or model refused
+"""
+
+import sys
+from collections.abc import Callable
+
+
+def named(work: Callable[[], int]) -> int:
+    """Run a command. Raises ValueError for what a user can mend."""
+    from tasks.models.sources import TransientFetchError
+    from tasks.providers.giving_back import LeftBehind
+    from tasks.providers.rental import ProviderError
+
+    try:
+        return work()
+    except (LeftBehind, ProviderError, TransientFetchError) as error:
+        raise ValueError(str(error)) from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise ValueError(f"{where}{error.strerror or error}") from error
+    except KeyboardInterrupt:
+        print("interrupted; what was started has been ended. `rankwise deployments` lists the rest", file=sys.stderr)
+        return 1

@@ -1,0 +1,122 @@
+"""Implementation of `rankwise deployments` and `undeploy`, and the logs of a deployment."""
+
+import time
+from pathlib import Path
+
+import typer
+
+from configs.common.printable import printable_lines
+from configs.common.reading import read_text
+from configs.plans.deployment import Deployment
+from flows.cli.tables import print_table
+from flows.folders import cache_folder, rented_folder
+from tasks.deployment.deploying import placer_of, undeploy
+from tasks.deployment.places import read
+from tasks.deployment.servers import is_ready
+from tasks.deployment.store import Store
+from tasks.providers.giving_back import LeftBehind, Teardown
+
+_LOG_BYTES = 64 << 10
+
+
+def store_of_user() -> Store:
+    """Return the deployments of this user."""
+    rented = rented_folder()
+    return Store(data=rented.parent, rented=rented, cache=cache_folder())
+
+
+def print_deployments() -> int:
+    """List what is deployed. Returns the exit code: 3 where something is not ready."""
+    store, now = store_of_user(), time.time()
+    found = store.all()
+    rows = []
+    for each in found:
+        health = _health(store, each, now)
+        rows.append(
+            (each.name, each.target, each.bundle, f"{each.url}/v1", health, str(len(each.servers)), _left(each, now),
+             "own" if each.usd_per_hour is None and each.rental is None else _usd(each, now))
+        )  # fmt: skip
+    header = ("name", "target", "bundle", "address", "health", "servers", "time left", "USD so far")
+    print_table(header, rows, {"name", "target", "bundle", "address", "health"})
+    for name in store.unfinished():
+        typer.echo(f"{name}: deploying it was interrupted; `rankwise undeploy {name}` removes what is left", err=True)
+    return 0 if all(row[4] == "ready" for row in rows) else 3
+
+
+def _health(store: Store, deployment: Deployment, now: float) -> str:
+    if now >= deployment.expires_at:
+        return "expired"
+    try:
+        key = read_text(Path(deployment.key_file), 4096).strip()
+    except OSError:
+        return "token missing"
+    return "ready" if is_ready(deployment.url, key) else "not ready"
+
+
+def _left(deployment: Deployment, now: float) -> str:
+    return f"{max(0, int(deployment.expires_at - now)) // 60} min"
+
+
+def _usd(deployment: Deployment, now: float) -> str:
+    if deployment.usd_per_hour is None:
+        return "unknown"
+    return f"{deployment.usd_per_hour * (min(now, deployment.expires_at) - deployment.began_at) / 3600:.2f}"
+
+
+def run_undeploy(name: str | None, everything: bool) -> int:
+    """Take down one deployment, or all. Returns the exit code."""
+    from flows.cli.errors import WrongArgument
+
+    store = store_of_user()
+    if (name is None) == (not everything):
+        raise WrongArgument("NAME: expected a name, or --all")
+    names = [name] if name is not None else [*(each.name for each in store.all()), *store.unfinished()]
+    code = 0
+    for one in dict.fromkeys(names):
+        try:
+            cost = undeploy(store, one, typer.echo, Teardown())
+        except (LeftBehind, OSError) as error:
+            typer.echo(f"{one}: {getattr(error, 'strerror', None) or error}", err=True)
+            code = 1
+            continue
+        told = "" if not cost else f"; it cost {cost:.2f} USD"
+        typer.echo(f"{one}: taken down, nothing is left{told}")
+    if not names:
+        typer.echo("nothing is deployed")
+    return code
+
+
+def reap_deployments(dry_run: bool) -> list[str]:
+    """Take down deployments that have expired or whose deploying process died; returns what could not be."""
+    store, now, problems = store_of_user(), time.time(), []
+    doomed = {each.name: "expired" for each in store.all() if each.expires_at <= now}
+    doomed |= dict.fromkeys(store.unfinished(), "its command has ended")
+    for name, reason in doomed.items():
+        typer.echo(f"{'would remove' if dry_run else 'to remove'}: deployment {name}: {reason}")
+        if dry_run:
+            continue
+        try:
+            undeploy(store, name, typer.echo, Teardown())
+        except (LeftBehind, OSError, ValueError) as error:
+            problems.append(f"deployment {name}: {getattr(error, 'strerror', None) or error}")
+    return problems
+
+
+def print_deployment_logs(name: str) -> int:
+    """Print the ends of the logs of a deployment's servers and its front."""
+    store = store_of_user()
+    deployment = store.read(name)
+    placer = placer_of(store, deployment, typer.echo)
+    for server in deployment.servers:
+        place = placer.place_of(server.node)
+        for file in ("server.log", "replica-0.log", "rank.log"):
+            data = read(place, f"{server.folder}/{file}", _LOG_BYTES)
+            _show(f"server {server.generation} on {place.name}, {file}", data)
+    _show("front", read(placer.here, f"{deployment.front}/server.log", _LOG_BYTES))
+    return 0
+
+
+def _show(title: str, data: bytes | None) -> None:
+    text = (data or b"").decode(errors="replace").strip()
+    if text:
+        typer.echo(f"--- {title}\n{printable_lines(text)}")

@@ -1,0 +1,88 @@
+"""Implementation of `rankwise route`: a front over the addresses of several deployments, until Ctrl-C."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import typer
+
+from configs.common.base import write_atomically
+from configs.common.reading import read_model, read_text
+from configs.plans.deployment import Backend, FrontConfig, FrontState
+from flows.cli.deploy.listing import store_of_user
+from flows.cli.signals import ended_by_signals
+from tasks.deployment.servers import is_ready
+
+_READY_SECONDS, _LOOK_SECONDS = 30.0, 0.1
+_KEY_VARIABLE = "RANKWISE_API_KEY"
+
+
+def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -> int:
+    """Serve until a signal ends it; prints what each deployment got. Returns the exit code."""
+    import socket
+
+    store = store_of_user()
+    found = [store.read(name) for name in names]
+    models = {store.bundle(each).model for each in found}
+    if len(models) > 1:
+        raise ValueError(f"NAME: deployments of different models: {', '.join(sorted(models))}. Route one model")
+    own = os.environ.get(_KEY_VARIABLE)
+    key = None if no_token else own or secrets.token_urlsafe(32)
+    backends = tuple(
+        Backend(
+            name=each.name, url=each.url, key=read_text(Path(each.key_file), 4096).strip(),
+            usd_per_hour=each.usd_per_hour, max_in_flight=max_in_flight,
+        )
+        for each in found
+    )  # fmt: skip
+    if port == 0:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="rankwise-route-") as folder, ended_by_signals():
+        config, state = Path(folder) / "front.json", Path(folder) / "state.json"
+        write_atomically(config, FrontConfig(key=key, backends=backends).model_dump_json(), mode=0o600)
+        process = subprocess.Popen([sys.executable, "-m", "engine.routing.main", str(config), str(state), str(port)])
+        try:
+            _announce(process, port, key, own is None, models)
+            return process.wait()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            _end(process)
+            if state.exists():
+                _print_shares(read_model(state, FrontState))
+
+
+def _announce(process: "subprocess.Popen[bytes]", port: int, key: str | None, made: bool, models: set[str]) -> None:
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + _READY_SECONDS
+    while not is_ready(url, key):
+        if process.poll() is not None:
+            raise ValueError(f"the front ended with exit code {process.returncode}")
+        if time.monotonic() > deadline:
+            raise ValueError("no deployment is ready. `rankwise deployments` lists their health")
+        time.sleep(_LOOK_SECONDS)
+    typer.echo(f"routing {', '.join(sorted(models))} at {url}/v1", err=True)
+    if key is not None and made:
+        typer.echo(f"requests need the header `Authorization: Bearer {key}`; {_KEY_VARIABLE} sets another", err=True)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(35)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _print_shares(state: FrontState) -> None:
+    for backend in state.backends:
+        typer.echo(f"{backend.name}: {backend.requests} requests, {backend.failures} failed", err=True)
+    typer.echo(f"{state.requests} requests, {state.failed} without an answer of a deployment", err=True)

@@ -1,0 +1,44 @@
+"""Correctness verdicts of layouts against unmodified transformers, kept for each model, layout and precision."""
+
+import json
+import tempfile
+import threading
+from pathlib import Path
+
+from configs.common.base import content_hash, write_atomically
+from configs.common.execution import Dtype, Layout
+from configs.common.reading import read_json_object
+from configs.plans.paths import RunPaths
+from tasks.checks.verification_inputs import VerificationSpec
+from tasks.deployment.bundles import Judge, resolved_model
+
+_NEW_TOKENS, _POSITIONS = 16, 256
+_turn = threading.Lock()
+"""Several targets of one command verify a model once."""
+
+
+def judged_by_transformers(data: Path) -> Judge:
+    """Return a judge that verifies on this machine once and remembers what it found."""
+
+    def judge(model: str, layout: Layout, dtype: Dtype) -> tuple[str, str]:
+        from flows.cli.verify.run import VerificationRequest, verified
+        from flows.folders import cache_folder
+
+        identity = resolved_model(model, cache_folder(), Path.cwd()).identity
+        key = content_hash({"identity": identity, "layout": layout.model_dump(), "dtype": dtype})
+        path = data / "verdicts" / f"{key}.json"
+        with _turn:
+            if path.exists():
+                known = read_json_object(path)
+                return str(known["verdict"]), str(known["reason"])
+            spec = VerificationSpec(
+                model=model, layout=layout, dtype=dtype, new_tokens=_NEW_TOKENS, positions=_POSITIONS
+            )
+            with tempfile.TemporaryDirectory(prefix="rankwise-verify-") as folder:
+                outcome, _, _ = verified(VerificationRequest(asked=spec), RunPaths(Path(folder)))
+            if outcome.verdict in ("agrees", "defect"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps({"verdict": outcome.verdict, "reason": outcome.reason}))
+            return outcome.verdict, outcome.reason
+
+    return judge

@@ -1,0 +1,1 @@
+"""`rankwise manifest`: files for Docker, Compose, Kubernetes and Apptainer."""

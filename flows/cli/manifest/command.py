@@ -1,0 +1,212 @@
+"""`rankwise manifest dockerfile | compose | k8s | apptainer BUNDLE|STUDY.yaml --out DIR`.
+
+BUNDLE is a name of `rankwise deployments`, or its file bundle.json. Of a bundle a server is made, of a study a job.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from configs.common.base import write_atomically
+
+if TYPE_CHECKING:
+    from configs.plans.deployment import ServingBundle
+    from configs.spec.study import StudySpec
+
+app = typer.Typer(help="Write files for Docker, Compose, Kubernetes and Apptainer.", no_args_is_help=True)
+What = Annotated[str, typer.Argument(metavar="BUNDLE|STUDY.yaml", help="bundle of a deployment, or study file")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="new or empty folder")]
+Gpus = Annotated[int, typer.Option(min=0, help="GPUs of a container; 0: its cores")]
+Image = Annotated[str, typer.Option(help="name of the image in your registry")]
+
+
+@app.command()
+def dockerfile(context: typer.Context, what: What, out: Out, gpus: Gpus = 0) -> None:
+    """Write a build context: Dockerfile, wheel, constraints and the model's files."""
+
+    def work() -> int:
+        from slurm.manifests.dockerfile import dockerfile as text_of
+
+        bundle, _ = _read(what)
+        served = None if bundle is None else _served(bundle, gpus)
+        folder = _new(out)
+        write_atomically(folder / "Dockerfile", text_of(served, "cuda" if gpus else "cpu"))
+        _write_context(folder, bundle)
+        return _said(folder, f"docker build -t rankwise {folder}")
+
+    _exit(context, work)
+
+
+@app.command()
+def compose(
+    context: typer.Context, what: What, out: Out, gpus: Gpus = 0,
+    nodes: Annotated[int, typer.Option(min=1, help="of a study: containers that torchrun joins")] = 2,
+) -> None:  # fmt: skip
+    """Write a Compose project: a server with Prometheus and Grafana, or a study's script on several nodes."""
+
+    def work() -> int:
+        from slurm.manifests.compose import compose_of_server, compose_of_study
+        from slurm.manifests.dockerfile import dockerfile as text_of
+
+        bundle, study = _read(what)
+        folder = _new(out)
+        served = None if bundle is None else _served(bundle, gpus)
+        if served is not None:
+            files = compose_of_server(served)
+            import secrets
+
+            write_atomically(folder / "rankwise_key", secrets.token_urlsafe(32) + "\n", mode=0o644)
+        else:
+            assert study is not None
+            from slurm.sbatch_bundle.scripts import multi_node_example
+
+            files = compose_of_study(study.study.lower(), nodes, max(1, gpus), gpus)
+            write_atomically(folder / "train.py", multi_node_example())
+        write_files(folder, files)
+        write_atomically(folder / "Dockerfile", text_of(served, "cuda" if gpus else "cpu"))
+        _write_context(folder, bundle)
+        return _said(folder, f"docker compose --project-directory {folder} up --build")
+
+    _exit(context, work)
+
+
+@app.command()
+def k8s(
+    context: typer.Context, what: What, out: Out, image: Image = "rankwise:latest", gpus: Gpus = 0,
+    nodes: Annotated[int, typer.Option(min=1, help="of a study's script: pods that torchrun joins; 1: the study")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="servers at least")] = 1,
+) -> None:  # fmt: skip
+    """Write kustomize files: Deployment, Service and autoscaler of a server, or the Job of a study."""
+
+    def work() -> int:
+        from slurm.manifests.kubernetes import kubernetes_of_script, kubernetes_of_server, kubernetes_of_study
+
+        bundle, study = _read(what)
+        folder = _new(out)
+        if bundle is not None:
+            files = kubernetes_of_server(_served(bundle, gpus), image, replicas)
+        else:
+            assert study is not None
+            name = _dns_name(study.study)
+            if nodes > 1:
+                files = kubernetes_of_script(name, image, nodes, max(1, gpus))
+            else:
+                files = kubernetes_of_study(name, image)
+        write_files(folder, files)
+        return _said(folder, f"kubectl apply -k {folder}/overlays/{'gpu' if gpus else 'cpu'}")
+
+    _exit(context, work)
+
+
+@app.command()
+def apptainer(
+    context: typer.Context,
+    what: Annotated[str | None, typer.Argument(metavar="BUNDLE", help="none: the engine alone")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="[default: standard output]")] = None,
+    gpus: Gpus = 0,
+) -> None:
+    """Write the Apptainer definition file of the engine, or of a server."""
+
+    def work() -> int:
+        from slurm.manifests.apptainer import definition
+
+        bundle = _read(what)[0] if what is not None else None
+        text = definition(None if bundle is None else _served(bundle, gpus))
+        if out is None:
+            print(text, end="")
+        else:
+            write_atomically(out, text)
+        return 0
+
+    _exit(context, work)
+
+
+def write_files(folder: Path, files: dict[str, Any]) -> None:
+    """Write mappings as YAML (JSON where the name says so), texts as they are."""
+    from configs.spec.study import yaml_text
+
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = content if isinstance(content, str) else yaml_text(content)
+        if path.suffix == ".json":
+            text = json.dumps(content, indent=1) + "\n"
+        write_atomically(path, text)
+
+
+def _served(bundle: "ServingBundle", gpus: int) -> Any:
+    from slurm.manifests.serving import Served
+
+    if bundle.kind != "decoder":
+        raise ValueError(f"{bundle.model}: containers serve decoders; `rankwise deploy` serves this model on a host")
+    return Served.of_bundle(bundle, gpus)
+
+
+def _read(what: str) -> "tuple[ServingBundle | None, StudySpec | None]":
+    """Return a bundle, or a study. Raises ValueError naming what there is."""
+    from configs.common.reading import PLAN_BYTES, read_model
+    from configs.plans.deployment import ServingBundle
+    from configs.spec.study import load_study
+    from flows.cli.deploy.listing import store_of_user
+
+    path = Path(what)
+    if path.suffix in (".yaml", ".yml"):
+        return None, load_study(path)
+    if path.is_file():
+        return read_model(path, ServingBundle, PLAN_BYTES), None
+    store = store_of_user()
+    if (store.folder(what) / "deployment.json").exists():
+        return store.bundle(store.read(what)), None
+    found = store.bundles / Path(what).name / "bundle.json"
+    if found.is_file():
+        return read_model(found, ServingBundle, PLAN_BYTES), None
+    known = sorted(each.parent.name for each in store.bundles.glob("*/bundle.json"))
+    raise ValueError(f"{what}: no bundle, deployment or study file. Bundles: {', '.join(known) or 'none'}")
+
+
+def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
+    """Bring wheel, constraints and, of a real model, its files."""
+    from slurm.staging.packages import node_requirements
+    from slurm.staging.wheel import pack_wheel
+    from tasks.models.sources import load_manifest
+
+    pack_wheel(folder)
+    shutil.copyfile(node_requirements()[0], folder / "constraints.txt")
+    if bundle is not None and not bundle.identity.startswith("synthetic:"):
+        manifest = load_manifest(Path(bundle.manifest))
+        for name in bundle.files:
+            target = folder / "model" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(manifest.folder) / name, target)
+
+
+def _dns_name(name: str) -> str:
+    import re
+
+    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:50] or "study"
+
+
+def _new(out: Path) -> Path:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out: {out} is not an empty folder. Use another folder or remove it")
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def _said(folder: Path, command: str) -> int:
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    shown = names if len(names) < 12 else [*names[:11], "..."]
+    print(f"{folder}: {', '.join(shown)}\n  next: {command}")
+    return 0
+
+
+def _exit(context: typer.Context, work: Callable[[], int]) -> None:
+    from flows.cli.errors import plainly
+    from flows.cli.run import guarded
+
+    debug = bool((context.obj or {}).get("debug"))
+    raise typer.Exit(guarded(lambda: plainly(work), Path("manifest"), debug, wrong_value=2))

@@ -1,0 +1,1 @@
+"""Manifests for containers: Dockerfile, Compose, Kubernetes (kustomize), Apptainer. Plain files."""

@@ -1,0 +1,202 @@
+"""Kubernetes: a Deployment with probes and autoscaling, or an Indexed Job with torchrun; kustomize overlays for GPUs.
+
+files = kubernetes_of_server(served, image="registry/rankwise-tiny:1")     # {"base/deployment.yaml": {...}, ...}
+files = kubernetes_of_script("strong", "registry/rankwise:1", nodes=2, ranks_per_node=1)
+"""
+
+from typing import Any
+
+from slurm.manifests.dockerfile import USER_ID
+from slurm.manifests.serving import PORT, Served
+
+_MASTER_PORT = 29500
+_SECURITY = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
+             "seccompProfile": {"type": "RuntimeDefault"}}  # fmt: skip
+_CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_SHM = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+_SHM_MOUNT = {"name": "shm", "mountPath": "/dev/shm"}
+_CACHE, _CACHE_MOUNT = {"name": "cache", "emptyDir": {}}, {"name": "cache", "mountPath": "/home/rankwise/cache"}
+_ENVIRONMENT = {
+    "NCCL_SOCKET_IFNAME": "eth0",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "NCCL_DEBUG": "WARN",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def kubernetes_of_server(served: Served, image: str, replicas: int = 1, max_replicas: int = 4) -> dict[str, Any]:
+    """Return the files of a server. The token is a Secret named `<name>-key` with the field `key`, made beforehand.
+
+    The autoscaler follows the queue by the metric `vllm_num_requests_waiting` of the pods, which an adapter such as
+    prometheus-adapter gives to Kubernetes.
+    """
+    name = served.slug
+    labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
+    key = {"name": "RANKWISE_API_KEY", "valueFrom": {"secretKeyRef": {"name": f"{name}-key", "key": "key"}}}
+    ready = {"httpGet": {"path": "/readyz", "port": "http"}}
+    alive = {"httpGet": {"path": "/healthz", "port": "http"}}
+    container = {
+        "name": "server",
+        "image": image,
+        "args": served.command,
+        "env": [key],
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "startupProbe": ready | {"periodSeconds": 5, "failureThreshold": 120},
+        "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 3},
+        "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
+        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "8Gi"}},
+        "securityContext": _CONTAINER_SECURITY,
+        "volumeMounts": [_SHM_MOUNT, _CACHE_MOUNT],
+    }
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(PORT), "prometheus.io/path": "/metrics"}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": annotations},
+                "spec": {
+                    "terminationGracePeriodSeconds": 45,
+                    "securityContext": _SECURITY,
+                    "containers": [container],
+                    "volumes": [_SHM, _CACHE],
+                },
+            },
+        },
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
+    }
+    waiting = {"metric": {"name": "vllm_num_requests_waiting"}, "target": {"type": "AverageValue", "averageValue": "4"}}
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicas": replicas,
+            "maxReplicas": max(replicas, max_replicas),
+            "metrics": [{"type": "Pods", "pods": waiting}],
+        },
+    }
+    files = {"deployment.yaml": deployment, "service.yaml": service, "autoscaler.yaml": autoscaler}
+    gpus = max(1, served.gpus or served.tp * served.pp * served.dp)
+    args = [word for word in served.command if word not in ("--device", "cpu")]
+    return _with_overlays(files, deployment, "server", gpus, args)
+
+
+def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int) -> dict[str, Any]:
+    """Return an Indexed Job: a pod for each node, torchrun in each, meeting at pod 0 by the headless Service."""
+    labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
+    words = [
+        "torchrun",
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={ranks_per_node}",
+        "--node-rank=$(JOB_COMPLETION_INDEX)",
+        "--rdzv-backend=static",
+        f"--master-addr={name}-0.{name}",
+        f"--master-port={_MASTER_PORT}",
+        "/work/train.py",
+    ]
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    environment = [
+        {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": index}}},
+        *({"name": key, "value": value} for key, value in _ENVIRONMENT.items()),
+    ]
+    container = {
+        "name": "ranks",
+        "image": image,
+        "command": words,
+        "env": environment,
+        "ports": [{"name": "rendezvous", "containerPort": _MASTER_PORT}],
+        "resources": {"requests": {"cpu": str(ranks_per_node), "memory": "4Gi"}, "limits": {"memory": "16Gi"}},
+        "securityContext": _CONTAINER_SECURITY,
+        "volumeMounts": [_SHM_MOUNT, {"name": "script", "mountPath": "/work", "readOnly": True}],
+    }
+    job = _job(name, labels, container, [_SHM, {"name": "script", "configMap": {"name": f"{name}-script"}}])
+    job["spec"] |= {"completions": nodes, "parallelism": nodes, "completionMode": "Indexed"}
+    job["spec"]["template"]["spec"] |= {"subdomain": name}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": name},
+            "ports": [{"name": "rendezvous", "port": _MASTER_PORT}],
+        },
+    }
+    return _with_overlays({"job.yaml": job, "service.yaml": service}, job, "ranks", ranks_per_node, None)
+
+
+def kubernetes_of_study(name: str, image: str) -> dict[str, Any]:
+    """Return a Job that runs a study, whose run folder is on a claim; the study is a ConfigMap, made beforehand."""
+    labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
+    container = {
+        "name": "study",
+        "image": image,
+        "args": ["run", "/study/study.yaml", "--runs", "/home/rankwise/runs", "--no-calibrate"],
+        "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "16Gi"}},
+        "securityContext": _CONTAINER_SECURITY,
+        "volumeMounts": [
+            _SHM_MOUNT,
+            _CACHE_MOUNT,
+            {"name": "study", "mountPath": "/study", "readOnly": True},
+            {"name": "runs", "mountPath": "/home/rankwise/runs"},
+        ],
+    }
+    volumes = [
+        _SHM,
+        _CACHE,
+        {"name": "study", "configMap": {"name": f"{name}-study"}},
+        {"name": "runs", "persistentVolumeClaim": {"claimName": f"{name}-runs"}},
+    ]
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{name}-runs", "labels": labels},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}},
+    }
+    job = _job(name, labels, container, volumes)
+    return _with_overlays({"job.yaml": job, "claim.yaml": claim}, job, "study", 1, None)
+
+
+def _job(name: str, labels: dict[str, str], container: dict[str, Any], volumes: list[Any]) -> dict[str, Any]:
+    """Return a Job that is not tried again: a study resumes where it left off when it is applied again."""
+    spec = {"restartPolicy": "Never", "securityContext": _SECURITY, "containers": [container], "volumes": volumes}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"backoffLimit": 0, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+
+
+def _with_overlays(
+    files: dict[str, Any], main: dict[str, Any], container: str, gpus: int, args: list[str] | None
+) -> dict[str, Any]:
+    """Return base and overlays for kustomize: `cpu` is the base, `gpu` adds GPUs to the main object."""
+    head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    patched: dict[str, Any] = {"name": container, "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    patched |= {} if args is None else {"args": args}
+    patch = {
+        "apiVersion": main["apiVersion"],
+        "kind": main["kind"],
+        "metadata": {"name": main["metadata"]["name"]},
+        "spec": {"template": {"spec": {"containers": [patched]}}},
+    }
+    return {
+        **{f"base/{name}": content for name, content in files.items()},
+        "base/kustomization.yaml": head | {"resources": list(files)},
+        "overlays/cpu/kustomization.yaml": head | {"resources": ["../../base"]},
+        "overlays/gpu/kustomization.yaml": head | {"resources": ["../../base"], "patches": [{"path": "gpus.yaml"}]},
+        "overlays/gpu/gpus.yaml": patch,
+    }

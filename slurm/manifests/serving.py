@@ -1,0 +1,65 @@
+"""What a manifest serves, and the command in the container.
+
+what = Served.of_bundle(bundle)
+what.command          # python -m slurm.manifests.entrypoint ... of the image's entrypoint
+"""
+
+import re
+
+from configs.common.base import Frozen
+from configs.common.printable import file_slug
+from configs.plans.deployment import ServingBundle
+
+PORT = 8000
+METRICS_PATH = "/metrics"
+
+
+class Served(Frozen):
+    """A server as containers run it. model: what `--model` names in the container. gpus: of a container."""
+
+    name: str
+    model: str
+    model_in_image: bool
+    kind: str
+    tp: int
+    pp: int
+    dp: int
+    dtype: str
+    compression: str | None
+    max_sequences: int
+    max_length: int | None
+    gpus: int = 0
+
+    @classmethod
+    def of_bundle(cls, bundle: ServingBundle, gpus: int = 0) -> "Served":
+        """Return what a bundle serves; its files lie in the image, a synthetic model is made there."""
+        synthetic = bundle.identity.startswith("synthetic:")
+        return cls(
+            name=bundle.model,
+            model=bundle.identity if synthetic else "/bundle/model",
+            model_in_image=not synthetic,
+            kind=bundle.kind,
+            tp=bundle.layout.tp,
+            pp=bundle.layout.pp,
+            dp=bundle.layout.dp,
+            dtype=bundle.dtype,
+            compression="+".join(bundle.compression) or None,
+            max_sequences=bundle.max_sequences,
+            max_length=bundle.max_length,
+            gpus=gpus,
+        )
+
+    @property
+    def slug(self) -> str:
+        """Name that Docker and Kubernetes accept (RFC 1123): letters, digits and dashes."""
+        return re.sub(r"[^a-z0-9-]+", "-", file_slug(self.name).lower()).strip("-")[:50] or "model"
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of the server, listening on all addresses of its container."""
+        words = ["serve", "--model", self.model, "--name", self.name, "--host", "0.0.0.0", "--port", str(PORT)]
+        words += ["--tp", str(self.tp), "--pp", str(self.pp), "--dp", str(self.dp), "--dtype", self.dtype]
+        words += ["--max-sequences", str(self.max_sequences)]
+        words += [] if self.compression is None else ["--compression", self.compression]
+        words += [] if self.max_length is None else ["--max-length", str(self.max_length)]
+        return [*words, *(() if self.gpus else ("--device", "cpu"))]

@@ -1,0 +1,81 @@
+"""Whether a model fits a target's memory, by the planner, and the smallest target on which it would.
+
+    check_fit(architecture, layout, dtype, max_length, available, "aws/g4dn.xlarge", cache)      # ValueError: no
+
+The key-value cache counts for one sequence of the greatest length: less cannot serve a request.
+"""
+
+from pathlib import Path
+
+from configs.common.execution import Dtype, Layout
+from configs.hardware.catalog import catalog, instance
+from configs.hardware.hardware_filter import HardwareFilter, matching
+from engine.planner.architecture import Architecture
+from engine.planner.local import local_machine
+from engine.planner.memory.inference import inference_memory
+from engine.planner.setup import InferenceSetup
+
+_GIB = 1 << 30
+_SHARE = 0.9
+"""Of a machine's memory: the rest is for what the prediction misses."""
+
+
+def needed_bytes(
+    architecture: Architecture, layout: Layout, dtype: Dtype, max_length: int, cache: Path, name: str | None = None
+) -> int:
+    """Return the predicted peak of the fullest rank. name: instance of the catalog; None: this machine."""
+    setup = InferenceSetup(
+        architecture=architecture,
+        machine=local_machine(cache).estimate if name is None else instance(name),
+        layout=layout.model_copy(update={"dp": 1}),
+        prompt_tokens=max_length,
+        new_tokens=0,
+        compute=dtype,
+        weights=dtype,
+    )
+    return int(inference_memory(setup).total)
+
+
+def memory_of_rank(name: str, ranks_per_node: int) -> int | None:
+    """Return what an instance has for each rank: of its accelerator, or its share of the host's; None: unknown."""
+    machine = instance(name)
+    if machine.accelerator.kind != "cpu":
+        return int(machine.accelerator.memory_bytes)
+    return None if machine.host_memory_bytes is None else machine.host_memory_bytes // ranks_per_node
+
+
+def check_fit(
+    architecture: Architecture,
+    layout: Layout,
+    dtype: Dtype,
+    max_length: int,
+    available: int | None,
+    where: str,
+    cache: Path,
+    provider: str | None = None,
+    name: str | None = None,
+) -> str:
+    """Return the check in words. Raises ValueError where it does not fit, naming the smallest target that would do."""
+    need = needed_bytes(architecture, layout, dtype, max_length, cache, name)
+    if available is None:
+        return f"needs about {need / _GIB:.2f} GiB a rank; the memory of {where} is not known"
+    told = f"needs about {need / _GIB:.2f} GiB a rank, {where} has {available / _GIB:.2f} GiB"
+    if need <= _SHARE * available:
+        return told
+    advice = _advice(architecture, dtype, max_length, cache, provider)
+    raise ValueError(f"--target {where}: the model does not fit: {told} as {layout}. {advice}")
+
+
+def _advice(architecture: Architecture, dtype: Dtype, max_length: int, cache: Path, provider: str | None) -> str:
+    """Return the cheapest instance on which the model fits, as one rank or cut over its accelerators."""
+    for offer in matching(HardwareFilter(provider=provider), catalog()):  # type: ignore[arg-type]
+        devices = offer.machine.accelerators if offer.machine.accelerator.kind != "cpu" else 1
+        for tp in sorted({1, devices}):
+            if architecture.heads % tp:
+                continue
+            memory = memory_of_rank(offer.name, 1)
+            need = needed_bytes(architecture, Layout(tp=tp), dtype, max_length, cache, offer.name)
+            if memory is not None and need <= _SHARE * memory:
+                sharded = " --sharded" if tp > 1 else ""
+                return f"The smallest that would do: --target {offer.name.replace('/', ':', 1)}{sharded}"
+    return "No instance of the catalog would do alone; use --sharded with --nodes"

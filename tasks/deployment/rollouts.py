@@ -1,0 +1,190 @@
+"""Replace the bundle of a running deployment without a failed request, and roll back by itself; more or fewer servers.
+
+    rollout(store, "tiny-local", wanted, say, judge)       # RolledBack: the old bundle goes on
+    scale(store, "tiny-local", 3, say)
+
+New servers are placed beside the old ones and tested with the bundle's first requests. Only then the front sends them
+requests, and the old ones get none. The new ones are watched for a while; where they fail, the front goes back.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from configs.plans.deployment import Deployment, Placed, ServingBundle
+from configs.spec.target import LocalTarget
+from tasks.deployment.bundles import (
+    Judge,
+    WantedBundle,
+    bundle_name,
+    make_bundle,
+    read_bundle,
+    resolved_model,
+    save_bundle,
+)
+from tasks.deployment.deploying import FirstAnswerWrong, Placer, placer_of, stage_on_hosts, url_of
+from tasks.deployment.first_answers import first_answers
+from tasks.deployment.fronts import Front
+from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready
+from tasks.deployment.store import Store
+from tasks.providers.giving_back import Say
+from tasks.providers.leases import open_ledger
+
+DRAIN_SECONDS, WATCH_SECONDS = 60.0, 5.0
+_LOOK_SECONDS = 0.5
+
+
+class RolledBack(ValueError):
+    """The new bundle was not kept; the old one serves as before."""
+
+
+def rollout(
+    store: Store,
+    name: str,
+    wanted: WantedBundle,
+    say: Say,
+    judge: Judge | None,
+    watch_seconds: float = WATCH_SECONDS,
+    ready_seconds: float = READY_SECONDS,
+) -> Deployment:
+    """Make a bundle for the deployment's target and put it in the place of the one that runs. Raises RolledBack."""
+    deployment = store.read(name)
+    placer = placer_of(store, deployment, say)
+    model = resolved_model(wanted.model, store.cache, Path.cwd())
+    if placer.hosts is not None:
+        stage_on_hosts(placer.hosts, [Path(model.manifest)], say)
+    local = LocalTarget(device="cpu" if deployment.target == "local:cpu" else None)
+    folder = store.folder(name) / f"measuring-{int(time.time())}"
+    bundle = make_bundle(wanted, model, placer.hosts or local, folder, store.cache, judge, "", say)
+    save_bundle(bundle, store.bundles)
+    return replace(store, name, bundle, say, watch_seconds, ready_seconds)
+
+
+def replace(
+    store: Store, name: str, bundle: ServingBundle, say: Say, watch_seconds: float = WATCH_SECONDS,
+    ready_seconds: float = READY_SECONDS,
+) -> Deployment:  # fmt: skip
+    """Put a bundle in the place of the one that runs. Raises RolledBack, PlaceError."""
+    deployment = store.read(name)
+    placer = placer_of(store, deployment, say)
+    old = deployment.servers
+    with open_ledger(store.folder(name)) as ledger:
+        ledger.write("rolling_out", bundle=bundle_name(bundle))
+        try:
+            new = _place_all(placer, bundle, _next(deployment), len(old), ready_seconds)
+        except (ServerNotReady, FirstAnswerWrong) as error:
+            ledger.write("deployed", rolled_back=str(error)[:500])
+            raise RolledBack(f"{name}: rolled back before any traffic: {_text(error)}") from error
+        front = Front(placer.here, deployment.front)
+        before = front.config
+        _switch(front, placer, new, old)
+        problem = _watch(front, placer, new, bundle, watch_seconds)
+        if problem is not None:
+            front.apply(before)
+            _end_all(front, placer, new, say)
+            ledger.write("deployed", rolled_back=problem[:500])
+            raise RolledBack(f"{name}: rolled back after {watch_seconds:g} s of traffic at most: {problem}")
+        _end_all(front, placer, old, say)
+        _switch(front, placer, new, ())
+        previous = (*deployment.previous, deployment.bundle)
+        told = {"servers": tuple(new), "bundle": bundle_name(bundle), "previous": previous}
+        deployment = deployment.model_copy(update=told)
+        store.save(deployment)
+        ledger.write("deployed", bundle=bundle_name(bundle))
+    return deployment
+
+
+def scale(store: Store, name: str, replicas: int, say: Say, ready_seconds: float = READY_SECONDS) -> Deployment:
+    """Have as many servers; those that go finish what they have begun.
+
+    Raises ValueError, PlaceError, ServerNotReady.
+    """
+    if not 1 <= replicas <= 64:
+        raise ValueError(f"--replicas: got {replicas}, expected 1 to 64")
+    deployment = store.read(name)
+    placer, servers = placer_of(store, deployment, say), list(deployment.servers)
+    bundle = read_bundle(store.bundles, deployment.bundle)
+    with open_ledger(store.folder(name)) as ledger:
+        ledger.write("scaling", replicas=replicas)
+        front = Front(placer.here, deployment.front)
+        try:
+            if replicas > len(servers):
+                missing = replicas - len(servers)
+                servers += _place_all(placer, bundle, _next(deployment), missing, ready_seconds, share=replicas)
+                _switch(front, placer, servers, ())
+            else:
+                kept, gone = servers[:replicas], servers[replicas:]
+                _switch(front, placer, kept, gone)
+                _end_all(front, placer, gone, say)
+                _switch(front, placer, kept, ())
+                servers = kept
+        finally:
+            ledger.write("deployed", replicas=len(servers))
+        deployment = deployment.model_copy(update={"servers": tuple(servers)})
+        store.save(deployment)
+    return deployment
+
+
+def _next(deployment: Deployment) -> int:
+    """Return the first number that no server has had, for a folder that is not there yet."""
+    return 1 + max(server.generation for server in deployment.servers)
+
+
+def _place_all(
+    placer: Placer, bundle: ServingBundle, first: int, count: int, ready_seconds: float, share: int | None = None
+) -> list[Placed]:
+    """Place servers; all or none."""
+    placed: list[Placed] = []
+    try:
+        for number in range(first, first + count):
+            placed.append(placer.place(bundle, number, share or count, ready_seconds, lambda: None))
+    except BaseException:
+        for server in placed:
+            placer.end(server)
+        raise
+    return placed
+
+
+def _switch(front: Front, placer: Placer, active: Sequence[Placed], draining: Sequence[Placed]) -> None:
+    backends = [placer.backend(server) for server in active]
+    backends += [placer.backend(server, draining=True) for server in draining]
+    front.apply(front.config.model_copy(update={"backends": tuple(backends)}))
+
+
+def _watch(
+    front: Front, placer: Placer, servers: Sequence[Placed], bundle: ServingBundle, seconds: float
+) -> str | None:
+    """Return what is wrong with servers that have traffic; None: nothing for so long."""
+    names = {placer.backend(server).name for server in servers}
+    key = front.config.key
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(_LOOK_SECONDS, seconds))
+        failed = [one for one in front.state.backends if one.name in names and one.failures]
+        if failed:
+            return f"{failed[0].name} failed {failed[0].failures} of {failed[0].requests} requests"
+        for server in servers:
+            if not is_ready(url_of(server), key):
+                return f"server-{server.generation} is no longer ready"
+    for server in servers:
+        try:
+            if (problem := first_answers(url_of(server), key, bundle)) is not None:
+                return problem
+        except httpx.HTTPError as error:
+            return f"server-{server.generation}: {error or type(error).__name__}"
+    return None
+
+
+def _end_all(front: Front, placer: Placer, servers: Sequence[Placed], say: Say) -> None:
+    """End servers when they have answered what they have begun."""
+    names = {placer.backend(server).name for server in servers}
+    if not front.wait_until_idle(names, DRAIN_SECONDS):
+        say(f"{', '.join(sorted(names))}: requests are still in progress after {DRAIN_SECONDS:g} s")
+    for server in servers:
+        placer.end(server)
+
+
+def _text(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,166 @@
+"""Servers of a bundle on a place: written, started, waited for, tested with the first requests, ended.
+
+server = place_server(place, bundle, spec, say)          # a service under a supervisor, on a port of its own
+wait_until_ready(url, key, lambda: place..., seconds)     # ServerNotReady: with the end of its log
+stop_server(place, server)
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import httpx
+
+from configs.common.printable import printable
+from configs.plans.deployment import Service, ServiceState, ServingBundle
+from configs.plans.serving import BLOCK_POSITIONS, Rendezvous, ServingSettings
+from engine.planner.families import read_architecture
+from tasks.deployment.places import Place, is_alive, read, start, state, write
+from tasks.models.sources import load_manifest
+from tasks.serving.settings import block_bytes
+
+READY_SECONDS = 600.0
+_LOOK_SECONDS, _START_SECONDS = 0.2, 30.0
+_CACHE_SHARE = 0.5
+_FAILED_STARTS = 3
+_STEP_TOKENS = {"cpu": 128, "gpu": 2048}
+_LOG_BYTES = 4000
+
+
+class ServerNotReady(OSError):
+    """A server that was placed does not answer; the message has the reason that its log gives."""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """Where one server is placed. folder: on the place. port: 0: a free one. device: cpu, or whatever is there.
+
+    rendezvous: of a server whose ranks are on several nodes; None: all are on this one. own_address: this node's, as
+    the others reach it.
+    """
+
+    folder: str
+    key: str
+    expires_at: float
+    port: int = 0
+    device: str | None = None
+    rendezvous: Rendezvous | None = None
+    share: int = 1
+    own_address: str | None = None
+
+
+def manifest_at(place: Place, bundle: ServingBundle, local: bool) -> str:
+    """Return the path of a bundle's manifest there."""
+    return bundle.manifest if local else f"{place.models}/{Path(bundle.manifest).parent.name}/manifest.json"
+
+
+def place_server(place: Place, bundle: ServingBundle, spec: ServerSpec, local: bool) -> None:
+    """Write the files of a server and start its supervisor. Raises PlaceError."""
+    settings = settings_of(place, bundle, spec, manifest_at(place, bundle, local))
+    module = "engine.serving.http.main" if bundle.kind == "decoder" else "engine.answering.main"
+    first = spec.rendezvous is None or spec.rendezvous.node == 0
+    if not first:
+        module = "engine.serving.remote_ranks"
+    service = Service(
+        argv=(place.python, "-m", module, f"{spec.folder}/settings.json"),
+        key_file="key" if first else None,
+        settings="settings.json" if first else None,
+        port=spec.port,
+        expires_at=spec.expires_at,
+        own_address=spec.own_address,
+        add_pid=True,
+    )
+    place.ask("make", paths=[spec.folder])
+    write(place, f"{spec.folder}/settings.json", settings.model_dump_json())
+    write(place, f"{spec.folder}/key", spec.key + "\n")
+    write(place, f"{spec.folder}/service.json", service.model_dump_json())
+    start(place, spec.folder)
+
+
+def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest: str) -> ServingSettings:
+    """Return the settings of a server: its cache has room for all sequences, or for what half the memory holds."""
+    own = load_manifest(Path(bundle.manifest))
+    length = bundle.max_length or BLOCK_POSITIONS
+    blocks = 1
+    layout = bundle.layout
+    nodes = spec.rendezvous.nodes if spec.rendezvous else 1
+    ranks = max(1, layout.dp * layout.tp * layout.pp // nodes)
+    if bundle.kind == "decoder":
+        one = block_bytes(read_architecture(own.config, own.identity), layout, bundle.dtype)
+        longest = ceil(length / BLOCK_POSITIONS)
+        room = int(_CACHE_SHARE * place.memory_bytes() / (ranks * spec.share) / one)
+        blocks = max(longest, min(longest * bundle.max_sequences, room))
+    return ServingSettings(
+        name=bundle.model,
+        manifest=manifest,
+        folder=spec.folder,
+        port=spec.port,
+        layout=layout,
+        dtype=bundle.dtype,
+        compression=bundle.compression,
+        device=spec.device,
+        cores_per_rank=max(1, place.cores() // (ranks * spec.share)),
+        max_length=length,
+        max_sequences=bundle.max_sequences,
+        max_step_tokens=max(bundle.max_sequences, _STEP_TOKENS["cpu"]),
+        blocks=blocks,
+        rendezvous=spec.rendezvous,
+    )
+
+
+def wait_for_port(place: Place, folder: str) -> int:
+    """Return the port that the supervisor has chosen. Raises ServerNotReady, PlaceError."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        told = state(place, folder)
+        if told is not None and told.port:
+            return told.port
+        if time.monotonic() > deadline:
+            raise ServerNotReady(None, f"{place.name}: the supervisor did not start: {last_lines(place, folder)}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def wait_until_ready(place: Place, folder: str, url: str, key: str, seconds: float, check: Callable[[], None]) -> None:
+    """Return when a server takes requests. Raises ServerNotReady, PlaceError, and what `check` raises."""
+    deadline = time.monotonic() + seconds
+    while True:
+        check()
+        if is_ready(url, key):
+            return
+        told = state(place, folder)
+        if told is not None and (told.state == "ended" or told.starts > _FAILED_STARTS):
+            raise ServerNotReady(None, f"{place.name}: the server does not start: {_reason(told, place, folder)}")
+        if told is not None and told.starts > 1 and "cannot be listened on" in told.reason:
+            raise ServerNotReady(None, f"{place.name}: {printable(told.reason, 300)}. Use another --port")
+        if not is_alive(place, folder):
+            raise ServerNotReady(None, f"{place.name}: the supervisor is gone: {last_lines(place, folder)}")
+        if time.monotonic() > deadline:
+            raise ServerNotReady(
+                None, f"{place.name}: not ready within {seconds:.0f} s: {last_lines(place, folder) or 'no message'}"
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def is_ready(url: str, key: str | None) -> bool:
+    """Return whether a server or a front takes requests."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        return httpx.get(f"{url}/readyz", headers=headers, timeout=3.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def last_lines(place: Place, folder: str, lines: int = 3) -> str:
+    """Return the end of a server's logs, in one line."""
+    found: list[str] = []
+    for name in ("replica-0.log", "rank.log", "server.log", "start_0.log"):
+        data = read(place, f"{folder}/{name}", _LOG_BYTES)
+        told = [line for line in (data or b"").decode(errors="replace").splitlines() if line.strip()]
+        found += told[-lines:]
+    return printable(" | ".join(found), 600)
+
+
+def _reason(told: ServiceState, place: Place, folder: str) -> str:
+    return f"{printable(told.reason, 300) or 'no reason'}; {last_lines(place, folder)}"

@@ -1,0 +1,79 @@
+"""Deployments of this user, as files below the data folder.
+
+<data>/deployments/<name>/deployment.json  key  ledger.jsonl  front/  servers/  tunnels/
+<data>/bundles/<model>-<id>/bundle.json
+
+The ledger has a line before everything that is started, as that of rented nodes has.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.common.base import write_atomically
+from configs.common.reading import read_model
+from configs.plans.deployment import Deployment, ServingBundle
+from tasks.deployment.bundles import read_bundle
+from tasks.providers.leases import open_ledger, read_entries
+
+
+@dataclass(frozen=True)
+class Store:
+    """Folders: data of deployments and bundles, ledgers of rentals, models."""
+
+    data: Path
+    rented: Path
+    cache: Path
+
+    @property
+    def bundles(self) -> Path:
+        """All bundles."""
+        return self.data / "bundles"
+
+    def folder(self, name: str) -> Path:
+        """That of one deployment."""
+        return self.data / "deployments" / name
+
+    def save(self, deployment: Deployment) -> None:
+        """Write a deployment."""
+        write_atomically(
+            self.folder(deployment.name) / "deployment.json", deployment.model_dump_json(indent=1), mode=0o600
+        )
+
+    def read(self, name: str) -> Deployment:
+        """Read a deployment. Raises ValueError naming those that there are."""
+        path = self.folder(name) / "deployment.json"
+        if "/" in name or not path.exists():
+            known = ", ".join(each.name for each in self.all()) or "none"
+            raise ValueError(f"{name}: no deployment of this name. Known: {known}")
+        return read_model(path, Deployment)
+
+    def all(self) -> list[Deployment]:
+        """Return all deployments, by name."""
+        paths = sorted((self.data / "deployments").glob("*/deployment.json"))
+        return [read_model(path, Deployment) for path in paths]
+
+    def bundle(self, deployment: Deployment) -> ServingBundle:
+        """Return the bundle that a deployment serves."""
+        return read_bundle(self.bundles, deployment.bundle)
+
+    def forget(self, name: str) -> None:
+        """Remove the folder of a deployment of which nothing runs."""
+        shutil.rmtree(self.folder(name), ignore_errors=True)
+
+    def unfinished(self) -> list[str]:
+        """Return names of deployments whose process died between the first start and the end."""
+        found = []
+        for path in sorted((self.data / "deployments").glob("*/ledger.jsonl")):
+            entries = read_entries(path)
+            if entries and entries[-1]["event"] not in ("deployed", "undeployed") and _is_free(path.parent):
+                found.append(path.parent.name)
+        return found
+
+
+def _is_free(folder: Path) -> bool:
+    try:
+        with open_ledger(folder):
+            return True
+    except ValueError:
+        return False

@@ -1,0 +1,53 @@
+"""What --target and --targets name, parsed in one place.
+
+parse_target("local:cpu")            # this machine, on its cores
+parse_target("ssh:gpu-a")            # a host of ~/.ssh/config; ssh:gpu-a,... is two targets
+parse_target("aws:g4dn.xlarge")      # a rented instance, in any spelling of `configs.hardware.node_names`
+"""
+
+from typing import Literal
+
+from configs.common.base import Frozen
+from configs.hardware.node_names import parse_node_name
+from configs.spec.ssh_host import SshHost
+
+Kind = Literal["local", "ssh", "aws", "gcp", "azure"]
+
+
+class ParsedTarget(Frozen):
+    """text: as written. host: of kind ssh; instance: of a cloud; device: cpu where the cores are to compute."""
+
+    text: str
+    kind: Kind
+    host: str | None = None
+    instance: str | None = None
+    device: Literal["cpu"] | None = None
+
+
+def parse_target(text: str) -> ParsedTarget:
+    """Return what a target names. Raises ValueError with what would work."""
+    kind, _, rest = text.strip().partition(":")
+    if kind == "local" and rest in ("", "cpu", "gpu"):
+        return ParsedTarget(text=text, kind="local", device="cpu" if rest == "cpu" else None)
+    if kind == "ssh" and rest:
+        return ParsedTarget(text=text, kind="ssh", host=rest)
+    if kind == "slurm":
+        raise ValueError(
+            f"--target: {text}: services in a Slurm partition are not deployed; jobs there end at their time limit. "
+            "Name a node of it as ssh:HOST"
+        )
+    try:
+        node = parse_node_name(text)
+    except ValueError as error:
+        raise ValueError(
+            f"--target: {error}. Use local:cpu, ssh:HOST, aws:INSTANCE, gcp:MACHINE or azure:SIZE"
+        ) from error
+    return ParsedTarget(text=text, kind=node.provider, instance=node.instance)
+
+
+def ssh_host(written: str) -> SshHost:
+    """Return a host as an option names it: HOST, or HOST:PORT. Raises ValueError."""
+    host, _, port = written.rpartition(":")
+    if host and port.isdigit():
+        return SshHost(host=host, port=int(port), name=f"{host}-{port}")
+    return SshHost(host=written, name=written)

@@ -1,0 +1,139 @@
+"""The JSON file of `rankwise benchmark --config`: nodes, defaults of measuring, and of each cloud.
+
+    file = read_benchmark_file(Path("my_config.json"))
+    file.target("aws-g4dn.xlarge")              # a target of a study, in the regions that the file names
+
+{"nodes": [{"id": "local", "type": "local"}, {"id": "aws-a", "type": "aws", "instance_type": "g4dn.xlarge"}],
+ "benchmark_defaults": {"repeats": 3, "batch_sizes": [1, 2], "timeout_seconds": 600},
+ "cloud_defaults": {"aws": {"region": "us-west-2"}, "gcp": {"zone": "us-central1-a"}, "azure": {"location": "eastus"}}}
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from configs.common.base import Frozen
+from configs.common.reading import read_model
+from configs.hardware.catalog import HOME_REGIONS
+from configs.hardware.node_names import Cloud, NodeName, parse_node_name
+from configs.spec.rented import RentedTarget
+from configs.spec.ssh_host import SshHost
+from configs.spec.target import LocalTarget, SshTarget, Target
+
+
+class NodeEntry(Frozen):
+    """One node. `id` is what --nodes names; `type` local, ssh, or a cloud with its instance."""
+
+    id: str = Field(min_length=1, max_length=64)
+    type: Literal["local", "ssh", "aws", "gcp", "azure"]
+    name: str | None = None
+    host: str | None = Field(None, description="of type ssh: name or address; none: the id")
+    user: str | None = None
+    key: str | None = None
+    port: PositiveInt | None = None
+    known_hosts: str | None = None
+    folder: str | None = None
+    python: str | None = Field(None, description="interpreter that has the libraries; none: they are installed")
+    instance_type: str | None = None
+    machine_type: str | None = Field(None, description="as GCP calls it")
+    vm_size: str | None = Field(None, description="as Azure calls it")
+    region: str | None = None
+    zone: str | None = None
+    location: str | None = None
+    ssh_from: str | None = None
+
+    @property
+    def instance(self) -> str | None:
+        """The instance by any of its three names."""
+        return self.instance_type or self.machine_type or self.vm_size
+
+
+class BenchmarkDefaults(Frozen):
+    """What the command line may override."""
+
+    repeats: PositiveInt | None = None
+    batch_sizes: list[PositiveInt] | None = None
+    timeout_seconds: PositiveFloat | None = None
+
+
+class CloudDefaults(Frozen):
+    """Where a cloud is asked, and for which instance where a node names none."""
+
+    region: str | None = None
+    zone: str | None = None
+    location: str | None = None
+    instance_type: str | None = None
+    machine_type: str | None = None
+    vm_size: str | None = None
+    ssh_from: str | None = None
+    python: str | None = None
+
+    @property
+    def instance(self) -> str | None:
+        """The instance by any of its three names."""
+        return self.instance_type or self.machine_type or self.vm_size
+
+
+class BenchmarkFile(Frozen):
+    """The whole file; every part may be left out."""
+
+    nodes: list[NodeEntry] = []
+    benchmark_defaults: BenchmarkDefaults = BenchmarkDefaults()
+    cloud_defaults: dict[Cloud, CloudDefaults] = {}
+
+    def target(self, name: str) -> Target:
+        """Return the target that a node's id names, or an instance's name. Raises ValueError for neither."""
+        entry = next((node for node in self.nodes if node.id == name), None)
+        if entry is None and name == "local":
+            return LocalTarget()
+        if entry is None and name.startswith("ssh:"):
+            entry = NodeEntry(id=name.removeprefix("ssh:"), type="ssh")
+        if entry is None:
+            return self._rented(name, parse_node_name(name), NodeEntry(id=name, type="local"))
+        if entry.type == "local":
+            return LocalTarget(name=entry.id)
+        if entry.type == "ssh":
+            return _ssh(entry)
+        instance = entry.instance or self._defaults(entry.type).instance
+        if instance is None:
+            raise ValueError(f"nodes: {entry.id}: no instance_type, and none in cloud_defaults.{entry.type}")
+        return self._rented(entry.id, parse_node_name(f"{entry.type}/{instance}"), entry)
+
+    def _defaults(self, cloud: Cloud) -> CloudDefaults:
+        return self.cloud_defaults.get(cloud, CloudDefaults())
+
+    def _rented(self, name: str, node: NodeName, entry: NodeEntry) -> RentedTarget:
+        own = self._defaults(node.provider)
+        zone = entry.zone or own.zone
+        region = entry.region or entry.location or own.region or own.location or region_of_zone(node.provider, zone)
+        fields: dict[str, Any] = {
+            "kind": node.provider,
+            "name": re.sub(r"[^A-Za-z0-9._+-]", "-", name),
+            "instance": node.instance,
+            "regions": [region or HOME_REGIONS[node.provider]],
+            "zones": [zone] if zone else [],
+            "python": entry.python or own.python,
+            "ssh_from": entry.ssh_from or own.ssh_from,
+        }
+        return RentedTarget.model_validate(fields)
+
+
+def region_of_zone(cloud: Cloud, zone: str | None) -> str | None:
+    """Return the region of a zone: `us-central1-a` is in us-central1, `us-east-1a` in us-east-1. Azure's: unknown."""
+    if zone is None or cloud == "azure":
+        return None
+    return zone.rpartition("-")[0] if cloud == "gcp" else zone.rstrip("abcdefghij")
+
+
+def _ssh(entry: NodeEntry) -> SshTarget:
+    host = SshHost(host=entry.host or entry.id, name=entry.id, user=entry.user, key=entry.key, port=entry.port)
+    given = {"known_hosts": entry.known_hosts, "folder": entry.folder, "python": entry.python}
+    known = {name: value for name, value in given.items() if value is not None}
+    return SshTarget.model_validate({"kind": "ssh", "name": entry.id, "hosts": [host], **known})
+
+
+def read_benchmark_file(path: Path) -> BenchmarkFile:
+    """Read the file. Raises ValueError naming the field, FileNotFoundError."""
+    return read_model(path, BenchmarkFile)

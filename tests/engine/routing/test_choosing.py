@@ -1,0 +1,42 @@
+"""Own machines take the base, cheaper clouds come before dearer ones, peaks go to the next that has room."""
+
+from configs.plans.deployment import Backend
+from engine.routing.choosing import Load, choose
+
+
+def backend(name: str, price: float | None = None, draining: bool = False) -> Backend:
+    return Backend(name=name, url="http://x", usd_per_hour=price, max_in_flight=2, draining=draining)
+
+
+OWN, CHEAP, DEAR = backend("own"), backend("cheap", 0.5), backend("dear", 3.0)
+ALL = (DEAR, CHEAP, OWN)
+
+
+def chosen(tried: tuple[str, ...] = (), **in_flight: int | None) -> str | None:
+    loads = {
+        each.name: Load(ready=in_flight.get(each.name, 0) is not None, in_flight=in_flight.get(each.name, 0) or 0)
+        for each in ALL
+    }
+    found = choose(ALL, loads, tried)
+    return None if found is None else found.name
+
+
+def test_the_base_is_own_and_the_peaks_go_on_by_price() -> None:
+    assert chosen() == "own"
+    assert chosen(own=1) == "own"
+    assert chosen(own=2) == "cheap"
+    assert chosen(own=2, cheap=2) == "dear"
+
+
+def test_where_all_are_full_the_least_full_is_taken() -> None:
+    assert chosen(own=4, cheap=3, dear=2) == "dear"
+    assert chosen(own=2, cheap=3, dear=4) == "own"
+
+
+def test_what_is_not_ready_tried_or_draining_is_passed_over() -> None:
+    assert chosen(own=None) == "cheap"
+    assert chosen(("own", "cheap")) == "dear"
+    assert chosen(own=None, cheap=None, dear=None) is None
+    ready = {"old": Load(ready=True), "new": Load(ready=True, in_flight=2)}
+    found = choose((backend("old", draining=True), backend("new")), ready)
+    assert found is not None and found.name == "new"

@@ -1,0 +1,136 @@
+"""A front over real servers: tokens, refusals passed on, a backend that dies, a configuration that changes."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from configs.plans.deployment import Backend, FrontConfig, FrontState
+from tests.support.fronts import running_front
+
+
+class Upstream:
+    """A server that answers with its name; `status` and `cut` say how else."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.status, self.cut, self.keys = name, 200, False, list[str | None]()
+        upstream = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *arguments: object) -> None:
+                return
+
+            def do_GET(self) -> None:
+                self._send(200, b"{}")
+
+            def do_POST(self) -> None:
+                upstream.keys.append(self.headers.get("Authorization"))
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if upstream.cut:
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+                    self.close_connection = True
+                    return
+                self._send(upstream.status, json.dumps({"name": upstream.name}).encode())
+
+            def _send(self, status: int, data: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def backend(self) -> Backend:
+        return Backend(name=self.name, url=f"http://127.0.0.1:{self._server.server_port}", key=f"key-of-{self.name}")
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def upstreams(*names: str) -> Iterator[list[Upstream]]:
+    made = [Upstream(name) for name in names]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+def post(url: str, key: str = "front-key") -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}/v1/completions", json={"a": 1}, headers=headers, timeout=30, trust_env=False)
+
+
+def config(*backends: Backend, wait_seconds: float = 5.0) -> FrontConfig:
+    return FrontConfig(key="front-key", backends=backends, wait_seconds=wait_seconds)
+
+
+def test_a_token_is_required_and_the_backends_own_is_sent(tmp_path: Path) -> None:
+    with upstreams("a") as [one], running_front(tmp_path, config(one.backend)) as url:
+        assert post(url, "wrong").status_code == 401
+        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        answer = post(url)
+        assert (answer.status_code, answer.json()) == (200, {"name": "a"})
+        assert one.keys == ["Bearer key-of-a"]
+
+
+def test_refused_and_unreachable_backends_are_passed_over(tmp_path: Path) -> None:
+    with upstreams("a", "b") as [one, two], running_front(tmp_path, config(one.backend, two.backend)) as url:
+        one.status = 503
+        assert {post(url).json()["name"] for _ in range(4)} == {"b"}
+        one.close()
+        assert {post(url).json()["name"] for _ in range(4)} == {"b"}
+        two.status = 429
+        assert post(url).status_code in (429, 503)
+
+
+def test_an_answer_that_breaks_is_not_repeated(tmp_path: Path) -> None:
+    with upstreams("a", "b") as [one, two], running_front(tmp_path, config(one.backend, two.backend)) as url:
+        one.cut = True
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(url)
+        assert two.keys == []
+
+
+def test_a_configuration_is_taken_while_requests_come(tmp_path: Path) -> None:
+    with upstreams("a", "b") as [one, two], running_front(tmp_path, config(one.backend)) as url:
+        names: list[str] = []
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                names.append(post(url).json()["name"])
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        drained = config(two.backend, one.backend.model_copy(update={"draining": True}))
+        (tmp_path / "front.json").write_text(drained.model_dump_json())
+        deadline = time.monotonic() + 60
+        while not names or names[-1] != "b":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        stop.set()
+        thread.join()
+        assert names == sorted(names)
+        told = FrontState.model_validate_json((tmp_path / "state.json").read_text())
+        assert told.failed == 0
+
+
+def test_a_request_waits_for_a_backend_and_then_says_so(tmp_path: Path) -> None:
+    gone = Backend(name="gone", url="http://127.0.0.1:9")
+    with running_front(tmp_path, config(gone, wait_seconds=0.5)) as url:
+        answer = post(url)
+        assert answer.status_code == 503 and "no server of this address is ready" in answer.text

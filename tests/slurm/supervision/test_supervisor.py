@@ -1,0 +1,104 @@
+"""A supervisor keeps a process running, on one port, until it is told to end or its time is over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from configs.plans.deployment import Service, ServiceState
+from slurm.supervision.supervisor import main
+from tests.support.studies import wait_until
+
+SERVER = "import sys, time; print('serving', sys.argv[1], flush=True); time.sleep(600)"
+
+
+def service(folder: Path, *argv: str, **fields: object) -> None:
+    told = Service.model_validate({"argv": (sys.executable, "-c", *argv), **fields})
+    (folder / "service.json").write_text(told.model_dump_json())
+
+
+def supervised(folder: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-m", "slurm.supervision.supervisor", str(folder)])
+
+
+def state(folder: Path) -> ServiceState | None:
+    path = folder / "state.json"
+    return ServiceState.model_validate_json(path.read_text()) if path.exists() else None
+
+
+def running(folder: Path, starts: int = 1) -> bool:
+    told = state(folder)
+    return told is not None and told.pid is not None and told.starts >= starts
+
+
+def test_it_is_started_again_on_the_same_port_and_ends_with_its_supervisor(tmp_path: Path) -> None:
+    service(tmp_path, SERVER, "{port}")
+    process = supervised(tmp_path)
+    wait_until(lambda: running(tmp_path), 60, "the service")
+    first = state(tmp_path)
+    assert first is not None and first.pid is not None and first.port > 0
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: running(tmp_path, 2), 60, "the second start")
+    second = state(tmp_path)
+    assert second is not None and second.pid is not None
+    assert second.port == first.port and "exit code -9" in second.reason
+    assert main([str(tmp_path)]) == 1  # another supervisor has the folder
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not psutil.pid_exists(second.pid or 0), 60, "the service to end")
+
+
+def test_sigterm_ends_both(tmp_path: Path) -> None:
+    service(tmp_path, SERVER, "x")
+    process = supervised(tmp_path)
+    wait_until(lambda: running(tmp_path), 60, "the service")
+    told = state(tmp_path)
+    assert told is not None and told.pid is not None
+    process.terminate()
+    assert process.wait(60) == 0
+    ended = state(tmp_path)
+    assert ended is not None and ended.state == "ended" and not psutil.pid_exists(told.pid)
+
+
+def test_it_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    service(tmp_path, SERVER, "x", expires_at=time.time() + 2)
+    process = supervised(tmp_path)
+    assert process.wait(60) == 0
+    ended = state(tmp_path)
+    assert ended is not None and (ended.state, ended.reason) == ("ended", "expired")
+
+
+def test_the_key_is_in_the_environment_only_and_a_missing_one_ends_it(tmp_path: Path) -> None:
+    service(tmp_path, "import os; print(len(os.environ['RANKWISE_API_KEY']))", key_file="key")
+    (tmp_path / "key").write_text("canary-key\n")
+    process = supervised(tmp_path)
+    log = tmp_path / "server.log"
+    wait_until(lambda: log.exists() and log.read_text().startswith("10"), 60, "the key's length")
+    process.terminate()
+    process.wait(60)
+    written = [path for path in tmp_path.iterdir() if path.name != "key" and b"canary" in path.read_bytes()]
+    assert not written
+    (tmp_path / "key").unlink()
+    failed = subprocess.run(
+        [sys.executable, "-m", "slurm.supervision.supervisor", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert failed.returncode == 1 and "key" in failed.stderr and "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize("argv", ["/no/such/program"])
+def test_a_program_that_is_missing_is_named(tmp_path: Path, argv: str) -> None:
+    (tmp_path / "service.json").write_text(Service(argv=(argv,)).model_dump_json())
+    process = supervised(tmp_path)
+    wait_until(lambda: (told := state(tmp_path)) is not None and told.starts > 1, 60, "two starts")
+    told = state(tmp_path)
+    process.terminate()
+    process.wait(60)
+    assert told is not None and "No such file" in told.reason

@@ -1,0 +1,100 @@
+"""Rules of deploying by themselves: targets' names, the level that is chosen, first answers, what fits."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.common.execution import Layout
+from configs.plans.deployment import FirstRequest, LevelCheck, OptimizationLevel
+from engine.planner.families import read_architecture
+from tasks.deployment.bundles import chosen_level
+from tasks.deployment.first_answers import TIES, _compare
+from tasks.deployment.fit import check_fit, memory_of_rank
+from tasks.deployment.targets import parse_target, ssh_host
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "rest"),
+    [
+        ("local:cpu", "local", None),
+        ("local", "local", None),
+        ("ssh:gpu-a", "ssh", "gpu-a"),
+        ("ssh:10.0.0.1:2200", "ssh", "10.0.0.1:2200"),
+        ("aws:g4dn.xlarge", "aws", "g4dn.xlarge"),
+        ("gcp:n1-standard-4-t4", "gcp", "n1-standard-4+t4"),
+        ("azure:Standard_NC6s_v3", "azure", "Standard_NC6s_v3"),
+    ],
+)
+def test_targets_are_parsed(text: str, kind: str, rest: str | None) -> None:
+    found = parse_target(text)
+    assert (found.kind, found.host or found.instance) == (kind, rest)
+    assert found.device == ("cpu" if text == "local:cpu" else None)
+
+
+@pytest.mark.parametrize("text", ["", "local:tpu", "ssh:", "nowhere:x", "slurm:gpu", "aws:"])
+def test_other_targets_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--target"):
+        parse_target(text)
+
+
+def test_an_ssh_host_may_name_its_port() -> None:
+    assert (ssh_host("10.0.0.1:2200").host, ssh_host("10.0.0.1:2200").port) == ("10.0.0.1", 2200)
+    assert (ssh_host("gpu-a").host, ssh_host("gpu-a").port) == ("gpu-a", None)
+
+
+def checks(**refused: str | None) -> dict[OptimizationLevel, LevelCheck]:
+    levels: tuple[OptimizationLevel, ...] = ("none", "balanced", "aggressive")
+    return {level: LevelCheck(level=level, passes=("int8",), refused=refused.get(level)) for level in levels}
+
+
+def test_a_refused_level_falls_to_the_next_milder_one_and_says_so() -> None:
+    said: list[str] = []
+    assert chosen_level("aggressive", checks(), said.append) == "aggressive" and said == []
+    assert chosen_level("aggressive", checks(aggressive="loses 3 %"), said.append) == "balanced"
+    assert said == ["aggressive (int8) is not deployed: loses 3 %", "balanced is deployed in its place: "]
+    said.clear()
+    bad = checks(aggressive="loses 3 %", balanced="loses 2 %")
+    assert chosen_level("aggressive", bad, said.append) == "none"
+    assert "the unchanged weights are deployed in its place" in said
+    assert chosen_level("none", bad, said.append) == "none"
+
+
+def test_tokens_are_compared_up_to_the_first_tie() -> None:
+    request = FirstRequest(prompt=(1,), tokens=(5, 6, 7), gaps=(0.5, 0.001, 0.5))
+    tie = TIES["bfloat16"]
+
+    def answer(*tokens: int) -> dict[str, object]:
+        return {"choices": [{"token_ids": list(tokens)}]}
+
+    assert _compare(request, answer(5, 6, 7), tie) == (1, None)
+    assert _compare(request, answer(5, 9, 9), tie) == (1, None)  # another token at a tie
+    assert _compare(request, answer(4, 6, 7), tie)[1] == "token 0 of an answer differs: got 4, expected 5"
+    assert (
+        _compare(request, answer(5, 6), TIES["float32"])[1] == "token 2 of an answer differs: got nothing, expected 7"
+    )
+
+
+def test_vectors_are_compared_by_their_direction() -> None:
+    request = FirstRequest(prompt="x", vector=(1.0, 0.0))
+    for found, right in (([0.9999, 0.001], True), ([0.9, 0.4], False), ([1.0], False)):
+        problem = _compare(request, {"data": [{"embedding": found}]}, 0.0)[1]
+        assert (problem is None) is right
+
+
+def test_what_does_not_fit_is_refused_with_the_smallest_instance_that_would_do(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000,
+        "max_position_embeddings": 4096, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    }  # fmt: skip
+    architecture = read_architecture(config, "llama-7b")
+    arguments = (architecture, Layout(), "bfloat16", 2048)
+    where = "aws:g4dn.xlarge"
+    memory = memory_of_rank("aws/g4dn.xlarge", 1)
+    assert memory is not None
+    with pytest.raises(ValueError, match=r"does not fit: needs about 1\d\.\d+ GiB .*--target aws:") as caught:
+        check_fit(*arguments, memory, where, tmp_path, "aws", "aws/g4dn.xlarge")  # type: ignore[arg-type]
+    assert "g4dn.xlarge. The smallest" not in str(caught.value)
+    large = memory_of_rank("aws/g5.12xlarge", 1)
+    told = check_fit(*arguments, large, "aws:g5.12xlarge", tmp_path, "aws", "aws/g5.12xlarge")  # type: ignore[arg-type]
+    assert "needs about" in told

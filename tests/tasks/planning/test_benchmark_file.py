@@ -1,0 +1,72 @@
+"""The JSON file of `rankwise benchmark`, as seed documents write it, and what its nodes become."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.spec.rented import RentedTarget
+from configs.spec.target import LocalTarget, SshTarget
+from tasks.planning.benchmark_file import BenchmarkFile, read_benchmark_file, region_of_zone
+
+WRITTEN = {
+    "nodes": [
+        {"id": "local", "type": "local", "name": "Local Node"},
+        {
+            "id": "aws-g4dn-xlarge",
+            "type": "aws",
+            "name": "AWS G4dn Xlarge",
+            "instance_type": "g4dn.xlarge",
+            "region": "us-west-2",
+        },
+        {"id": "lab", "type": "ssh", "host": "gpu-a", "user": "bench"},
+    ],
+    "benchmark_defaults": {"repeats": 3, "batch_sizes": [1, 2, 4, 8], "timeout_seconds": 600},
+    "cloud_defaults": {
+        "aws": {"region": "us-west-2", "instance_type": "g4dn.xlarge"},
+        "gcp": {"zone": "us-central1-a", "machine_type": "n1-standard-4"},
+        "azure": {"location": "eastus", "vm_size": "Standard_NC6s_v3"},
+    },
+}
+
+
+def read(tmp_path: Path, **changes: object) -> BenchmarkFile:
+    path = tmp_path / "my_config.json"
+    path.write_text(json.dumps(WRITTEN | changes))
+    return read_benchmark_file(path)
+
+
+def test_nodes_become_targets(tmp_path: Path) -> None:
+    file = read(tmp_path)
+    assert file.target("local") == LocalTarget()
+    named = file.target("aws-g4dn-xlarge")
+    assert isinstance(named, RentedTarget)
+    assert (named.kind, named.instance, named.regions) == ("aws", "g4dn.xlarge", ["us-west-2"])
+    spelled = file.target("gcp:n1-standard-4-t4")
+    assert isinstance(spelled, RentedTarget)
+    assert (spelled.instance, spelled.regions, spelled.zones) == (
+        "n1-standard-4+t4",
+        ["us-central1"],
+        ["us-central1-a"],
+    )
+    lab = file.target("lab")
+    assert isinstance(lab, SshTarget) and lab.hosts[0].host == "gpu-a" and lab.hosts[0].user == "bench"
+    other = file.target("ssh:gpu-b")
+    assert isinstance(other, SshTarget) and other.hosts[0].host == "gpu-b"
+
+
+def test_unknown_nodes_and_keys_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a provider and an instance"):
+        read(tmp_path).target("nowhere")
+    with pytest.raises(ValueError, match="repeat"):
+        read(tmp_path, benchmark_defaults={"repeat": 3})
+    with pytest.raises(ValueError, match=r"no instance_type, and none in cloud_defaults\.aws"):
+        read(tmp_path, nodes=[{"id": "x", "type": "aws"}], cloud_defaults={}).target("x")
+
+
+@pytest.mark.parametrize(
+    ("cloud", "zone", "region"),
+    [("gcp", "us-central1-a", "us-central1"), ("aws", "us-east-1a", "us-east-1"), ("azure", "1", None)],
+)
+def test_the_region_of_a_zone(cloud: str, zone: str, region: str | None) -> None:
+    assert region_of_zone(cloud, zone) == region  # type: ignore[arg-type]
