@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -91,6 +91,9 @@ bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 record
 
 bench-planner: $(VENV)/.installed-dev  ## the planner against published and measured figures; the measured ones take minutes
 	$(BIN)/python -m benchmarks.planner.bench
+
+planner-constants: $(VENV)/.installed-dev  ## fit the engines' constants to the published rows: configs/catalog/engine_constants.json
+	$(BIN)/python -m benchmarks.planner.constants
 
 bench-inference: $(VENV)/.installed-dev  ## our engine against its peers and the machine's limits, half an hour; KEEP=folder keeps the run
 	$(BIN)/python -m benchmarks.inference.bench $(if $(KEEP),--runs $(KEEP))

@@ -1,6 +1,6 @@
 """How well the planner predicts what others measured, beside what a simpler rule would have said.
 
-    python -m benchmarks.planner.bench [throughput|decode|memory|cells] [--published docs/measurements/published]
+    python -m benchmarks.planner.bench [throughput|decode|engines|few|memory|cells] [--published DIR]
 
 Each part is a module of its own with a `main(published)`; they can be run by themselves, with more options.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 PARTS = {
     "throughput": "benchmarks.planner.throughput",
     "decode": "benchmarks.planner.decode",
+    "engines": "benchmarks.planner.engines",
+    "few": "benchmarks.planner.few",
     "memory": "benchmarks.planner.memory",
     "cells": "benchmarks.planner.cells",
 }

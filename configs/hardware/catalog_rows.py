@@ -60,6 +60,7 @@ class AcceleratorRow(CatalogRow):
     bfloat16: PositiveFloat | None = None
     float16: PositiveFloat | None = None
     float8: PositiveFloat | None = None
+    float4: PositiveFloat | None = None
     int8: PositiveFloat | None = None
     link: str | None = Field(None, description="to its neighbours: a name in the table of links")
     kernel_seconds: PositiveFloat
@@ -101,4 +102,4 @@ TABLES: dict[str, type[CatalogRow]] = {
     "cpus": CpuRow,
     "instances": InstanceRow,
 }
-FORMATS: tuple[NumberFormat, ...] = ("float32", "tfloat32", "bfloat16", "float16", "float8", "int8")
+FORMATS: tuple[NumberFormat, ...] = ("float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4")

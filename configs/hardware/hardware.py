@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from configs.common.base import Frozen
 
 AcceleratorKind = Literal["cuda", "rocm", "cpu"]
-NumberFormat = Literal["float32", "tfloat32", "bfloat16", "float16", "float8", "int8"]
+NumberFormat = Literal["float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4"]
 
 
 class Link(Frozen):
@@ -86,6 +86,7 @@ _WIDER: dict[str, tuple[NumberFormat, ...]] = {
     "bfloat16": ("bfloat16", "float16", "float32"),
     "float16": ("float16", "bfloat16", "float32"),
     "float8": ("float8", "bfloat16", "float16", "float32"),
+    "float4": ("float4", "float8", "bfloat16", "float16", "float32"),
     "int8": ("int8", "bfloat16", "float16", "float32"),
 }
 

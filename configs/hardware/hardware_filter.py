@@ -35,9 +35,15 @@ _GENERATIONS: dict[str, tuple[str, float]] = {
     "rtx4090": ("nvidia", 8.9),
     "h100": ("nvidia", 9.0),
     "h200": ("nvidia", 9.0),
+    "gh200": ("nvidia", 9.0),
     "b200": ("nvidia", 10.0),
+    "gb200": ("nvidia", 10.0),
+    "b300": ("nvidia", 10.3),
+    "gb300": ("nvidia", 10.3),
     "mi250x": ("amd", 2.0),
     "mi300x": ("amd", 3.0),
+    "mi325x": ("amd", 3.0),
+    "mi355x": ("amd", 4.0),
 }
 """Maker and generation. NVIDIA: CUDA compute capability, https://developer.nvidia.com/cuda-gpus, and
 https://leimao.github.io/blog/NVIDIA-GPU-Compute-Capability for those that the page no longer lists. AMD: CDNA,

@@ -327,13 +327,21 @@ def plan_check(
     context: typer.Context,
     predict: Annotated[Path, typer.Option(metavar="B.csv", help="rows to predict")],
     fit: Annotated[Path | None, typer.Option(metavar="A.csv", help="measured rows to calibrate with")] = None,
+    column: Annotated[
+        list[str], typer.Option(metavar="NAME=COLUMN", help="name of a column in your files, repeatable")
+    ] = [],  # noqa: B006
+    value: Annotated[
+        list[str], typer.Option(metavar="NAME=VALUE", help="value of a column that your files lack, repeatable")
+    ] = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Predict the rows of a file of measurements and print the prediction errors."""
     from flows.cli.plan.check import plan_check as check
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: plainly(lambda: check(predict, fit, as_json)), predict, context.obj["debug"]))
+    raise typer.Exit(
+        guarded(lambda: plainly(lambda: check(predict, fit, as_json, column, value)), predict, context.obj["debug"])
+    )
 
 
 @app.command()

@@ -21,12 +21,15 @@ from configs.common.execution import Layout
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number, within
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.timing.inference import generation_time
 
 MEASURED = "tokens_per_second"
 _NODE_GPUS = 8
+UNFITTED_FACTOR, _SCALED_FACTOR = 1.6, 1.1
+"""Width of the interval either way: as a data sheet's (`engine.planner.cells.prior_factor`), and of a model that has a
+scale (worst published row 3 %, over the range of both constants 10 %)."""
 _NEW_TOKENS = 200
 _INT4_GROUP = 32
 _FORMATS: dict[str, WeightFormat] = {
@@ -71,7 +74,11 @@ def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[R
 def _predicted(row: PublishedRow, scales: Sequence[_Scale]) -> RowPrediction:
     try:
         point = _point(row)
-        return RowPrediction(point.tokens_per_second * _scale_of(point, scales))
+        rate = point.tokens_per_second * _scale_of(point, scales)
+        own = sum(scale.point.model == point.model and scale.point.gpu == point.gpu for scale in scales)
+        factor = _SCALED_FACTOR if own else UNFITTED_FACTOR
+        support = f"{own} measured points of this model and GPU" if own else "hardware constants alone"
+        return RowPrediction(rate, interval=within(rate, factor), support=support)
     except ValueError as error:
         return RowPrediction(None, str(error))
 
@@ -114,7 +121,7 @@ def _scale_of(point: _Point, scales: Sequence[_Scale]) -> float:
 
 def _point(row: PublishedRow) -> _Point:
     """Raises ValueError for a model, GPU, dtype or number that is not known."""
-    weights, group = _format(row["dtype"])
+    weights, group = number_format(row["dtype"])
     gpus = whole_number(row, "num_gpus")
     if gpus > _NODE_GPUS:
         raise ValueError(
@@ -140,7 +147,7 @@ def _point(row: PublishedRow) -> _Point:
     return _Point(setup, device.name, weights)
 
 
-def _format(text: str) -> tuple[WeightFormat, int]:
+def number_format(text: str) -> tuple[WeightFormat, int]:
     """Parse `bf16`, `int8`, `int4`, `int4-g128`, `4-bit (G=64)` into format and int4 group size."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower()).replace("weightonly", "")
     found = re.fullmatch(r"([a-z]*\d+(?:bit|a16)?)(?:(?:g|group|groupsize)(\d+))?", plain)

@@ -19,6 +19,8 @@ class RowPrediction:
 
     predicted: float | None
     reason: str | None = None
+    interval: tuple[float, float] | None = None  # holds 90 % of measurements
+    support: str | None = None  # the measured rows that the prediction stands on
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class CheckedRow:
     measured: float | None
     error: float | None
     reason: str | None = None
+    interval: tuple[float, float] | None = None
+    support: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,13 @@ class Checked:
     def errors(self) -> list[float]:
         """Relative errors of the rows that have one."""
         return [row.error for row in self.rows if row.error is not None]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many measured rows lie within their interval, and how many have one."""
+        both = [row for row in self.rows if row.interval is not None and row.measured is not None]
+        inside = sum(low <= (row.measured or 0.0) <= high for row in both for low, high in [row.interval or (0.0, 0.0)])
+        return inside, len(both)
 
     def percentile(self, percent: float) -> float | None:
         """Percentile of the errors, linear between neighbours; None without errors."""
@@ -64,6 +75,11 @@ def measured_figure(row: PublishedRow, column: str) -> float | None:
     return number if number is not None and number > 0 else None
 
 
+def within(predicted: float, factor: float) -> tuple[float, float]:
+    """Return an interval of a factor either way."""
+    return predicted / factor, predicted * factor
+
+
 def _number(text: str) -> float | None:
     try:
         number = float(text)
@@ -80,5 +96,9 @@ def checked(rows: Sequence[PublishedRow], predictions: Sequence[RowPrediction], 
         error = None
         if measured is not None and prediction.predicted is not None:
             error = abs(prediction.predicted - measured) / measured
-        found.append(CheckedRow(prediction.predicted, measured, error, prediction.reason))
+        found.append(
+            CheckedRow(
+                prediction.predicted, measured, error, prediction.reason, prediction.interval, prediction.support
+            )
+        )
     return Checked(tuple(found))

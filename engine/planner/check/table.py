@@ -2,92 +2,23 @@
 
     checked = check_files(Path("B.csv"), Path("A.csv"))     # predicts B's rows from constants and A's rows
     checked.kind.title, checked.result.percentile(50)
+    check_files(path, None, Columns({"model": "Name"}, {"framework": "vllm"}))     # a file with columns of its own
 
-Measured columns are removed from B's rows before prediction, so that they cannot be read; A's are read. An invalid cell
+Of B's rows only the columns that describe a run reach the predictor, so that no measurement can be read; A's
+measurements are read. An invalid cell
 affects its row only: a row of B gets a reason instead of a prediction, or has no measurement to compare with; a row of
 A is left out. `notes` lists them. A file with the wrong columns raises ValueError naming the file and the expected
 columns.
 """
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from configs.common.reading import read_text
+from engine.planner.check.kinds import KINDS, FileKind
 from engine.planner.check.rows import Checked, PublishedRow, RowPrediction, checked, measured_figure, whole_number
-
-RowPredictor = Callable[[Sequence[PublishedRow], Sequence[PublishedRow]], list[RowPrediction]]
-
-
-@dataclass(frozen=True)
-class FileKind:
-    """Columns of a file kind.
-
-    telling: columns that only this kind has. required: columns needed for a prediction. numbers: required columns that
-    hold a number. optional: known but not needed. measured: the first is the one predicted.
-    shown: columns that identify a row in a table, words first.
-    """
-
-    title: str
-    module: str
-    telling: frozenset[str]
-    required: tuple[str, ...]
-    numbers: tuple[str, ...]
-    optional: tuple[str, ...]
-    measured: tuple[str, ...]
-    shown: tuple[str, ...]
-
-    @property
-    def predictor(self) -> RowPredictor:
-        """The `predict` function of the kind's module."""
-        found: RowPredictor = import_module(self.module).predict
-        return found
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """All known columns."""
-        return (*self.required, *self.optional, *self.measured)
-
-
-KINDS = (
-    FileKind(
-        title="training throughput",
-        module="engine.planner.check.throughput",
-        telling=frozenset(
-            {"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "sharding", "precision"}
-        ),
-        required=("model", "sequence_length", "num_gpus", "gpu", "micro_batch_size"),
-        numbers=("sequence_length", "num_gpus", "micro_batch_size"),
-        optional=(
-            "num_parameters", "gradient_accumulation_steps", "global_batch_size", "precision", "sharding",
-            "activation_checkpointing",
-        ),
-        measured=("tokens_per_second", "tokens_per_second_per_gpu", "mfu_percent", "hfu_percent"),
-        shown=("model", "gpu", "num_gpus", "sequence_length", "micro_batch_size"),
-    ),
-    FileKind(
-        title="tensor-parallel decode",
-        module="engine.planner.check.decode",
-        telling=frozenset({"prompt_tokens", "dtype", "batch_size"}),
-        required=("model", "num_gpus", "gpu", "dtype", "batch_size", "prompt_tokens"),
-        numbers=("num_gpus", "batch_size", "prompt_tokens"),
-        optional=(),
-        measured=("tokens_per_second", "achieved_bandwidth_gb_per_second"),
-        shown=("model", "gpu", "dtype", "num_gpus", "batch_size"),
-    ),
-    FileKind(
-        title="training memory",
-        module="engine.planner.check.memory",
-        telling=frozenset({"parallelism", "local_batch_size", "compile", "float8"}),
-        required=("model", "num_gpus", "gpu", "parallelism", "local_batch_size", "sequence_length"),
-        numbers=("num_gpus", "local_batch_size", "sequence_length"),
-        optional=("num_parameters", "activation_checkpointing", "compile", "float8"),
-        measured=("peak_memory_gib", "tokens_per_second_per_gpu"),
-        shown=("model", "gpu", "parallelism", "num_gpus", "local_batch_size"),
-    ),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,17 +33,43 @@ class CheckedFile:
     notes: tuple[str, ...]  # invalid cells
 
 
-def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
+@dataclass(frozen=True)
+class Columns:
+    """How a file's columns are called, and those that it lacks. names: ours -> the file's; values: ours -> a value."""
+
+    names: Mapping[str, str]
+    values: Mapping[str, str]
+
+    @classmethod
+    def parsed(cls, names: Sequence[str], values: Sequence[str]) -> "Columns":
+        """Read `model=Name` and `framework=vllm`. Raises ValueError for anything else, or a column that is unknown."""
+        known = {name for kind in KINDS for name in kind.columns}
+        found: list[dict[str, str]] = []
+        for option, entries in (("--column", names), ("--value", values)):
+            pairs = {}
+            for entry in entries:
+                ours, equals, theirs = entry.partition("=")
+                if not equals or not theirs.strip() or ours.strip() not in known:
+                    raise ValueError(
+                        f"{option}: expected NAME={'COLUMN' if option == '--column' else 'VALUE'} with one of "
+                        f"{', '.join(sorted(known))} as NAME, got {entry!r}"
+                    )
+                pairs[ours.strip()] = theirs.strip()
+            found.append(pairs)
+        return cls(*found)
+
+
+def check_files(predict: Path, fit: Path | None = None, columns: Columns | None = None) -> CheckedFile:
     """Predict every row of one file from constants and, where it is given, the rows of another of the same kind."""
-    rows, kind, ignored = read_published_rows(predict)
+    rows, kind, ignored = read_published_rows(predict, columns)
     fit_rows: list[PublishedRow] = []
     if fit is not None:
-        fit_rows, fit_kind, _ = read_published_rows(fit)
+        fit_rows, fit_kind, _ = read_published_rows(fit, columns)
         if fit_kind is not kind:
             raise ValueError(f"{fit}: rows of {fit_kind.title}, but {predict} has rows of {kind.title}; give one kind")
         if kind.measured[0] not in fit_rows[0]:
             raise ValueError(f"{fit}: no column {kind.measured[0]}; a file to fit on needs it")
-    blind = [_without_measured(row, kind) for row in rows]
+    blind = [_described(row, kind) for row in rows]
     readable, notes = _readable(fit, fit_rows, kind)
     return CheckedFile(
         kind,
@@ -124,7 +81,9 @@ def check_files(predict: Path, fit: Path | None = None) -> CheckedFile:
     )
 
 
-def read_published_rows(path: Path) -> tuple[list[PublishedRow], FileKind, tuple[str, ...]]:
+def read_published_rows(
+    path: Path, columns: Columns | None = None
+) -> tuple[list[PublishedRow], FileKind, tuple[str, ...]]:
     """A CSV file's rows, their kind, and the names of columns that are not known."""
     try:
         reader = csv.reader(read_text(path).splitlines(keepends=True), strict=True)
@@ -133,31 +92,52 @@ def read_published_rows(path: Path) -> tuple[list[PublishedRow], FileKind, tuple
         raise ValueError(f"{path}: {getattr(error, 'strerror', None) or f'not a CSV file ({error})'}") from error
     if len(lines) < 2:
         raise ValueError(f"{path}: {'no rows after the header' if lines else 'empty'}; {_known_kinds()}")
-    header = [name.strip() for name in lines[0]]
+    header, added = _renamed(path, [name.strip() for name in lines[0]], columns)
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise ValueError(f"{path}: column {twice[0]} is there twice")
-    kind = _kind_of(path, header)
+    kind = _kind_of(path, [*header, *added])
     rows = []
     for count, line in enumerate(lines[1:], 1):
         if len(line) != len(header):
             raise ValueError(f"{path}: row {count} has {len(line)} fields, the header {len(header)}")
-        rows.append(dict(zip(header, (cell.strip() for cell in line), strict=True)))
-    return rows, kind, tuple(name for name in header if name not in kind.columns)
+        rows.append(dict(zip(header, (cell.strip() for cell in line), strict=True)) | added)
+    ignored = tuple(name for name in header if name not in kind.columns)
+    return [kind.completed(row) for row in rows], kind, ignored
+
+
+def _renamed(path: Path, header: list[str], columns: Columns | None) -> tuple[list[str], dict[str, str]]:
+    """Return our names of the columns, and the values of those that the file lacks."""
+    if columns is None:
+        return header, {}
+    ours = {theirs: name for name, theirs in columns.names.items()}
+    missing = [theirs for theirs in ours if theirs not in header]
+    if missing:
+        raise ValueError(
+            f"{path}: --column {ours[missing[0]]}={missing[0]}: no such column; it has {', '.join(header)}"
+        )
+    # A column that keeps a name which a mapped column takes is not ours.
+    renamed = [ours.get(name, f"{name} (file)" if name in columns.names else name) for name in header]
+    return renamed, {name: value for name, value in columns.values.items() if name not in renamed}
 
 
 def _kind_of(path: Path, header: Sequence[str]) -> FileKind:
+    """Return the kind with the most of its own columns; of equals, the first that lacks no column."""
     counts = [len(kind.telling & set(header)) for kind in KINDS]
-    best = max(counts)
-    if best == 0 or counts.count(best) > 1:
+    best = [kind for kind, count in zip(KINDS, counts, strict=True) if count == max(counts)]
+    whole = [kind for kind in best if all(name in header for name in kind.required)]
+    if max(counts) == 0 or (len(best) > 1 and not whole):
         unknown = [name for name in header if not any(name in kind.columns for kind in KINDS)]
         said = f"columns {', '.join(unknown)} are not known" if unknown else f"columns {', '.join(header)} fit no kind"
-        raise ValueError(f"{path}: {said}; {_known_kinds()}")
-    kind = KINDS[counts.index(best)]
+        raise ValueError(
+            f"{path}: {said}; {_known_kinds()}. Name them with --column NAME=COLUMN and --value NAME=VALUE"
+        )
+    kind = (whole or best)[0]
     missing = [name for name in kind.required if name not in header]
     if missing:
         raise ValueError(
-            f"{path}: column {missing[0]} is missing; rows of {kind.title} need {', '.join(kind.required)}"
+            f"{path}: column {missing[0]} is missing; rows of {kind.title} need {', '.join(kind.required)}. Name it "
+            f"with --column {missing[0]}=COLUMN, or give --value {missing[0]}=VALUE"
         )
     return kind
 
@@ -216,8 +196,8 @@ def _plain(text: str) -> str | float:
         return text.lower()
 
 
-def _without_measured(row: PublishedRow, kind: FileKind) -> PublishedRow:
-    return {name: value for name, value in row.items() if name not in kind.measured}
+def _described(row: PublishedRow, kind: FileKind) -> PublishedRow:
+    return {name: value for name, value in row.items() if name in (*kind.required, *kind.optional)}
 
 
 def _predictions(kind: FileKind, rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[RowPrediction]:

@@ -14,13 +14,14 @@ FSDP's mixed precision in 16 bits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import TypeVar
 
 from configs.common.execution import Layout
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Link, Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number, within
 from engine.planner.setup import Checkpointing, Precision, TrainingSetup
 from engine.planner.timing.fitting import Calibrated, calibrate
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 MEASURED = "tokens_per_second"
 NODE_GPUS = 8
+NINE_OF_TEN = 1.645
+UNFITTED_FACTOR = 1.6  # as `engine.planner.cells.prior_factor` for a data sheet
 _HOP_SECONDS = 1.4e-5  # of NCCL's ring over a network: its own cost model, src/graph/tuning.cc, protocol Simple
 _PORT_BITS_PER_SECOND = {"a100": 200e9, "h100": 400e9, "h200": 400e9}
 _PRECISIONS: dict[str, Precision] = {
@@ -107,7 +110,13 @@ def setup_of(row: PublishedRow) -> TrainingSetup:
 
 def _predicted(row: PublishedRow, calibrated: Calibrated) -> RowPrediction:
     try:
-        return RowPrediction(calibrated.tokens_per_second(setup_of(row)))
+        setup = setup_of(row)
+        seconds, sigma = calibrated.step_seconds(setup)
+        rate = setup.tokens_per_step / seconds
+        if not calibrated.correction.rows:
+            return RowPrediction(rate, interval=within(rate, UNFITTED_FACTOR), support="data sheets and priors alone")
+        support = f"{calibrated.correction.rows} measured points of training"
+        return RowPrediction(rate, interval=within(rate, exp(NINE_OF_TEN * sigma)), support=support)
     except ValueError as error:
         return RowPrediction(None, str(error).splitlines()[0])
 

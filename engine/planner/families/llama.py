@@ -1,13 +1,13 @@
 """Decoders of the Llama kind: RMSNorm, rotary positions, gated feed-forward; and those with experts.
 
-Llama, Mistral, Mixtral, Qwen2, Qwen3 (and with experts), Gemma, Gemma 2, Gemma 3 (text), Phi-3 and 4. They differ in
-biases, norms and windows: a row of `VARIANTS`.
+Llama, Mistral, Mixtral, Qwen2, Qwen3 (and with experts), gpt-oss, Gemma, Gemma 2, Gemma 3 (text), Phi-3 and 4. They
+differ in biases, norms and windows: a row of `VARIANTS`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.planner.architecture import Architecture
+from engine.planner.architecture import Architecture, Weight
 from engine.planner.families.parts import (
     Fields,
     WeightTuple,
@@ -58,6 +58,7 @@ class _Variant:
     mlp_bias: bool = False  # whether there is a key `mlp_bias`
     block_norms: int = 2
     query_key_norms: bool = False
+    sinks: bool = False  # a learned logit for each head, beside the scores
     kv_heads: int | None = None  # None: as many as query heads
     head_dim: int | None = None  # None: hidden / heads
     slides: Callable[[Fields, int], list[bool]] | None = None
@@ -75,6 +76,16 @@ VARIANTS = {
     "qwen3": _Variant("Qwen3", query_key_norms=True, kv_heads=32, head_dim=128, slides=_upper_layers, window=4096),
     "qwen3_moe": _Variant(
         "Qwen3Moe", query_key_norms=True, kv_heads=4, slides=_upper_layers, window=4096, experts=(128, 8)
+    ),
+    "gpt_oss": _Variant(
+        "GptOss",
+        kv_heads=8,
+        head_dim=64,
+        mlp_bias=True,
+        sinks=True,
+        slides=_every_second_layer,
+        window=128,
+        experts=(128, 4),
     ),
     "gemma": _Variant("Gemma", _GEMMA, tied=True, kv_heads=16, head_dim=256),
     "gemma2": _Variant(
@@ -104,7 +115,7 @@ def read_llama_like(fields: Fields) -> Architecture:
     kv_heads = fields.number("num_key_value_heads", default=_default_kv_heads(fields, variant, heads))
     head_dim = fields.number("head_dim", default=variant.head_dim or hidden // heads)
     tied = fields.flag("tie_word_embeddings", variant.tied)
-    bias = fields.flag("attention_bias", False) if variant.qkv_bias is None else variant.qkv_bias
+    bias = fields.flag("attention_bias", variant.sinks) if variant.qkv_bias is None else variant.qkv_bias
     output_bias = bias if variant.qkv_bias is None else False
     counted, head = text_head(fields, variant.classes or decoder_classes(variant.stem), hidden, vocabulary, tied=tied)
     experts, used = _experts(fields, variant)
@@ -112,6 +123,7 @@ def read_llama_like(fields: Fields) -> Architecture:
         *table("embedding", vocabulary, hidden, split=True),
         *attention(hidden, heads, head_dim, layers, kv_heads=kv_heads, bias=bias, output_bias=output_bias),
         *(norm("attention.query_key_norm", head_dim, 2 * layers, bias=False) if variant.query_key_norms else ()),
+        *((Weight("attention.sinks", (heads,), layers, "vector", 0),) if variant.sinks else ()),
         *_feed_forward(fields, variant, hidden, inner, layers),
         *norm("norm", hidden, variant.block_norms * layers, bias=False),
         *norm("final_norm", hidden, 1, bias=False, block=False),
@@ -160,10 +172,12 @@ def _feed_forward(fields: Fields, variant: _Variant, hidden: int, inner: int, la
             f"{fields.name}: config.json: only models with experts in every layer are known to the planner"
         )
     experts, used = _experts(fields, variant)
-    expert_inner = fields.number("moe_intermediate_size", default=inner if variant.stem == "Mixtral" else 768)
+    narrow = variant.stem not in ("Mixtral", "GptOss")
+    expert_inner = fields.number("moe_intermediate_size", default=768 if narrow else inner)
+    bias, share = variant.mlp_bias, used / experts
     return (
-        *linear("mlp.router", experts, hidden, layers),
-        *feed_forward(hidden, expert_inner, layers * experts, gated=True, prefix="expert_", share=used / experts),
+        *linear("mlp.router", experts, hidden, layers, bias=bias),
+        *feed_forward(hidden, expert_inner, layers * experts, gated=True, bias=bias, prefix="expert_", share=share),
     )
 
 

@@ -130,7 +130,7 @@ def linear(
     # A tied head owns no copy of its matrix, but owns its bias.
     own = max(copies, 1) if role == "head" else copies
     vector = Weight(
-        f"{name}.bias", (outputs,), own, "vector", 0 if sharded else None, groups if sharded else None, block=block
+        f"{name}.bias", (outputs,), own, "vector", 0 if sharded else None, groups if sharded else None, share, block
     )
     return (matrix, vector)
 

@@ -5,20 +5,28 @@ Exit codes: 0 predicted (rows without a prediction have a reason), 2 a file is w
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.planner.check.rows import Checked, CheckedRow
-from engine.planner.check.table import CheckedFile, check_files
+from engine.planner.check.table import CheckedFile, Columns, check_files
 from flows.cli.tables import print_table
 
 PREDICTED, WRONG_FILE = 0, 2
+_SUPPORTS = 8
 
 
-def plan_check(predict: Path, fit: Path | None, as_json: bool) -> int:
-    """Predict the rows of a file, print them beside the measured values, and return the exit code."""
+def plan_check(
+    predict: Path, fit: Path | None, as_json: bool, column: Sequence[str] = (), value: Sequence[str] = ()
+) -> int:
+    """Predict the rows of a file, print them beside the measured values, and return the exit code.
+
+    column: `NAME=COLUMN`, how the files call one of ours; value: `NAME=VALUE`, a column that they lack.
+    """
     try:
-        found = check_files(predict, fit)
+        found = check_files(predict, fit, Columns.parsed(column, value) if column or value else None)
     except ValueError as error:
         print(error, file=sys.stderr)
         return WRONG_FILE
@@ -41,21 +49,25 @@ def plan_check(predict: Path, fit: Path | None, as_json: bool) -> int:
 
 def checked_json(result: Checked) -> dict[str, Any]:
     """Return rows and errors as plain data, with a `reason` for rows without a prediction."""
+    inside, intervals = result.held
     return {
         "rows": [_row_json(row) for row in result.rows],
         "median_error": result.percentile(50),
         "p90_error": result.percentile(90),
         "worst_error": result.percentile(100),
+        "interval_coverage": inside / intervals if intervals else None,
     }
 
 
 def _row_json(row: CheckedRow) -> dict[str, Any]:
     data: dict[str, Any] = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
-    return data | ({"reason": row.reason} if row.reason else {})
+    data["interval"] = None if row.interval is None else list(row.interval)
+    told = {"support": row.support, "reason": row.reason}
+    return data | {name: words for name, words in told.items() if words}
 
 
 def _header(found: CheckedFile) -> list[str]:
-    return [*found.kind.shown, "predicted", "measured", "error"]
+    return [*found.kind.shown, "predicted", "90 % interval", "measured", "error"]
 
 
 def _cells(found: CheckedFile) -> list[list[str]]:
@@ -64,7 +76,9 @@ def _cells(found: CheckedFile) -> list[list[str]]:
         predicted = "-" if checked.predicted is None else _number(checked.predicted)
         error = "-" if checked.error is None else f"{checked.error * 100:.1f} %"
         measured = "-" if checked.measured is None else _number(checked.measured)
-        lines.append([*(row[name] or "-" for name in found.kind.shown), predicted, measured, error])
+        interval = "-" if checked.interval is None else " to ".join(_number(bound) for bound in checked.interval)
+        shown = (row.get(name) or "-" for name in found.kind.shown)
+        lines.append([*shown, predicted, interval, measured, error])
     return lines
 
 
@@ -78,6 +92,11 @@ def _summary(found: CheckedFile) -> list[str]:
         lines.append(
             f"error: median {middle * 100:.1f} %, 90th percentile {high * 100:.1f} %, worst {worst * 100:.1f} %"
         )
+    inside, intervals = result.held
+    if intervals:
+        lines.append(f"90 % intervals: {inside} of {intervals} measured values inside")
+    supports = Counter(row.support for row in result.rows if row.support)
+    lines += [f"{count} rows predicted from {words}" for words, count in supports.most_common(_SUPPORTS)]
     if found.in_fit:
         lines.append(f"{found.in_fit} of the rows are also in the fit file, so their errors are in-sample")
     return lines

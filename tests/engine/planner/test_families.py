@@ -186,6 +186,9 @@ def _llama_like(draw: st.DrawFn, kind: str, heads: int, kv_heads: int) -> dict[s
         own["mlp_bias"] = draw(st.booleans())
     if kind == "mixtral":
         own |= {"num_local_experts": draw(st.integers(2, 5)), "num_experts_per_tok": 2}
+    if kind == "gpt_oss":
+        own |= {"num_local_experts": draw(st.integers(2, 5)), "num_experts_per_tok": 2, "head_dim": 8}
+        own |= {"attention_bias": draw(st.booleans())}
     if kind == "qwen3_moe":
         own |= {"num_experts": draw(st.integers(2, 5)), "num_experts_per_tok": 2, "moe_intermediate_size": 7}
     if kind.startswith("deepseek"):

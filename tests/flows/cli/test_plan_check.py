@@ -29,12 +29,18 @@ def as_json(path: Path, fit: Path | None, capsys: pytest.CaptureFixture[str]) ->
 def test_json_is_as_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, ROWS + "llama-9,1,a100_80gb,bf16,1,5,100\n")
     found = as_json(path, None, capsys)
-    assert list(found) == ["rows", "median_error", "p90_error", "worst_error"]
+    assert list(found) == ["rows", "median_error", "p90_error", "worst_error", "interval_coverage"]
     first, second, third = found["rows"]
     for row in (first, second):
-        assert list(row) == ["predicted", "measured", "error"]
+        assert list(row) == ["predicted", "measured", "error", "interval", "support"]
+        assert row["interval"][0] < row["predicted"] < row["interval"][1]
         assert row["error"] == pytest.approx(abs(row["predicted"] - row["measured"]) / row["measured"])
-    assert third["predicted"] is None and third["error"] is None and "llama-9" in third["reason"]
+    assert (
+        third["predicted"] is None
+        and third["interval"] is None
+        and third["error"] is None
+        and "llama-9" in third["reason"]
+    )
     errors = sorted((first["error"], second["error"]))
     assert found["median_error"] == pytest.approx(sum(errors) / 2) and found["worst_error"] == errors[1]
     assert found["p90_error"] == pytest.approx(errors[0] + 0.9 * (errors[1] - errors[0]))

@@ -1,0 +1,132 @@
+"""Predictions with intervals: constants, corrections from the nearest rows, and a width checked out of sample.
+
+    calibrated = calibrate(points, seconds)         # fits, and leaves out pairs of model and device to learn the width
+    forecasts = calibrated.forecast(others)         # Forecast(seconds, low, high, support)
+
+The width is conformal: the standard deviation from the fit is multiplied by the 90 % quantile of |error| / deviation
+over rows whose pair of model and device was left out (Lei et al., JASA 113(523), 2018, section 5.2), of the same device
+where it has enough of them. With too few pairs to leave out it is 1.645, that of a normal.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp
+
+import numpy as np
+
+from configs.common.arrays import Floats
+from engine.planner.engines.fit import Fitted, fit, predicted, unfitted
+from engine.planner.engines.point import Point
+from engine.planner.engines.residuals import Residuals, places
+from engine.planner.engines.work import Work
+
+NORMAL_WIDTH = 1.645
+_FOLDS, _LEAST_PAIRS, _LEAST_ROWS = 5, 3, 30
+_COVERED = 0.9
+_LEAST_WIDTH, _MOST_WIDTH, _LEAST_OF_DEVICE = 1.2, 4.0, 100
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds of a batch with a 90 % interval; support: the measured rows that it stands on, in words."""
+
+    seconds: float
+    low: float
+    high: float
+    support: str
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A fit, its residuals, and the width of intervals in standard deviations."""
+
+    fitted: Fitted
+    residuals: Residuals
+    width: float = NORMAL_WIDTH
+    device_widths: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls) -> "Calibrated":
+        """Return the predictor that knows data sheets and priors alone."""
+        return cls(unfitted(), Residuals.none())
+
+    def logs(self, points: Sequence[Point]) -> tuple[Floats, Floats]:
+        """Return logarithms of seconds and their standard deviations."""
+        work = Work.of(points)
+        logs, variance = predicted(self.fitted, points, work)
+        corrections, scatter = self.residuals.at(places(points, work))
+        return logs + corrections, np.sqrt(variance + scatter)
+
+    def forecast(self, points: Sequence[Point]) -> list[Forecast]:
+        """Return a forecast of each point. Raises ValueError for one that does not fit."""
+        if not points:
+            return []
+        logs, deviations = self.logs(points)
+        widths = [self.device_widths.get(point.machine.accelerator.name, self.width) for point in points]
+        away = np.array(widths) * deviations
+        supports = self.supports(points)
+        return [
+            Forecast(exp(log), exp(log - far), exp(log + far), support)
+            for log, far, support in zip(logs.tolist(), away.tolist(), supports, strict=True)
+        ]
+
+    def supports(self, points: Sequence[Point]) -> list[str]:
+        """Return a sentence for each point: how many measured rows have its engine, device and model."""
+        counts: dict[tuple[str, ...], int] = {}
+        for place in self.residuals.places:
+            for key in ((place.engine, place.device, place.model), (place.engine, place.device), (place.engine,)):
+                counts[key] = counts.get(key, 0) + 1
+        return [_support(point, counts) for point in points]
+
+
+def calibrate(points: Sequence[Point], measured: Floats) -> Calibrated:
+    """Fit to measured seconds; without rows, return the priors."""
+    if not points:
+        return Calibrated.none()
+    whole = _calibrated(points, measured, None)
+    pairs = sorted({point.pair for point in points})
+    if len(pairs) < _LEAST_PAIRS or len(points) < _LEAST_ROWS:
+        return whole
+    scores = _scores(points, measured, pairs, whole.fitted)
+    devices: dict[str, list[float]] = {}
+    for point, score in zip(points, scores, strict=True):
+        devices.setdefault(point.machine.accelerator.name, []).append(float(score))
+    own = {device: _quantile(found) for device, found in devices.items() if len(found) >= _LEAST_OF_DEVICE}
+    return Calibrated(whole.fitted, whole.residuals, _quantile(list(scores)), own)
+
+
+def _calibrated(points: Sequence[Point], measured: Floats, start: Fitted | None) -> Calibrated:
+    fitted = fit(points, measured, start)
+    work = Work.of(points)
+    logs, _ = predicted(fitted, points, work)
+    return Calibrated(fitted, Residuals.learn(places(points, work), np.log(measured) - logs))
+
+
+def _scores(points: Sequence[Point], measured: Floats, pairs: Sequence[tuple[str, str]], start: Fitted) -> Floats:
+    """Return |error| / deviation of each row, pairs left out in a few folds."""
+    fold_of = {pair: index % _FOLDS for index, pair in enumerate(pairs)}
+    folds = np.array([fold_of[point.pair] for point in points])
+    scores = np.zeros(len(points))
+    for fold in range(min(_FOLDS, len(pairs))):
+        kept, left = np.flatnonzero(folds != fold).tolist(), np.flatnonzero(folds == fold).tolist()
+        calibrated = _calibrated([points[at] for at in kept], measured[kept], start)
+        logs, deviations = calibrated.logs([points[at] for at in left])
+        scores[left] = np.abs(logs - np.log(measured[left])) / deviations
+    return scores
+
+
+def _quantile(scores: Sequence[float]) -> float:
+    rank = min(len(scores), ceil(_COVERED * (len(scores) + 1)))
+    return min(_MOST_WIDTH, max(_LEAST_WIDTH, sorted(scores)[rank - 1]))
+
+
+def _support(point: Point, counts: dict[tuple[str, ...], int]) -> str:
+    engine, device, model = point.engine, point.machine.accelerator.name, point.architecture.name
+    own, same, others = (counts.get(key, 0) for key in ((engine, device, model), (engine, device), (engine,)))
+    if own:
+        return f"{own} measured points of {model} on {device} with {engine}"
+    if same:
+        return f"{same} measured points of {device} with {engine}, none of {model}"
+    if others:
+        return f"{others} measured points of {engine} on other devices, none of {device}"
+    return f"data sheets and priors alone: no measured point of {engine}"

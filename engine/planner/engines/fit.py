@@ -1,0 +1,94 @@
+"""Fit the engines' constants to measured latencies: least squares of logarithms, with priors by level.
+
+    fitted = fit(points, seconds)               # Fitted: deviations by name, and their covariance
+    logs, variance = predicted(fitted, points)  # of other points; unmeasured deviations count with their priors' spread
+
+The loss is robust (pseudo-Huber): published rows are single runs, and some are odd. The covariance is Laplace's: the
+inverse of the curvature at the optimum.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from configs.common.arrays import Floats
+from engine.planner.engines.levels import Basis, names
+from engine.planner.engines.point import Point
+from engine.planner.engines.work import Work, seconds
+
+_NOISE, _QUEUED_NOISE = (
+    0.05,
+    0.12,
+)  # standard deviation of a row's logarithm about the model; of one whose cache is full
+_STEP = 1e-3
+_NEW_PLATFORM = 0.5
+"""Of a platform without any row: kernels of another library, a factor of 1.6. Assumption: the engines' first years on
+ROCm were slower than its data sheets by a factor of two to three."""
+_NEW_ENGINE = 0.3
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Deviations in standard deviations of their priors. rows: measured ones of each (engine, platform)."""
+
+    order: tuple[str, ...]
+    deviations: Floats
+    covariance: Floats
+    rows: Mapping[tuple[str, str], int]
+
+
+def fit(points: Sequence[Point], measured: Floats, start: "Fitted | None" = None) -> Fitted:
+    """Return the most likely deviations. start: of a fit with most of these rows, to begin from."""
+    order = names(points)
+    work, basis, logs = Work.of(points), Basis(points, order), np.log(measured)
+    noise = np.where(work.queues > 0, _QUEUED_NOISE, _NOISE)
+
+    def residuals(deviations: Floats) -> Floats:
+        errors = (np.log(seconds(work, basis.constants(deviations))) - logs) / noise
+        robust = np.sign(errors) * 2 * np.sqrt(np.sqrt(1 + errors**2 / 4) - 1)
+        return np.concatenate([robust, deviations])
+
+    known = dict(zip(start.order, start.deviations, strict=True)) if start else {}
+    first = np.array([known.get(name, 0.0) for name in order])
+    found = least_squares(residuals, first, diff_step=[_STEP], ftol=1e-3, xtol=1e-3, max_nfev=12)
+    rows: dict[tuple[str, str], int] = {}
+    for point in points:
+        kind = (point.engine, point.machine.accelerator.kind)
+        rows[kind] = rows.get(kind, 0) + 1
+    slopes = np.asarray(found.jac, dtype=np.float64)
+    return Fitted(tuple(order), found.x, np.asarray(np.linalg.inv(slopes.T @ slopes), dtype=np.float64), rows)
+
+
+def unfitted() -> Fitted:
+    """Return what is known before any row."""
+    return Fitted((), np.zeros(0), np.zeros((0, 0)), {})
+
+
+def predicted(fitted: Fitted, points: Sequence[Point], work: Work | None = None) -> tuple[Floats, Floats]:
+    """Return logarithms of seconds and their variances from the constants' uncertainty."""
+    if not points:
+        return np.zeros(0), np.zeros(0)
+    work = work or Work.of(points)
+    more = [name for name in names(points) if name not in set(fitted.order)]
+    order = [*fitted.order, *more]
+    deviations = np.concatenate([fitted.deviations, np.zeros(len(more))])
+    basis = Basis(points, order)
+    logs = np.log(seconds(work, basis.constants(deviations)))
+    slopes = np.zeros((len(points), len(order)))
+    for index in range(len(order)):
+        moved = deviations.copy()
+        moved[index] += _STEP
+        slopes[:, index] = (np.log(seconds(work, basis.constants(moved))) - logs) / _STEP
+    of_fitted, of_more = slopes[:, : len(fitted.order)], slopes[:, len(fitted.order) :]
+    variance = ((of_fitted @ fitted.covariance) * of_fitted).sum(axis=1) + (of_more**2).sum(axis=1)
+    return logs, variance + np.array([_strangeness(fitted, point) for point in points])
+
+
+def _strangeness(fitted: Fitted, point: Point) -> float:
+    """Return the variance of an engine or a platform of which no row was measured."""
+    kind = point.machine.accelerator.kind
+    known = {engine for engine, _ in fitted.rows}
+    found = 0.0 if point.engine in known else _NEW_ENGINE**2
+    return found + (0.0 if any(other == kind for _, other in fitted.rows) else _NEW_PLATFORM**2)

@@ -1,0 +1,54 @@
+"""Admission of a batch: what fits runs at once, waves and preemption compute every token."""
+
+import pytest
+
+from configs.hardware.catalog import accelerator
+from configs.hardware.hardware import Machine
+from engine.planner.catalog import find_model
+from engine.planner.engines.point import Point
+from engine.planner.engines.schedule import MOST_PHASES, admit, cache_tokens
+
+
+def point(engine: str = "vllm", batch: int = 16, tokens: int = 512, model: str = "llama-2-7b", tp: int = 1) -> Point:
+    device = accelerator("a100-40gb")
+    machine = Machine(name=device.name, accelerator=device, accelerators=8)
+    return Point(engine, find_model(model), machine, tp, batch, tokens, tokens)
+
+
+def decoded(one: Point) -> float:
+    return sum(steps * sequences for steps, sequences, _ in admit(one).phases)
+
+
+def test_a_batch_that_fits_is_one_phase_at_the_mean_context() -> None:
+    found = admit(point())
+    assert found.phases == ((512.0, 16.0, 768.0),) and found.prefilled == 16 * 512 and not found.queues
+
+
+def test_tensorrt_llm_runs_waves_of_whole_sequences() -> None:
+    one = point("tensorrt-llm", batch=64, tokens=1024)
+    found, at_once = admit(one), int(cache_tokens(one) // 2048)
+    assert found.queues and found.prefilled == 64 * 1024 and 8 < at_once < 32
+    assert found.phases[0] == (1024.0 * (64 // at_once), float(at_once), 1536.0)
+    assert decoded(one) == 64 * 1024
+
+
+def test_vllm_preempts_and_computes_prompts_again() -> None:
+    one = point(batch=64, tokens=1024)
+    found = admit(one)
+    assert found.queues and len(found.phases) <= MOST_PHASES and found.prefilled > 64 * 1024
+    assert decoded(one) == pytest.approx(64 * 1024)
+    room = cache_tokens(one)
+    assert all(sequences * context <= 1.1 * room for _, sequences, context in found.phases)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
+def test_more_sequences_never_take_less(engine: str) -> None:
+    steps = [sum(steps for steps, _, _ in admit(point(engine, batch, 1024)).phases) for batch in (1, 16, 32, 64, 128)]
+    assert steps == sorted(steps) and steps[0] == 1024
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"num_gpus: 138\.0 GB of weights a GPU do not fit in the 42\.4 GB of a100-40gb"
+    ):
+        admit(point(model="llama-2-70b"))
