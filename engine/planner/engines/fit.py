@@ -70,6 +70,13 @@ def predicted(fitted: Fitted, points: Sequence[Point], work: Work | None = None)
     """Return logarithms of seconds and their variances from the constants' uncertainty."""
     if not points:
         return np.zeros(0), np.zeros(0)
+    logs, slopes, covariance = sensitivities(fitted, points, work)
+    variance = ((slopes @ covariance) * slopes).sum(axis=1)
+    return logs, variance + np.array([_strangeness(fitted, point) for point in points])
+
+
+def sensitivities(fitted: Fitted, points: Sequence[Point], work: Work | None = None) -> tuple[Floats, Floats, Floats]:
+    """Return logarithms of seconds, their slopes by each deviation, and the deviations' covariance."""
     work = work or Work.of(points)
     more = [name for name in names(points) if name not in set(fitted.order)]
     order = [*fitted.order, *more]
@@ -81,9 +88,19 @@ def predicted(fitted: Fitted, points: Sequence[Point], work: Work | None = None)
         moved = deviations.copy()
         moved[index] += _STEP
         slopes[:, index] = (np.log(seconds(work, basis.constants(moved))) - logs) / _STEP
-    of_fitted, of_more = slopes[:, : len(fitted.order)], slopes[:, len(fitted.order) :]
-    variance = ((of_fitted @ fitted.covariance) * of_fitted).sum(axis=1) + (of_more**2).sum(axis=1)
-    return logs, variance + np.array([_strangeness(fitted, point) for point in points])
+    covariance = np.eye(len(order))  # of deviations that no row has: their priors
+    covariance[: len(fitted.order), : len(fitted.order)] = fitted.covariance
+    return logs, slopes, covariance
+
+
+def most_informative(fitted: Fitted, answer: Point, candidates: Sequence[Point]) -> tuple[Point, float]:
+    """Return the candidate whose measurement would narrow the answer most, and the share of its variance that stays."""
+    _, slopes, covariance = sensitivities(fitted, [answer, *candidates])
+    across = slopes[1:] @ covariance @ slopes[0]
+    own = ((slopes[1:] @ covariance) * slopes[1:]).sum(axis=1) + _NOISE**2
+    gains, before = across**2 / own, float(slopes[0] @ covariance @ slopes[0]) + _NOISE**2
+    best = int(gains.argmax())
+    return candidates[best], 1 - float(gains[best]) / before
 
 
 def _strangeness(fitted: Fitted, point: Point) -> float:

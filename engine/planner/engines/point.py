@@ -14,7 +14,7 @@ from engine.planner.setup import WeightFormat
 
 @dataclass(frozen=True)
 class Point:
-    """`batch` sequences of equal length, all there from the start, on one replica of `tp` ranks of a node."""
+    """`batch` sequences of equal length, all there from the start, on one replica of `tp` x `pp` ranks of a node."""
 
     engine: str
     architecture: Architecture
@@ -25,6 +25,7 @@ class Point:
     new_tokens: int
     weights: WeightFormat = "bfloat16"
     cache: WeightFormat = "bfloat16"
+    pp: int = 1  # stages of a pipeline: they share weights and cache, and work on a share of the batch each
 
     @property
     def context(self) -> int:
@@ -39,12 +40,12 @@ class Point:
     @cached_property
     def weight_bytes(self) -> float:
         """Of the fullest rank; norms and tables count like matrices."""
-        return self.architecture.rank_parameters(self.tp) * BYTES[self.weights]
+        return self.architecture.rank_parameters(self.tp) * BYTES[self.weights] / self.pp
 
     @cached_property
     def cache_bytes_per_token(self) -> float:
         """Keys and values of one token over all layers, on the fullest rank."""
-        return self.architecture.cache_elements(1, self.tp) * BYTES[self.cache]
+        return self.architecture.cache_elements(1, self.tp) * BYTES[self.cache] / self.pp
 
     @property
     def tokens(self) -> int:

@@ -3,6 +3,7 @@
     rankwise plan --model opt-6.7b --gpus 8 --batch-size 4 --max-memory-gb 40        how to train it
     rankwise plan --model opt-6.7b --gpus 8 --accelerator h100-80gb --learn-from 'runs/*'
     rankwise plan --model llama-7b --mode inference --hardware cuda rocm             what to serve it on
+    rankwise plan --serve --model llama-3-8b --accelerator h100-80gb --engine vllm --ttft 0.5 --tpot 0.05
     rankwise plan STUDY.yaml                                                         every cell of a study
     rankwise plan --list-models | --guide
 
@@ -32,6 +33,10 @@ _HEEDED = {
     "a study": ("accelerator", "output", "learn_from", "own_catalog", "assignments"),
     "--list-models": ("list_models",),
     "--guide": ("guide", "accelerator"),
+    "--serve": ("model", "mode", "gpus", "accelerator", "sequence_length", "new_tokens", "serve", "engine", "ttft",
+                "tpot", "spot", "own_catalog", "assignments"),
+    "--engine": ("model", "mode", "gpus", "accelerator", "batch_size", "sequence_length", "new_tokens", "engine",
+                 "spot", "own_catalog", "assignments"),
     "--benchmark-out": ("model", "family", "mode", "gpus", "max_gpus", "batch_size", "distributed", "hardware",
                         "sequence_length", "benchmark_out"),
 }  # fmt: skip
@@ -52,7 +57,9 @@ def run_plan(request: PlanRequest) -> int:
         return _refused(f"--hardware {wrong[0]}: use one or more of: {' '.join(HARDWARE)}")
     form = "a study" if others else "--list-models" if request.list_models else "--guide" if request.guide else None
     form = form or ("--benchmark-out" if request.benchmark_out is not None else None)
-    ignored = _ignored(request, form, kinds)
+    if form is None and (request.serve or request.engine is not None):
+        form = "--serve" if request.serve else "--engine"
+    ignored = _ignored(request, form, kinds) or _without_engine(request)
     if ignored is not None:
         return _refused(ignored)
     if others:
@@ -62,6 +69,10 @@ def run_plan(request: PlanRequest) -> int:
             Path(others[0]), list(request.assignments), request.as_json, learn_from=request.learn_from,
             machine=request.accelerator, output=request.output, own=request.own_catalog,
         )  # fmt: skip
+    if request.serve or request.engine is not None:
+        from flows.cli.plan.serve import plan_service
+
+        return plan_service(request)
     if request.list_models:
         from flows.cli.plan.lists import list_models
 
@@ -88,6 +99,19 @@ def _ignored(request: PlanRequest, form: str | None, kinds: Sequence[str]) -> st
                 return f"{option}: has no effect on {form}. Leave it out"
     if request.gpus is not None and request.max_gpus is not None:
         return "--gpus, --max-gpus: mutually exclusive. --gpus sets the number, --max-gpus its upper limit"
+    return None
+
+
+def _without_engine(request: PlanRequest) -> str | None:
+    """Return a message for options of serving that have no effect or no possible value; None if there is none."""
+    for name in ("ttft", "tpot"):
+        value = getattr(request, name)
+        if value is not None and not request.serve:
+            return f"--{name}: has no effect without --serve. Add --serve"
+        if value is not None and not 0 < value < float("inf"):
+            return f"--{name}: expected seconds above 0, got {value}"
+    if request.engine is not None and not request.serve and request.mode != "inference":
+        return "--engine: has no effect on training. Add --mode inference or --serve"
     return None
 
 

@@ -24,6 +24,10 @@ class PlanRequest:
     accelerator: str | None = None
     sequence_length: int | None = None
     new_tokens: int = 128
+    serve: bool = False
+    engine: str | None = None
+    ttft: float | None = None
+    tpot: float | None = None
     spot: bool = False
     output: Path | None = None
     as_json: bool = False

@@ -1,0 +1,184 @@
+"""Search how to serve a model with an engine: ranks, stages, replicas, batch, and prefill apart from decode.
+
+    wish = Wish("vllm", architecture, machine, prompt_tokens=1024, new_tokens=256, ttft_seconds=0.5, tpot_seconds=0.05)
+    front = pareto_front(services(wish, shipped()))       # tokens/s of a user against tokens/s of a device
+
+Together: a replica computes the prompts of new sequences between decode steps, so a sequence waits for the prompts of
+the others: N tokens of n sequences take N steps and n prompts. Apart: other replicas compute the prompts and hand the
+cache over (its transfer is not counted); there are as many of them as the decoding ones need. Stages of a pipeline work
+on a share of the batch each.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from configs.common.arrays import Floats
+from configs.hardware.hardware import Machine
+from engine.planner.architecture import Architecture
+from engine.planner.engines.calibrated import Calibrated
+from engine.planner.engines.fit import most_informative, predicted
+from engine.planner.engines.point import Point
+from engine.planner.engines.schedule import cache_tokens
+from engine.planner.engines.work import Work
+from engine.planner.setup import WeightFormat
+
+DEFAULT_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_STAGES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be served, on what, and how fast. ttft_seconds, tpot_seconds: None: any."""
+
+    engine: str
+    architecture: Architecture
+    machine: Machine
+    prompt_tokens: int
+    new_tokens: int
+    devices: int
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+    weights: WeightFormat = "bfloat16"
+    batches: tuple[int, ...] = DEFAULT_BATCHES
+
+
+@dataclass(frozen=True)
+class Service:
+    """One way to serve. prefill_ranks: of a replica for prompts alone, None: together. spread: of seconds, 90 %."""
+
+    point: Point
+    replicas: int
+    prefill_ranks: int | None
+    prefill_replicas: float
+    ttft_seconds: float
+    tpot_seconds: float
+    tokens_per_second_per_device: float
+    spread: float
+    usd_per_million_tokens: float | None
+
+    @property
+    def tokens_per_second_per_user(self) -> float:
+        """Of one sequence."""
+        return 1 / self.tpot_seconds
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Seconds of a replica: one decode step of the whole batch, and a prompt token."""
+
+    point: Point
+    step_seconds: float
+    prompt_token_seconds: float
+    spread: float
+
+
+def services(wish: Wish, calibrated: Calibrated) -> list[Service]:
+    """Return every way that fits and is fast enough, the highest throughput of a device first."""
+    speeds = _speeds(list(_points(wish)), calibrated)
+    found = [service for speed in speeds for service in _ways(wish, speed, speeds)]
+    fast = [
+        service for service in found
+        if (wish.ttft_seconds is None or service.ttft_seconds <= wish.ttft_seconds)
+        and (wish.tpot_seconds is None or service.tpot_seconds <= wish.tpot_seconds)
+    ]  # fmt: skip
+    return sorted(fast, key=lambda service: -service.tokens_per_second_per_device)
+
+
+def pareto_front(found: Sequence[Service]) -> list[Service]:
+    """Return the services that no other beats in both tokens/s of a user and of a device, the fastest user first."""
+    front: list[Service] = []
+    for service in sorted(found, key=lambda one: (one.tpot_seconds, -one.tokens_per_second_per_device)):
+        if not front or service.tokens_per_second_per_device > front[-1].tokens_per_second_per_device * 1.001:
+            front.append(service)
+    return front
+
+
+def best_measurement(wish: Wish, calibrated: Calibrated, answer: Service) -> tuple[Point, float]:
+    """Return the point to measure that would narrow the answer most, and the share of the spread that stays."""
+    candidates = [
+        replace(answer.point, batch=batch, tp=tp, pp=1) for tp in _ranks(wish) for batch in (1, 16, 64)
+    ]  # fmt: skip
+    point, left = most_informative(calibrated.fitted, answer.point, [one for one in candidates if _room(one) >= 1])
+    return point, float(np.sqrt(left))
+
+
+def _ranks(wish: Wish) -> list[int]:
+    most = min(wish.machine.accelerators, wish.devices, wish.architecture.heads)
+    return [tp for tp in (1, 2, 4, 8, 16, 32, 64) if tp <= most and wish.architecture.heads % tp == 0]
+
+
+def _room(point: Point) -> float:
+    """Return how many sequences the cache holds; 0 where the weights do not fit."""
+    try:
+        return cache_tokens(point) / point.context
+    except ValueError:
+        return 0.0
+
+
+def _points(wish: Wish) -> Iterator[Point]:
+    for tp in _ranks(wish):
+        for pp in _STAGES:
+            if tp * pp > wish.devices or pp > wish.architecture.layers:
+                continue
+            one = Point(
+                wish.engine, wish.architecture, wish.machine, tp, 1, wish.prompt_tokens, wish.new_tokens, wish.weights,
+                pp=pp,
+            )  # fmt: skip
+            room = _room(one)
+            yield from (replace(one, batch=batch) for batch in wish.batches if pp <= batch <= room)
+
+
+def _speeds(points: Sequence[Point], calibrated: Calibrated) -> list[_Speed]:
+    if not points:
+        return []
+    # A stage works on a share of the batch, and a token passes all stages.
+    shares = [replace(point, batch=max(1, point.batch // point.pp)) for point in points]
+    work = Work.of(shares)
+    forecasts = calibrated.forecast(shares)
+    whole = np.exp(predicted(calibrated.fitted, shares, work)[0])
+    nearby = np.array([forecast.seconds for forecast in forecasts]) / whole  # the correction from measured rows
+    steps = _seconds(calibrated, shares, replace(work, prefilled=np.zeros(len(shares))))
+    prompts = _seconds(calibrated, shares, replace(work, steps=np.zeros_like(work.steps)))
+    found = []
+    for at, point in enumerate(points):
+        tokens = shares[at].batch * point.prompt_tokens
+        step, token = nearby[at] * steps[at] / point.new_tokens, nearby[at] * prompts[at] / tokens
+        found.append(_Speed(point, float(step), float(token), forecasts[at].high / forecasts[at].seconds))
+    return found
+
+
+def _seconds(calibrated: Calibrated, points: Sequence[Point], work: Work) -> Floats:
+    return np.asarray(np.exp(predicted(calibrated.fitted, points, work)[0]))
+
+
+def _ways(wish: Wish, speed: _Speed, speeds: Sequence[_Speed]) -> Iterator[Service]:
+    """Yield a replica that does both, and with prompts computed elsewhere."""
+    point, new = speed.point, wish.new_tokens
+    ranks = point.tp * point.pp
+    prompt = wish.prompt_tokens * speed.prompt_token_seconds
+    # Stages compute prompts at once, so a replica's prompts take a stage's share of the time.
+    each = speed.step_seconds + point.batch * prompt / point.pp / new
+    yield _service(wish, speed, None, 0.0, prompt + speed.step_seconds, each, point.batch / each / ranks)
+    requests = point.batch / (new * speed.step_seconds)
+    for other in speeds:
+        if other.point.batch != 1 or other.point.pp != 1:
+            continue
+        alone = wish.prompt_tokens * other.prompt_token_seconds
+        replicas = requests * alone
+        devices = ranks + replicas * other.point.tp
+        if ranks + max(1.0, replicas) * other.point.tp <= wish.devices:
+            rate = point.batch / speed.step_seconds / devices
+            yield _service(wish, speed, other.point.tp, replicas, alone, speed.step_seconds, rate)
+
+
+def _service(
+    wish: Wish, speed: _Speed, prefill: int | None, replicas: float, ttft: float, tpot: float, rate: float
+) -> Service:
+    point = speed.point
+    each = point.tp * point.pp + (prefill or 0) * replicas
+    hourly = wish.machine.usd_per_hour and wish.machine.usd_per_hour / wish.machine.accelerators
+    usd = None if hourly is None else hourly / 3600 / rate * 1e6
+    count = max(1, int(wish.devices / each))
+    return Service(point, count, prefill, replicas * count, ttft, tpot, rate, speed.spread, usd)

@@ -1,0 +1,165 @@
+"""`rankwise plan --serve`: how to serve a model with an engine within a TTFT and a TPOT, as a Pareto front.
+
+    rankwise plan --serve --model llama-3-8b --accelerator aws/p5.48xlarge --engine vllm --ttft 0.5 --tpot 0.05
+
+The front has tokens/s of a user against tokens/s of a device. Exit codes: 0 planned, 3 nothing fits or is fast enough.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+from configs.hardware.prices import Market
+from engine.planner.engines.point import Point
+from engine.planner.engines.service import DEFAULT_BATCHES, Service, Wish, best_measurement, pareto_front, services
+from flows.cli.plan.request import NOTHING_FITS, PLANNED, PlanRequest
+from flows.cli.tables import print_table
+
+_DEFAULT_PROMPT, _DEFAULT_DEVICE, _DEFAULT_ENGINE = 1024, "h100-80gb", "vllm"
+
+
+def plan_service(request: PlanRequest) -> int:
+    """Search, print the front, name the rows that support it and the measurement that would narrow it most."""
+    from engine.planner.engines.saved import shipped
+
+    wish, assumed = _wish(request)
+    calibrated = shipped()
+    found = services(wish, calibrated)
+    front = pareto_front(found)
+    if not front:
+        everything = services(replace(wish, ttft_seconds=None, tpot_seconds=None), calibrated)
+        print(_nothing(wish, everything), file=sys.stderr)
+        return NOTHING_FITS
+    best = max(front, key=lambda service: service.tokens_per_second_per_device)
+    support = calibrated.supports([best.point])[0]
+    measurement, left = best_measurement(wish, calibrated, best)
+    if request.as_json:
+        answer = {
+            "engine": wish.engine, "model": wish.architecture.name, "machine": wish.machine.name,
+            "devices": wish.devices, "best": _as_dict(best), "pareto_front": [_as_dict(service) for service in front],
+            "support": support, "measure_next": _named(measurement), "spread_left": left, "assumptions": assumed,
+        }  # fmt: skip
+        print(json.dumps(answer, indent=1))
+        return PLANNED
+    print(
+        f"{wish.architecture.name} with {wish.engine} on {wish.devices} x {wish.machine.accelerator.name}: "
+        f"{_title(best)}, batch {best.point.batch}: {best.tokens_per_second_per_device:,.0f} output tokens/s per "
+        f"device, TTFT {best.ttft_seconds:.3g} s, TPOT {1e3 * best.tpot_seconds:.3g} ms (each within a factor of "
+        f"{best.spread:.2f}, 90 %)"
+    )
+    print(f"Predicted from {support}")
+    print(
+        f"Most informative measurement: {_named(measurement)}; it would reduce the spread to {100 * left:.0f} % of "
+        "its logarithm"
+    )
+    for line in assumed:
+        print(f"Assumed: {line}")
+    header = (
+        "layout",
+        "prefill",
+        "replicas",
+        "batch",
+        "TTFT s",
+        "TPOT ms",
+        "tokens/s/user",
+        "tokens/s/device",
+        "USD/M",
+    )
+    print()
+    print_table(header, [_row(service) for service in front], words=2)
+    return PLANNED
+
+
+def _wish(request: PlanRequest) -> tuple[Wish, list[str]]:
+    """Raises ValueError naming an option that is missing or unknown."""
+    from configs.hardware.catalog import catalog
+    from engine.planner.catalog import find_model
+    from engine.planner.choice.machines import machine_for, priced_machine
+    from engine.planner.engines.constants import engine_name
+    from flows.folders import cache_folder
+
+    assert request.model is not None
+    assumed = []
+    for option, given, default in (
+        ("--accelerator", request.accelerator, _DEFAULT_DEVICE), ("--engine", request.engine, _DEFAULT_ENGINE),
+        ("--sequence-length", request.sequence_length, _DEFAULT_PROMPT),
+    ):  # fmt: skip
+        if given is None:
+            assumed.append(f"{option} {default}")
+    architecture = find_model(request.model, cache_folder())
+    if architecture.kind != "decoder":
+        raise ValueError(f"--model {request.model}: not a decoder, so it cannot be served by an inference engine")
+    hardware = catalog(cache_folder(), request.own_catalog, request.assignments)
+    named = request.accelerator or _DEFAULT_DEVICE
+    market: Market = "spot" if request.spot else "on_demand"
+    if "/" in named:
+        machine = priced_machine(hardware.instance(named), market, hardware)
+    else:
+        machine = machine_for(hardware.accelerator(named), request.gpus or 8, hardware, market)
+    if machine.accelerator.kind == "cpu":
+        raise ValueError(f"--accelerator {named}: engines on CPUs are not predicted. Use a GPU")
+    return Wish(
+        engine=engine_name(request.engine or _DEFAULT_ENGINE),
+        architecture=architecture,
+        machine=machine,
+        prompt_tokens=request.sequence_length or _DEFAULT_PROMPT,
+        new_tokens=request.new_tokens,
+        devices=request.gpus or machine.accelerators,
+        ttft_seconds=request.ttft,
+        tpot_seconds=request.tpot,
+        batches=DEFAULT_BATCHES if request.serve else (request.batch_size,),
+    ), assumed
+
+
+def _nothing(wish: Wish, everything: list[Service]) -> str:
+    """Return what is in the way, and how near the best comes."""
+    if not everything:
+        return (
+            f"{wish.architecture.name} does not fit on {wish.devices} x {wish.machine.accelerator.name} with sequences "
+            f"of {wish.prompt_tokens + wish.new_tokens} tokens. Use more devices or a larger one"
+        )
+    ttft = min(service.ttft_seconds for service in everything)
+    tpot = min(service.tpot_seconds for service in everything)
+    return (
+        f"Nothing is fast enough: the shortest predicted TTFT is {ttft:.3g} s, the shortest TPOT {1e3 * tpot:.3g} ms. "
+        "Raise --ttft or --tpot, or use a faster device"
+    )
+
+
+def _title(service: Service) -> str:
+    point = service.point
+    layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
+    return layout if service.prefill_ranks is None else f"{layout}, prefill apart on tp={service.prefill_ranks}"
+
+
+def _named(point: Point) -> str:
+    return (
+        f"{point.architecture.name} with {point.engine} on {point.machine.accelerator.name}, tp={point.tp}, batch "
+        f"{point.batch}, {point.prompt_tokens} prompt and {point.new_tokens} new tokens"
+    )
+
+
+def _row(service: Service) -> list[str]:
+    point = service.point
+    layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
+    apart = service.prefill_ranks is not None
+    prefill = f"{service.prefill_replicas:.1f} x tp={service.prefill_ranks}" if apart else "together"
+    usd = "-" if service.usd_per_million_tokens is None else f"{service.usd_per_million_tokens:.3g}"
+    return [
+        layout, prefill, str(service.replicas), str(point.batch), f"{service.ttft_seconds:.3g}",
+        f"{1e3 * service.tpot_seconds:.3g}", f"{service.tokens_per_second_per_user:,.0f}",
+        f"{service.tokens_per_second_per_device:,.0f}", usd,
+    ]  # fmt: skip
+
+
+def _as_dict(service: Service) -> dict[str, Any]:
+    point = service.point
+    return {
+        "tp": point.tp, "pp": point.pp, "batch": point.batch, "replicas": service.replicas,
+        "prefill_tp": service.prefill_ranks, "prefill_replicas": service.prefill_replicas,
+        "ttft_seconds": service.ttft_seconds, "tpot_seconds": service.tpot_seconds,
+        "tokens_per_second_per_user": service.tokens_per_second_per_user,
+        "tokens_per_second_per_device": service.tokens_per_second_per_device,
+        "interval_factor": service.spread, "usd_per_million_tokens": service.usd_per_million_tokens,
+    }  # fmt: skip
