@@ -40,7 +40,7 @@ OWNERS = {
     "pyarrow": {"reports"},
     "scipy": {"reports", "engine.planner"},
     "matplotlib": {"reports"},
-    "jinja2": {"reports", "engine"},  # reports; chat templates
+    "jinja2": {"reports", "engine", "tasks"},  # reports; chat templates; templates of scripts
     "fastapi": {"engine"},
     "uvicorn": {"engine", "flows"},
     "prefect": {"tasks", "flows"},
