@@ -48,7 +48,7 @@ _NOT_THE_SCRIPTS = ("PYTHONSAFEPATH", "RANKWISE_LAUNCHER_PID", "OMPI_MCA_", "PMI
 
 @dataclass
 class NodeEnd:
-    """How the ranks of this node ended: those that did not end well, what stopped them, and who was seen to end first."""
+    """How the ranks of this node ended: those that failed, and who failed first."""
 
     failures: dict[int, RankEnd] = field(default_factory=dict)
     first: int | None = None
@@ -74,6 +74,7 @@ class NodeRun:
         self.process: subprocess.Popen[bytes] | None = None
         self.peaks: dict[int, int] = {}
         self.processor: dict[int, float] = {}
+        self.aborted: set[int] = set()
         self._stepped_at = time.monotonic()
         self._steps = 0
         self._first_step_at: float | None = None
@@ -221,14 +222,22 @@ class NodeRun:
                 continue
             self.peaks[rank] = max(self.peaks.get(rank, 0), int(report.get("peak_memory_bytes") or 0))
             found = rank_end(int(report["exit_code"]), bytes(self.outputs.tails[rank]))
-            if found is not None:
+            if found is not None and not self._only_teardown(rank, int(report["exit_code"])):
                 end.failures[rank] = found
         times = {rank: float(exits[rank].get("ended_at", 0.0)) for rank in end.failures if rank in exits}
         end.first = min(times, key=lambda rank: times[rank], default=next(iter(end.failures), None))
-        if not end.failures and code != 0:
+        if not end.failures and code != 0 and not self.aborted:
             end.failures[self.ranks[0]] = RankEnd(Status.FAILED, "LauncherFailed", self._launcher_said(code))
             end.first = self.ranks[0]
         return end
+
+    def _only_teardown(self, rank: int, code: int) -> bool:
+        """Whether a rank's work was done when a library aborted in its teardown, as gloo's threads may at exit."""
+        if self.work.measure not in _BY_HOOKS or -code not in (signal.SIGABRT, signal.SIGSEGV):
+            return False
+        done = probe_samples.ended_in_order(self.samples, rank) and b"Traceback (most" not in self.outputs.tails[rank]
+        self.aborted |= {rank} if done else set()
+        return done
 
     def _unreported(self, rank: int, code: int) -> RankEnd:
         if (self.folder / f"rank_{rank}.json").exists():

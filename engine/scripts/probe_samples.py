@@ -32,6 +32,16 @@ def steps_so_far(folder: Path, rank: int) -> int:
     return max((count for _, count in _files(folder, rank)), default=0)
 
 
+def ended_in_order(folder: Path, rank: int) -> bool:
+    """Whether a rank's interpreter came to its end, so that only the teardown of libraries was left."""
+    found = max(_files(folder, rank), key=lambda item: item[1], default=None)
+    if found is None:
+        return False
+    with suppress(OSError, ValueError), open_regular(found[0], MAX_BYTES) as file:
+        return file.read(18)[17:] == b"\x01"
+    return False
+
+
 def read_series(folder: Path, rank: int) -> Series:
     """All steps of a rank; none where it left nothing. Raises OSError and ValueError."""
     found = max(_files(folder, rank), key=lambda item: item[1], default=None)

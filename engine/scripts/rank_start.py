@@ -2,11 +2,12 @@
 
     python -I rank_start.py COMMAND...      (RANKWISE_SCRIPT: folder of the node's pipes and reports)
 
-The rank's output goes to the agent's pipes, whichever launcher started it. Its exit code, processor time and peak memory
-become `exit_<rank>.json`. The script dies with this process, and this process ends as the script ended. Standard library
-alone: it runs by any Python, and imports nothing of Rankwise.
+The rank's output goes to the agent's pipes, whichever launcher started it. Its exit code, processor time and peak
+memory become `exit_<rank>.json`. The script dies with this process, and this process ends as the script ended. Standard
+library alone: it runs by any Python, and imports nothing of Rankwise.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -78,10 +79,8 @@ def run(command, folder, rank, parent):
 
 def forward(child, number):
     """Pass a signal on; the script decides what it does."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
-    except ProcessLookupError:
-        pass
 
 
 def keep(folder, name, data):

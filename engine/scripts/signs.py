@@ -17,10 +17,12 @@ from configs.plans.record import Status
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|HIP out of memory|\bMemoryError\b|std::bad_alloc|RESOURCE_EXHAUSTED"
-    r"|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUBLAS_STATUS_ALLOC_FAILED"
 )
 _PEER = re.compile(
-    r"Connection (?:closed by peer|reset by peer|refused)|Broken pipe|ncclRemoteError|ncclSystemError|NCCL.*remote process"
+    r"Connection (?:closed by peer|reset by peer|refused)|Broken pipe|ncclRemoteError|ncclSystemError"
+    r"|NCCL.*remote process"
     r"|DistNetworkError|DistBackendError|Socket Timeout|store->get|Timed out waiting|connection was (?:closed|reset)",
     re.I,
 )

@@ -98,6 +98,7 @@ def _write_parts(
                 samples = {name: np.array(column) for name, column in series.columns(units).items()}
             figures |= {"steps": len(series), "units_per_step": units, **series.own_figures()}
             figures |= {"stopped_early": end.stopped, "device_clock": series.device_clock}
+            figures |= {"aborted_in_teardown": True} if rank in running.aborted else {}
         part = RankPart(
             measurement=measurement.name,
             rank=rank,

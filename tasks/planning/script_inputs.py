@@ -139,7 +139,7 @@ def unreached(study: StudySpec, base: Path) -> list[str]:
             name = field.removeprefix("workload.").removeprefix("layout.")
             if not _reaches(name, reached):
                 problems.append(
-                    f"{where}.{field}: reaches the script by neither arguments, environment nor a file, so that all "
+                    f"{where}.{field}: reaches the script by neither arguments, environment nor a file, so all "
                     f"points would be equal. Use {{{name}}} in workload.command, environment, config_files or a template"
                 )
     return problems

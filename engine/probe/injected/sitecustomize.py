@@ -23,7 +23,8 @@ def _stacks():
         import faulthandler
 
         path = os.path.join(folder, "stacks_%s.%d.txt" % (os.environ["RANK"], os.getpid()))
-        faulthandler.register(int(number), file=open(path, "w"), all_threads=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        faulthandler.register(int(number), file=descriptor, all_threads=True)
 
 
 def _instrument():

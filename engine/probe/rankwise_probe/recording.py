@@ -1,9 +1,9 @@
 """The file of samples of one rank, written by the probe and read by Rankwise's agent.
 
-Layout, little-endian, in pages of ROWS rows: a header of HEADER bytes (magic, version, number of rows, whether the
-device's clock was used, names of marks), then for each page one block a column of ROWS float64: begin, end, tokens,
-loss, device_end, and MARKS own figures. What is not known is NaN. Pages are allocated before they are mapped, so a full
-disk raises here and never becomes a SIGBUS in the script.
+Layout, little-endian: a header of HEADER bytes, then pages of ROWS rows. Header: magic, number of rows, whether the
+device's clock was used, whether the interpreter ended in order, names of marks. A page has one block of ROWS float64 for
+each column: begin, end, tokens, loss, device_end, and MARKS own figures. What is not known is NaN. Pages are allocated
+before they are mapped, so a full disk raises here and never becomes a SIGBUS in the script.
 """
 
 import atexit
@@ -20,7 +20,7 @@ MAGIC = b"RWPROBE1"
 HEADER = 65536
 ROWS = 8192
 MARKS = 8
-COLUMNS = ("begin", "end", "tokens", "loss", "device_end") + tuple("mark_%d" % place for place in range(MARKS))
+COLUMNS = ("begin", "end", "tokens", "loss", "device_end", *["mark_%d" % place for place in range(MARKS)])
 PAGE = ROWS * 8 * len(COLUMNS)
 MAX_PAGES = 512
 _BEGIN, _END, _TOKENS, _LOSS, _DEVICE, _FIRST_MARK = range(6)
@@ -162,7 +162,10 @@ class Recorder:
 
     def _finish(self):
         """At the script's end, read what is left."""
-        if os.getpid() == self._pid and self._pending:
+        if os.getpid() != self._pid:
+            return
+        self._header[17:18] = b"\x01"
+        if self._pending:
             try:
                 while self._pending:
                     self._settle(wait=True)
@@ -222,6 +225,6 @@ class Step:
 def _number(value):
     """A number of anything like one; NaN for what is none. Reading a tensor of a GPU waits for it."""
     try:
-        return float(value)
+        return float(value.detach() if hasattr(value, "detach") else value)
     except Exception:
         return _NAN
