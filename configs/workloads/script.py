@@ -210,9 +210,9 @@ class ScriptWorkload(BaseWorkload):
     @property
     def summary(self) -> str:
         """The work in a few words, for a table."""
-        first = self.command[0]
-        if PurePosixPath(first).name.startswith("python") and len(self.command) > 1:
-            first = self.command[1]
+        first, *rest = self.command
+        if PurePosixPath(first).name.startswith("python"):
+            first = next((word for word in rest if not word.startswith("-")), first)
         words = [PurePosixPath(first).name]
         words += [f"micro batch {self.micro_batch_size}"] if self.micro_batch_size else []
         words += [f"{name} {shown(value)}" for name, value in self.params.items()]

@@ -36,6 +36,8 @@ class LineReader:
         self._rank = {"first": 0, "last": ranks - 1, "any": None}[pattern.rank]
         self._ranks = ranks
         self._before: tuple[float | None, float] | None = None
+        self._read_at: tuple[float, float] | None = None
+        self._steps_of_read = 0
         self.series = Series()
         self.seen = 0
         self.broken = 0
@@ -63,6 +65,18 @@ class LineReader:
             return
         self._take(values, line.at)
 
+    def _since_last_read(self, at: float, between: int) -> float:
+        """Seconds of each step by the arrival of lines; those that were read at once share the time since the last."""
+        assert self._before is not None
+        if self._read_at is None or at != self._read_at[1]:
+            self._read_at, self._steps_of_read = (self._before[1], at), 0
+        self._steps_of_read += between
+        seconds = (at - self._read_at[0]) / self._steps_of_read
+        earlier = self._steps_of_read - between
+        if earlier:
+            self.series.seconds[-earlier:] = [seconds] * min(earlier, len(self.series))
+        return seconds
+
     def _take(self, values: dict[str, float], at: float) -> None:
         step = values.pop(STEP, None)
         seconds, units, loss = values.pop(SECONDS, None), values.pop(UNITS, None), values.pop(LOSS, None)
@@ -75,8 +89,9 @@ class LineReader:
             if between < 1:  # the same step again, or a restart: no time lies between
                 self._before = (step, at)
                 return
-        if seconds is None and self._before is not None:
-            seconds = (at - self._before[1]) / between
+        arrived = seconds is None and self._before is not None
+        if arrived:
+            seconds = self._since_last_read(at, between)
         if seconds is None and rate and units is not None:
             seconds = units / rate
         if units is None and rate is not None and seconds is not None:

@@ -140,7 +140,7 @@ def unreached(study: StudySpec, base: Path) -> list[str]:
             if not _reaches(name, reached):
                 problems.append(
                     f"{where}.{field}: reaches the script by neither arguments, environment nor a file, so all "
-                    f"points would be equal. Use {{{name}}} in workload.command, environment, config_files or a template"
+                    f"points would be equal. Use {{{name}}} in workload.command, environment or config_files"
                 )
     return problems
 

@@ -57,7 +57,7 @@ class _Opening:
         self.recorder = None
         self.failed = False
 
-    def open(self):
+    def recorder_of_rank(self):
         if self.recorder is None and not self.failed:
             try:
                 from rankwise_probe.recording import Recorder
@@ -75,12 +75,12 @@ if VARIABLE in os.environ:
     def step(tokens=None, loss=None):
         """End a step: `tokens` of this rank in it, and its loss (a number, or a tensor of one element)."""
         now = time.perf_counter()
-        recorder = _opening.recorder or _opening.open()
+        recorder = _opening.recorder or _opening.recorder_of_rank()
         return _NOTHING if recorder is None else recorder.step(now, tokens, loss)
 
     def mark(name, value):
         """Keep a figure of one's own with the current step; at most 8 names."""
-        recorder = _opening.recorder or _opening.open()
+        recorder = _opening.recorder or _opening.recorder_of_rank()
         if recorder is not None:
             recorder.mark(name, value)
 

@@ -1,9 +1,9 @@
 """The file of samples of one rank, written by the probe and read by Rankwise's agent.
 
 Layout, little-endian: a header of HEADER bytes, then pages of ROWS rows. Header: magic, number of rows, whether the
-device's clock was used, whether the interpreter ended in order, names of marks. A page has one block of ROWS float64 for
-each column: begin, end, tokens, loss, device_end, and MARKS own figures. What is not known is NaN. Pages are allocated
-before they are mapped, so a full disk raises here and never becomes a SIGBUS in the script.
+device's clock was used, whether the interpreter ended in order, names of marks. A page has one block of ROWS float64
+for each column: begin, end, tokens, loss, device_end, and MARKS own figures. What is not known is NaN. Pages are
+allocated before they are mapped, so a full disk raises here and never becomes a SIGBUS in the script.
 """
 
 import atexit
