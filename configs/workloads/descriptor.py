@@ -104,6 +104,10 @@ class BaseWorkload(Frozen):
         """A model of the study whose prediction stands beside the figures; the work itself needs none."""
         return None
 
+    def training_beside(self, layout: Layout) -> dict[str, Any] | None:
+        """Fields of the training of `model_beside` that is predicted; None where they are not known."""
+        return None
+
     def work_of_step(self, layout: Layout) -> tuple[str, int | None] | None:
         """(field, units of a step) that must be equal in strong scaling; None where the fields make it so."""
         return None

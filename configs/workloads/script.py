@@ -229,6 +229,17 @@ class ScriptWorkload(BaseWorkload):
         """Each cell is a program of its own, in a launch of its own."""
         return {"script": self.model_dump(mode="json")}
 
+    def training_beside(self, layout: Layout) -> dict[str, Any] | None:
+        """Fields of a `train` workload that does what this script is told to; None where they are not all given."""
+        if self.micro_batch_size is None or self.sequence_length is None:
+            return None
+        batch = self.micro_batch_size * (self.accumulation_steps or 1) * layout.dp
+        fields: dict[str, Any] = {"global_batch_size": batch, "micro_batch_size": self.micro_batch_size}
+        fields |= {"sequence_length": self.sequence_length}
+        if self.activation_checkpointing in ("none", "selective", "full"):
+            fields["activation_checkpointing"] = self.activation_checkpointing
+        return fields
+
     @property
     def model_beside(self) -> str | None:
         return self.model

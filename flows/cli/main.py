@@ -251,6 +251,9 @@ def compare(
     first: RunFolder,
     second: Annotated[Path | None, typer.Argument(metavar="RUN_B", help="the newer run")] = None,
     baseline: Annotated[str | None, typer.Option(metavar="NAME", help="compare with this run of the history")] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="EXPERIMENT", help="compare the variants of this experiment of one run")
+    ] = None,
     threshold: Annotated[
         float, typer.Option(metavar="PERCENT", help="minimum slow-down reported as a regression")
     ] = 5.0,
@@ -259,11 +262,13 @@ def compare(
     as_json: AsJson = False,
     history: HistoryFile = None,
 ) -> None:
-    """Compare two runs, or a run with a baseline; exit code 4 on a regression."""
+    """Compare two runs, a run with a baseline, or variants of one run; exit code 4 on a regression."""
     from flows.cli.results.compare import compare_runs
     from flows.cli.run import guarded
 
-    work = lambda: compare_runs(first, second, baseline, threshold, markdown, junit, as_json, history)  # noqa: E731
+    work = lambda: compare_runs(  # noqa: E731
+        first, second, baseline, threshold, markdown, junit, as_json, history, within
+    )
     raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
 
 

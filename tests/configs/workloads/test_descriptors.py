@@ -62,6 +62,7 @@ ALLOWED = {
     "reports/correctness/reach.py": (4, "only workloads with prompts have answers"),
     "reports/experiments/targets.py": (1, "the kind of an experiment, not of a workload"),
     "tasks/planning/inputs.py": (1, "counts the prompts of a file"),
+    "tasks/planning/predictions.py": (1, "the training that a script is predicted as"),
     "tasks/planning/layouts.py": (1, "a cell of no work, for its machine"),
     "tasks/models/saved_reference.py": (4, "`rankwise verify` is for the kinds that take prompts"),
     "tasks/checks/requirements.py": (2, "prompts and new tokens must fit into the context"),
