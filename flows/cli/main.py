@@ -16,6 +16,8 @@ from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
+from flows.cli.first_study.command import init as init_command
+from flows.cli.first_study.command import schema as schema_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command
 from flows.cli.load.command import load as load_command
 from flows.cli.nodes import app as nodes_commands
@@ -49,6 +51,8 @@ app.command("export")(export_command)
 app.command("serve")(serve_command)
 app.command("generate")(generate_command)
 app.command("load")(load_command)
+app.command("init")(init_command)
+app.command("schema")(schema_command)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]

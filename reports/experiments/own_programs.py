@@ -2,8 +2,8 @@
 
     steps_table(study), same_losses(study)
 
-Cells are compared that differ only in how they compute (layout, precision, launcher, micro-batches) and do equal work in a
-step. The noise of a cell is the spread of its repeats, which differ by whatever the script draws from {repeat}.
+Cells are compared that differ only in how they compute (layout, precision, launcher, micro-batches) and do equal work
+in a step. The noise of a cell is the spread of its repeats, which differ by whatever the script draws from {repeat}.
 """
 
 from collections.abc import Sequence
@@ -142,7 +142,7 @@ def agreement_sentence(found: SameLosses) -> str:
     """How many agree, and what the others are judged by."""
     judged = [item for item in found.others if item.within is not None]
     if not judged:
-        return f"The reference is {found.reference.result.name}. No verdict: it takes two repeats of a cell to see the noise."
+        return f"The reference is {found.reference.result.name}. No verdict: noise shows from two repeats on."
     agree = sum(bool(item.within) for item in judged)
     return (
         f"The reference is {found.reference.result.name}. Of {plural(len(judged), 'other cell')}, {agree} agree: their "
