@@ -215,8 +215,9 @@ def _script(measurement: MeasurementSamples, parts: dict[str, float | None]) -> 
         ranks = [_floats(column) for column in measurement.columns["step_units"]]
         if any(len(rank) != count for rank in ranks):
             raise ValueError(f"samples: {[len(rank) for rank in ranks]} step_units but {count} steps")
-        combine = {"sum": np.sum, "max": np.max, "rank_0": lambda stack, axis: stack[0]}[work.combined]
-        amount = float(np.sum(combine(np.stack(ranks), axis=0)))
+        stack = np.stack(ranks)
+        per_step = {"sum": stack.sum(axis=0), "max": stack.max(axis=0), "rank_0": stack[0]}[work.combined]
+        amount = float(per_step.sum())
     rate = {descriptor_of(work).throughput: _rate(amount, total)}
     return Rates(total, count, step_seconds=median, latency_seconds=median, **rate, **parts)
 

@@ -97,7 +97,7 @@ class ScriptWorkload(BaseWorkload):
         None, description="steps that are cut at the beginning; none: measuring.warmup"
     )
     hang_seconds: PositiveFloat | None = Field(
-        300.0, description="without a step (or output, before the first) for so long it hangs; none: never"
+        300.0, description="without a step for so long it hangs (before the first: without output); none: never"
     )
     model: str | None = Field(
         None, max_length=300, description="name of a model of the study, whose prediction stands beside the figures"

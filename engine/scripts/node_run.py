@@ -39,6 +39,8 @@ from engine.scripts.workdir import prepare
 
 PROBE = Path(__file__).parents[1] / "probe"
 _POLL_SECONDS = 0.05
+_START_SECONDS = 180.0  # libraries are imported and models loaded without a word
+_LINGER_SECONDS = 5.0  # after a rank failed; torchrun would wait 30 s for ranks that ignore SIGTERM
 _TERM_SECONDS = 1.0
 _SETTLE_SECONDS = 3.0  # for the other ranks' reports after the launcher has exited
 _LAST_STEPS = 2  # further steps that are waited for, so that no rank lacks one that its peers have ended
@@ -70,7 +72,7 @@ class NodeRun:
         self.values = cell_values(measurement, place.ranks_per_node) | {"workdir": str(self.workdir)}
         self.ranks = started_ranks(work, place)
         self.lines = LineReader(work.pattern, place.nodes * place.ranks_per_node) if work.pattern else None
-        self.outputs = Outputs(self.folder, self.ranks, paths.rank_log)
+        self.outputs = Outputs(self.folder, self.ranks, paths.rank_log, by_line=self.lines is not None)
         self.process: subprocess.Popen[bytes] | None = None
         self.peaks: dict[int, int] = {}
         self.processor: dict[int, float] = {}
@@ -79,6 +81,7 @@ class NodeRun:
         self._steps = 0
         self._first_step_at: float | None = None
         self._enough_at: float | None = None
+        self._failed_at: float | None = None
         self.began = time.monotonic()
         prepare(work, Path(job.inputs), self.workdir, self.values)
         self._start(measurement)
@@ -127,6 +130,9 @@ class NodeRun:
             self._sample_memory()
             if self._enough():
                 return self._stop()
+            if self._lingers():
+                self.end_ranks()
+                return self._ended()
             if self._hangs():
                 return self._hung()
             if self.process is not None and self.process.poll() is not None:
@@ -176,17 +182,27 @@ class NodeRun:
         a_step = (now - (began or now)) / max(1, self._steps)
         return self._steps >= asked.steps + _LAST_STEPS or now - self._enough_at > min(10.0, 1.0 + 3 * a_step)
 
+    def _lingers(self) -> bool:
+        """Whether a rank failed some time ago and others are still there, which their launcher waits for."""
+        failed = any(int(report.get("exit_code", 0)) for report in self._exits().values())
+        if not failed:
+            return False
+        self._failed_at = self._failed_at or time.monotonic()
+        return time.monotonic() - self._failed_at > _LINGER_SECONDS
+
     def _hangs(self) -> bool:
         limit = self.work.hang_seconds
-        if limit is None or self.work.measure in ("wall", "json"):
+        if limit is None or self._failed_at is not None or self.work.measure in ("wall", "json"):
             return False
-        last = self._stepped_at if self._steps else max(self.began, self.outputs.last_at)
-        return time.monotonic() - last > limit
+        if self._steps:
+            return time.monotonic() - self._stepped_at > limit
+        return time.monotonic() - max(self.began, self.outputs.last_at) > max(limit, _START_SECONDS)
 
     def _hung(self) -> NodeEnd:
         """Keep the stacks of every rank, then end it."""
         after = f"after step {self._steps}" if self._steps else "and no output"
-        message = f"no step for {self.work.hang_seconds:g} s {after}"
+        limit = self.work.hang_seconds or 0.0
+        message = f"no step for {limit if self._steps else max(limit, _START_SECONDS):g} s {after}"
         end = NodeEnd(wall_seconds=time.monotonic() - self.began)
         for rank, pid in self._pids().items():
             text = stacks_of(pid, rank, self.folder)

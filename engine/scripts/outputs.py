@@ -91,7 +91,8 @@ class RankLog:
 class Outputs:
     """Pipes of all ranks of this node, their logs, and the last of what each said."""
 
-    def __init__(self, folder: Path, ranks: Iterable[int], log_of: Callable[[int], Path]) -> None:
+    def __init__(self, folder: Path, ranks: Iterable[int], log_of: Callable[[int], Path], by_line: bool = True) -> None:
+        self._by_line = by_line
         self._selector = selectors.DefaultSelector()
         self._streams: list[_Stream] = []
         self.logs = {rank: RankLog(log_of(rank)) for rank in ranks}
@@ -150,6 +151,8 @@ class Outputs:
         _keep_last(self.tails[stream.rank], data, _TAIL_FOR_SIGNS)
         if not stream.error:
             _keep_last(self.standard[stream.rank], data, TAIL_BYTES)
+        if not self._by_line:
+            return
         *lines, rest = re.split(rb"[\r\n]", bytes(stream.unfinished) + data)
         for line in lines:
             if line or stream.cut:

@@ -60,7 +60,7 @@ def _write(source: Path, name: str, file: Any, shown: str) -> str:
     """Write the archive; the hash is of the archive itself, which holds nothing that changes by itself."""
     hashed = _Hashed(file)
     total = count = 0
-    with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for path, inside in _files(source, name):
             with open_regular(path) as content:
                 info = tarfile.TarInfo(inside)
