@@ -39,6 +39,7 @@ from engine.scripts.workdir import prepare
 
 PROBE = Path(__file__).parents[1] / "probe"
 _POLL_SECONDS = 0.05
+_LOOK_SECONDS = 0.2  # between looks at reports, samples and memory, which cost processor time
 _START_SECONDS = 180.0  # libraries are imported and models loaded without a word
 _LINGER_SECONDS = 5.0  # after a rank failed; torchrun would wait 30 s for ranks that ignore SIGTERM
 _TERM_SECONDS = 1.0
@@ -124,21 +125,27 @@ class NodeRun:
 
     def watch(self) -> NodeEnd:
         """Wait until the ranks have ended, hang, or have made the steps that were asked for."""
+        looked_at = 0.0
         while True:
             self._read(self.outputs.read(_POLL_SECONDS))
+            if self.process is not None and self.process.poll() is not None:
+                return self._ended()
+            if time.monotonic() - looked_at < _LOOK_SECONDS:
+                continue
+            looked_at = time.monotonic()
+            exits = self._exits()
             self._count()
             self._sample_memory()
             if self._enough():
                 return self._stop()
-            if self._lingers():
+            if len(exits) == len(self.ranks):
+                if self.process is None:
+                    return self._ended()
+            elif self._lingers(exits):
                 self.end_ranks()
                 return self._ended()
-            if self._hangs():
+            elif self._hangs():
                 return self._hung()
-            if self.process is not None and self.process.poll() is not None:
-                return self._ended()
-            if self.process is None and len(self._exits()) == len(self.ranks):
-                return self._ended()
 
     def _read(self, lines: object) -> None:
         for line in lines:  # type: ignore[attr-defined]
@@ -158,8 +165,6 @@ class NodeRun:
 
     def _count(self) -> None:
         now = time.monotonic()
-        if self.work.measure == "tensorboard" and int(now * 2) == int((now - _POLL_SECONDS) * 2):
-            return  # files are read twice a second
         steps = self.steps()
         if steps > self._steps:
             self._steps, self._stepped_at = steps, now
@@ -182,9 +187,9 @@ class NodeRun:
         a_step = (now - (began or now)) / max(1, self._steps)
         return self._steps >= asked.steps + _LAST_STEPS or now - self._enough_at > min(10.0, 1.0 + 3 * a_step)
 
-    def _lingers(self) -> bool:
+    def _lingers(self, exits: dict[int, dict[str, float]]) -> bool:
         """Whether a rank failed some time ago and others are still there, which their launcher waits for."""
-        failed = any(int(report.get("exit_code", 0)) for report in self._exits().values())
+        failed = any(int(report.get("exit_code", 0)) for report in exits.values())
         if not failed:
             return False
         self._failed_at = self._failed_at or time.monotonic()

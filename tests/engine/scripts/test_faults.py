@@ -60,7 +60,7 @@ def run_script(
     inputs = folder / "inputs"
     inputs.mkdir()
     (folder / "fault.py").write_text(source)
-    work = {"command": ("fault.py",), "inputs": (pack(folder, "fault.py", inputs),), "hang_seconds": 2.0, **fields}
+    work = {"command": ("fault.py",), "inputs": (pack(folder, "fault.py", inputs),), "hang_seconds": 30.0, **fields}
     cell = Cell(workload=ScriptWorkload(**work), layout={"dp": ranks})  # type: ignore[arg-type]
     measurement = Measurement(cell=cell, repeat=0, attempt=1)
     paths = JobPaths(folder / "jobs" / "0001")
@@ -84,7 +84,7 @@ def run_script(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_scripts_are_told_apart_and_leave_nothing(fault: str, tmp_path: Path) -> None:
-    paths, _, parts = run_script(tmp_path, STEPS + FAULTS[fault])
+    paths, _, parts = run_script(tmp_path, STEPS + FAULTS[fault], hang_seconds=2.0 if fault == "hang" else 30.0)
     end = read_end(paths)
     assert_nothing_left(tmp_path)
     assert [path.name for path in paths.folder.glob(".script_*")] == []
