@@ -212,7 +212,8 @@ class ScriptWorkload(BaseWorkload):
         """The work in a few words, for a table."""
         first, *rest = self.command
         if PurePosixPath(first).name.startswith("python"):
-            first = next((word for word in rest if not word.startswith("-")), first)
+            named_one = (word for word in rest if not word.startswith("-") and len(word.split()) == 1)
+            first = first if "-c" in rest else next(named_one, first)
         words = [PurePosixPath(first).name]
         words += [f"micro batch {self.micro_batch_size}"] if self.micro_batch_size else []
         words += [f"{name} {shown(value)}" for name, value in self.params.items()]

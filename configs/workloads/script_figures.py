@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.common.base import Frozen
 
-TimeUnit = Literal["s", "ms", "us", "min"]
-UNIT_SECONDS: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+TimeUnit = Literal["s", "ms", "us", "ns", "min"]
+UNIT_SECONDS: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
 FigureName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")]
 PresetName = Literal["torchtitan", "megatron", "deepspeed"]
 

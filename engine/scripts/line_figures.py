@@ -38,6 +38,7 @@ class LineReader:
         self._before: tuple[float | None, float] | None = None
         self._read_at: tuple[float, float] | None = None
         self._steps_of_read = 0
+        self._rate: float | None = None
         self.series = Series()
         self.seen = 0
         self.broken = 0
@@ -65,6 +66,13 @@ class LineReader:
             return
         self._take(values, line.at)
 
+    def fill_single(self, wall_seconds: float) -> None:
+        """Give the wall time of the whole run to the only line of a command that prints one, and no time."""
+        if len(self.series) == 1 and self.series.seconds[0] is None:
+            self.series.seconds[0] = wall_seconds
+            if self.series.units[0] is None and self._rate is not None:
+                self.series.units[0] = self._rate * wall_seconds
+
     def _since_last_read(self, at: float, between: int) -> float:
         """Seconds of each step by the arrival of lines; those that were read at once share the time since the last."""
         assert self._before is not None
@@ -83,6 +91,7 @@ class LineReader:
         rate = values.pop(RATE, None)
         if RANK_RATE in values:
             rate = values.pop(RANK_RATE) * self._ranks
+        self._rate = rate
         between = 1
         if self._before is not None and step is not None and self._before[0] is not None:
             between = int(step - self._before[0]) if math.isfinite(step) else 0

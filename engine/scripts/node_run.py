@@ -283,6 +283,7 @@ class NodeRun:
         if work.measure in _BY_HOOKS:
             return probe_samples.read_series(self.samples, rank)
         if self.lines is not None:
+            self.lines.fill_single(wall_seconds)
             self.lines.series.figures |= {"broken_lines": self.lines.broken, "lines": self.lines.seen}
             return self.lines.series
         if work.measure == "tensorboard":

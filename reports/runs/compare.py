@@ -102,6 +102,8 @@ class Comparison:
     rules: tuple[Difference, ...]
     half_width: float | None
     between: Mapping[str, BetweenRuns]
+    paired: bool = False
+    """Whether both were measured in the same blocks of one run (`reports.runs.within`)."""
 
     @property
     def regressions(self) -> tuple[CellChange, ...]:

@@ -41,11 +41,11 @@ def compare_within(study: StudyResult, name: str, experiment: str, threshold: fl
         base = next(point for point in each.points if point.baseline)
         for point in each.points:
             if point.cell != base.cell:
-                pairs.append((_titled(figures, base.cell, base.label), _titled(figures, point.cell, point.label)))
+                pairs.append((_titled(figures, base.cell, point.label), _titled(figures, point.cell, point.label)))
     cells = tuple(_judged(first, second, threshold, len(pairs)) for first, second in pairs)
     return Comparison(
-        first=figures,
-        second=figures,
+        first=replace(figures, name=f"{name}: baseline of {experiment}"),
+        second=replace(figures, name=f"{name}: variants of {experiment}"),
         threshold=threshold,
         comparisons=len(pairs),
         cells=cells,
@@ -56,6 +56,7 @@ def compare_within(study: StudyResult, name: str, experiment: str, threshold: fl
         rules=(),
         half_width=None,
         between={},
+        paired=True,
     )
 
 
