@@ -115,7 +115,7 @@ def _srun(rank: list[str], place: NodePlace) -> list[str]:
     if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
         raise ValueError("workload.launcher: srun requires a target of kind slurm. Use torchrun")
     total = place.nodes * place.ranks_per_node
-    argv = ["srun", "--overlap", "--export=ALL", f"--nodes={place.nodes}", f"--ntasks={total}"]
+    argv = ["srun", "--overlap", "--mem=0", "--export=ALL", f"--nodes={place.nodes}", f"--ntasks={total}"]
     argv += [f"--ntasks-per-node={place.ranks_per_node}", f"--cpus-per-task={place.cores_per_rank}", "--cpu-bind=none"]
     return [*argv, "--kill-on-bad-exit=1", *rank]
 

@@ -151,7 +151,8 @@ def _pattern(text: ast.JoinedStr) -> tuple[str, set[str]]:
         if isinstance(piece, ast.Constant):
             parts.append(re.sub(r"(?:\\ )+", r"\\s+", re.escape(str(piece.value))))
             continue
-        before = str(text.values[place - 1].value) if place and isinstance(text.values[place - 1], ast.Constant) else ""
+        earlier = text.values[place - 1] if place else None
+        before = str(earlier.value) if isinstance(earlier, ast.Constant) else ""
         following = text.values[place + 1] if place + 1 < len(text.values) else None
         after = str(following.value) if isinstance(following, ast.Constant) else ""
         group = _meaning(before, after, ast.unparse(piece)) if isinstance(piece, ast.FormattedValue) else None
