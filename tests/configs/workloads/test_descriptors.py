@@ -56,6 +56,7 @@ ALLOWED = {
     "engine/worker.py": (1, "the one table from a kind to the module that runs it"),
     "engine/planner/cells.py": (5, "the arithmetic of batches of prompts"),
     "engine/planner/choice/descriptions.py": (1, "a cell of no work, for its machine"),
+    "flows/cli/first_study/write.py": (1, "writes a study of a script"),
     "flows/cli/plan/benchmark.py": (2, "writes a study of training"),
     "flows/cli/plan/learned.py": (4, "a plan of training or of generation, which past runs correct"),
     "flows/cli/verify/text.py": (3, "`rankwise verify` is for the kinds that take prompts"),
