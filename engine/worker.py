@@ -42,6 +42,7 @@ WORKLOADS = {
     "seq2seq": "engine.workloads.seq2seq",
     "encode": "engine.workloads.encode",
     "train": "engine.workloads.train",
+    "script": "engine.workloads.script",
     "noop": "engine.workloads.noop",
     "communication": "engine.workloads.communication",
     "preflight": "engine.workloads.preflight",

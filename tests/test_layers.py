@@ -40,7 +40,7 @@ OWNERS = {
     "pyarrow": {"reports"},
     "scipy": {"reports", "engine.planner"},
     "matplotlib": {"reports"},
-    "jinja2": {"reports", "engine"},  # reports; chat templates
+    "jinja2": {"reports", "engine", "tasks"},  # reports; chat templates; templates of scripts
     "fastapi": {"engine"},
     "uvicorn": {"engine", "flows"},
     "prefect": {"tasks", "flows"},
@@ -182,8 +182,11 @@ READERS_OF_THEIR_OWN = {
     "engine/loading/page_cache.py": "weights in pieces",
     "engine/loading/read_ahead.py": "weights in pieces",
     "engine/parallel/shared_memory.py": "a segment of another rank",
+    "engine/probe/rankwise_probe/recording.py": "a file that it makes itself, with the standard library alone",
     "engine/profiling/trace.py": "what torch wrote a moment before, in a folder of its own",
     "engine/rank/processes.py": "a block that this process allocated",
+    "engine/scripts/outputs.py": "pipes that it made itself, never waited for",
+    "engine/scripts/rank_start.py": "/dev/null",
     "engine/tools/calibrate.py": "/sys",
     "engine/tools/convert.py": "pickles, in a process of its own",
     "engine/training/checkpoints/files.py": "a folder, to flush it",

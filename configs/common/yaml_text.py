@@ -38,6 +38,11 @@ def parse_yaml(text: str) -> Any:
         raise YamlError(printable(str(error), 300)) from None
 
 
+def yaml_text(data: Any) -> str:
+    """Plain data as YAML, in the order given."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
 def _unshared(data: Any) -> Any:
     """Return a copy in which an alias and its anchor are two values, so that one can be changed."""
     if isinstance(data, dict):

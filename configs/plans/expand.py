@@ -194,7 +194,32 @@ class _Builder(PointBuilder):
             ranks = Layout.model_validate(cell_draft["layout"]).ranks
             point = self._point(f"{where} at {label}", cell_draft, {"ranks": ranks}, label, baseline=position == 0)
             points.extend(point)
+        if experiment.kind == "strong":
+            self._equal_work(where, points)
         return points
+
+    def _equal_work(self, where: str, points: list[Point]) -> None:
+        """Note a problem where the points of strong scaling do not do the same work, as far as their fields say."""
+        works = {point.label: self.cells[point.cell].workload for point in points}
+        stated = {
+            label: work.work_of_step(self.cells[point.cell].layout)
+            for point, (label, work) in zip(points, works.items(), strict=True)
+        }
+        known = {label: item for label, item in stated.items() if item is not None}
+        if not known:
+            return
+        field = next(iter(known.values()))[0]
+        units = {label: item[1] for label, item in known.items()}
+        if None in units.values():
+            self._problem(
+                f"{where}: {field}: required by strong scaling, whose points do equal work. Set it, or use weak"
+            )
+        elif len(set(units.values())) > 1:
+            found = ", ".join(f"{count:,} at {label}" for label, count in units.items())
+            self._problem(
+                f"{where}: {field}: got {found}, expected the same at every point of strong scaling. "
+                "Divide the micro-batch by {dp}, or use weak"
+            )
 
     def _grown(self, where: str, grow: str, degree: int, draft: Draft) -> str | None:
         """Grow a draft along an axis; returns what it is called then, None and a problem noted where it cannot."""

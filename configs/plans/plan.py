@@ -177,7 +177,8 @@ def _check_consistent(plan: Plan) -> None:
     for key, planned in plan.cells.items():
         work = planned.workload.model_dump()
         for name in descriptor_of(planned.workload).input_fields:
-            _check_input(work[name], f"cells: {brief(key)}: workload.{name}")
+            for given in work[name] if isinstance(work[name], list | tuple) else (work[name],):
+                _check_input(given, f"cells: {brief(key)}: workload.{name}")
     for experiment in plan.experiments:
         _check_input(experiment.reference, f"experiments: {brief(experiment.name)}: reference")
         if not experiment.points and not experiment.refused:

@@ -86,6 +86,8 @@ class PointBuilder:
         for name in _INPUT_FIELDS:
             if isinstance(work.get(name), str):
                 work[name] = self.inputs.get(work[name], work[name])
+            elif isinstance(work.get(name), list | tuple):
+                work[name] = [self.inputs.get(item, item) if isinstance(item, str) else item for item in work[name]]
         try:
             cell = Cell.model_validate(draft)
             if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:

@@ -109,6 +109,10 @@ class MeasurementSamples:
         self.cell = cell
         self.columns = {name: [ranks[rank] for rank in sorted(ranks)] for name, ranks in found.items()}
         self.series = descriptor_of(cell.workload).series
+        if descriptor_of(cell.workload).own_program and self.series in self.columns:
+            # A program that was stopped: its ranks may have ended different numbers of steps.
+            fewest = min(len(array) for array in self.columns[self.series])
+            self.columns = {name: [array[:fewest] for array in ranks] for name, ranks in self.columns.items()}
 
     def ranks(self, column: str) -> list[Column]:
         """The column of each rank, in order of rank."""
@@ -174,6 +178,8 @@ def rates_of(measurement: MeasurementSamples, figures: Mapping[str, Figure]) -> 
         return _encode(measurement, figures, parts)
     if known.trains:
         return _train(measurement, figures, busy, parts)
+    if known.own_program:
+        return _script(measurement, parts)
     units, waited = work.units_per_pass(measurement.cell.layout.dp), walls
     rates = {} if units is None else {known.throughput: _rate(units * count, total)}
     column = known.series if known.latency is None else known.latencies[known.latency.waited_for]
@@ -195,6 +201,25 @@ def _train(
     parts = _training_parts(measurement, busy, count) or parts
     parts["waiting_seconds"] = _rate(total - busy, count)
     return Rates(total, count, tokens_per_second=rate, step_seconds=median, latency_seconds=median, **parts)
+
+
+def _script(measurement: MeasurementSamples, parts: dict[str, float | None]) -> Rates:
+    """Tokens or items a second: those that the study states for a step, else those that the script told of each."""
+    walls, work = measurement.walls, measurement.cell.workload
+    total, count, median = float(walls.sum()), len(walls), _median(walls)
+    stated = work.work_of_step(measurement.cell.layout)
+    amount = float(count)
+    if stated is not None and stated[1] is not None:
+        amount = float(stated[1] * count)
+    elif "step_units" in measurement.columns:
+        ranks = [_floats(column) for column in measurement.columns["step_units"]]
+        if any(len(rank) != count for rank in ranks):
+            raise ValueError(f"samples: {[len(rank) for rank in ranks]} step_units but {count} steps")
+        stack = np.stack(ranks)
+        per_step = {"sum": stack.sum(axis=0), "max": stack.max(axis=0), "rank_0": stack[0]}[work.combined]
+        amount = float(per_step.sum())
+    rate = {descriptor_of(work).throughput: _rate(amount, total)}
+    return Rates(total, count, step_seconds=median, latency_seconds=median, **rate, **parts)
 
 
 def _training_parts(measurement: MeasurementSamples, busy: float, count: int) -> dict[str, float | None]:

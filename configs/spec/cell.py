@@ -122,4 +122,5 @@ class Cell(Frozen):
             engine += f" {self.engine_mode}"
         cache = f", {self.page_cache} cache" if self.page_cache else ""
         passes = f", {' + '.join(self.compression)}" if self.compression else ""
-        return f"{self.place}, {self.dtype}{passes}, {self.workload.summary}{engine}{cache}"
+        dtype = f", {self.dtype}" if self.workload.shows_dtype else ""
+        return f"{self.place}{dtype}{passes}, {self.workload.summary}{engine}{cache}"

@@ -3,6 +3,7 @@
 `configs.plans.expand` overrides fields of drafts and builds cells from them.
 """
 
+from copy import deepcopy
 from typing import Any
 
 from configs.common.execution import Layout
@@ -15,11 +16,13 @@ Draft = dict[str, Any]
 
 _PARTS = ("workload", "layout", "env")
 """Fields of a cell that have fields themselves."""
+_MAPPINGS = ("params", "environment", "stop_after", "arguments")
+"""Fields of a workload that are mappings, whose entries an override can name."""
 
 
 def copied(draft: Draft) -> Draft:
     """Return an independent copy of a draft."""
-    return {name: dict(value) if isinstance(value, dict) else value for name, value in draft.items()}
+    return {name: deepcopy(value) if isinstance(value, dict) else value for name, value in draft.items()}
 
 
 def reference_of(draft: Draft) -> Draft:
@@ -34,6 +37,10 @@ def reference_of(draft: Draft) -> Draft:
 def field_path(draft: Draft, dotted: str) -> tuple[str, ...] | None:
     """Return the path of a field: `batch_size` is short for `workload.batch_size`, `dp` for `layout.dp`."""
     path = tuple(dotted.split("."))
+    if path[0] == "workload" and len(path) == 3:
+        path = path[1:]
+    if len(path) == 2 and path[0] in _MAPPINGS and path[0] in _workload_fields(draft):
+        return "workload", *path
     inner = {"workload": _workload_fields(draft), "layout": list(Layout.model_fields)}
     if len(path) == 2:
         if path[0] == "env" or path[1] in inner.get(path[0], []):
@@ -80,6 +87,11 @@ def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
             problems.append(f"{dotted}: the same field as {set_by[path]}. Name it once")
         elif dotted in _PARTS and not isinstance(value, dict):
             problems.append(f"{dotted}: expected a mapping of fields to values, got {brief(value)}")
+        elif len(path) == 3:
+            entries = dict(draft[path[0]].get(path[1]) or {})
+            draft[path[0]][path[1]] = entries | {path[2]: value}
+        elif path == ("workload", "params") and isinstance(value, dict):
+            draft["workload"]["params"] = {**(draft["workload"].get("params") or {}), **value}
         elif len(path) == 1:
             draft[path[0]] = value
             set_by |= {(path[0], str(name)): dotted for name in value} if isinstance(value, dict) else {}

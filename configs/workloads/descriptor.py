@@ -20,6 +20,8 @@ RateFigure = Literal["tokens_per_second", "embeddings_per_second", "items_per_se
 TimeFigure = Literal["latency_seconds", "time_per_output_token_seconds", "ttft_seconds", "step_seconds"]
 GroupTransportKind = Literal["auto", "shared memory", "gloo", "nccl"]
 
+Combination = Literal["rank_0", "sum", "max"]
+
 
 class BaseWorkload(Frozen):
     """What every workload answers; the defaults are those of work that has no model, prompts or state."""
@@ -91,6 +93,33 @@ class BaseWorkload(Frozen):
     def compared_fields(self, dp: int) -> dict[str, Any]:
         """The fields that should stay equal between points of a scaling experiment, on `dp` replicas."""
         return self.model_dump(mode="json")
+
+    @property
+    def shows_dtype(self) -> bool:
+        """Whether the cell's precision says something of the work."""
+        return True
+
+    @property
+    def model_beside(self) -> str | None:
+        """A model of the study whose prediction stands beside the figures; the work itself needs none."""
+        return None
+
+    def training_beside(self, layout: Layout) -> dict[str, Any] | None:
+        """Fields of the training of `model_beside` that is predicted; None where they are not known."""
+        return None
+
+    def work_of_step(self, layout: Layout) -> tuple[str, int | None] | None:
+        """(field, units of a step) that must be equal in strong scaling; None where the fields make it so."""
+        return None
+
+    @property
+    def combined(self) -> Combination:
+        """How units that each rank counts become those of the job."""
+        return "rank_0"
+
+    def described(self, descriptor: "Descriptor") -> "Descriptor":
+        """The descriptor of the kind as it is for these fields."""
+        return descriptor
 
     def check(self, layout: Layout) -> None:
         """Refuse a layout that these fields cannot run in. Raises ValueError naming the field."""
@@ -175,6 +204,8 @@ class Descriptor:
     """Whether weights are learnt: gradients and optimizer states are held and exchanged."""
     own_groups: bool = False
     """Whether our engine exchanges data by its own communicators (else by torch's process groups, or not at all)."""
+    own_program: bool = False
+    """Whether it is a program of the user's: started as it is, by one agent on each node, and measured from outside."""
     marks_work: bool = False
     """Whether it marks what a profiler is to record."""
     bytes_per_parameter: int | None = None

@@ -18,6 +18,8 @@ from flows.cli.cluster.lab import app as lab
 from flows.cli.deploy import command as deploy_commands
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
+from flows.cli.first_study.command import init as init_command
+from flows.cli.first_study.command import schema as schema_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command
 from flows.cli.load.command import load as load_command
 from flows.cli.manifest.command import app as manifest_commands
@@ -60,6 +62,8 @@ app.command("undeploy")(deploy_commands.undeploy)
 app.command("scale")(deploy_commands.scale)
 app.command("rollout")(deploy_commands.rollout)
 app.command("route")(deploy_commands.route)
+app.command("init")(init_command)
+app.command("schema")(schema_command)
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
@@ -268,6 +272,9 @@ def compare(
     first: RunFolder,
     second: Annotated[Path | None, typer.Argument(metavar="RUN_B", help="the newer run")] = None,
     baseline: Annotated[str | None, typer.Option(metavar="NAME", help="compare with this run of the history")] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="EXPERIMENT", help="compare the variants of this experiment of one run")
+    ] = None,
     threshold: Annotated[
         float, typer.Option(metavar="PERCENT", help="minimum slow-down reported as a regression")
     ] = 5.0,
@@ -276,11 +283,13 @@ def compare(
     as_json: AsJson = False,
     history: HistoryFile = None,
 ) -> None:
-    """Compare two runs, or a run with a baseline; exit code 4 on a regression."""
+    """Compare two runs, a run with a baseline, or variants of one run; exit code 4 on a regression."""
     from flows.cli.results.compare import compare_runs
     from flows.cli.run import guarded
 
-    work = lambda: compare_runs(first, second, baseline, threshold, markdown, junit, as_json, history)  # noqa: E731
+    work = lambda: compare_runs(  # noqa: E731
+        first, second, baseline, threshold, markdown, junit, as_json, history, within
+    )
     raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
 
 

@@ -49,7 +49,7 @@ def batch_of(cell: Cell) -> int:
     """The size of its batch, in what its kind counts (`Descriptor.batch`): of a rank, or of a step over all ranks."""
     field = descriptor_of(cell.workload).batch
     assert field is not None, f"{cell.workload.kind} is not compared"
-    return int(getattr(cell.workload, field))
+    return int(getattr(cell.workload, field) or 1)  # of a script that names none: one step
 
 
 BATCH_FIELDS = {field for known in STUDIED.values() for field in known.batch_fields}

@@ -102,6 +102,8 @@ class Comparison:
     rules: tuple[Difference, ...]
     half_width: float | None
     between: Mapping[str, BetweenRuns]
+    paired: bool = False
+    """Whether both were measured in the same blocks of one run (`reports.runs.within`)."""
 
     @property
     def regressions(self) -> tuple[CellChange, ...]:
@@ -264,7 +266,7 @@ def _cell(
     apart: str | None,
 ) -> CellChange:
     if not (first.completed and second.completed):
-        return _unmeasured(first, second)
+        return unmeasured(first, second)
     if apart is not None:
         return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=apart)
     changes = tuple(
@@ -278,7 +280,7 @@ def _cell(
     return CellChange(first, second, verdict, regression, changes, _lost_repeats(first, second))
 
 
-def _unmeasured(first: CellFigures, second: CellFigures) -> CellChange:
+def unmeasured(first: CellFigures, second: CellFigures) -> CellChange:
     """A cell without figures in one run or both: newly failing is worse, mended is better."""
     states = [status.replace("_", " ") for status in (first.status, second.status)]
     if first.completed and second.broken:

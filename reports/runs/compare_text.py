@@ -183,7 +183,9 @@ def notes(comparison: Comparison) -> list[str]:
     ]
     lines += _noise_lines(comparison)
     between = comparison.between.get("throughput")
-    if between is None:
+    if comparison.paired:
+        lines.append("Both were measured in the same blocks, so a shift of the machine cancels in their ratio.")
+    elif between is None:
         lines.append(
             "Repeats of one run share whatever shifts the whole run (neighbours, temperature, the day), and their "
             "interval does not hold that. With three runs of one commit in the history it is measured and counted in."

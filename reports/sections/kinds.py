@@ -7,13 +7,17 @@ Everything that all kinds share (units, latency, columns) is read from their des
 
 from collections.abc import Callable
 
-from configs.workloads import train
+from configs.workloads import script, train
 from reports.plots.album import Album
 from reports.reading.load import StudyResult
 from reports.sections.experiments import Part
+from reports.sections.own_programs import program_parts
 from reports.sections.training import training_parts
 
-PARTS: dict[str, Callable[[StudyResult, Album], list[Part]]] = {train.DESCRIPTOR.kind: training_parts}
+PARTS: dict[str, Callable[[StudyResult, Album], list[Part]]] = {
+    train.DESCRIPTOR.kind: training_parts,
+    script.DESCRIPTOR.kind: program_parts,
+}
 """Kind of workload -> its own parts; a kind that needs none has no entry."""
 
 

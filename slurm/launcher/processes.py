@@ -20,6 +20,7 @@ _MODULES = (
     b"slurm.launch",
     b"engine.agents.torchrun_agent",
     b"engine.agents.deepspeed_agent",
+    b"engine.agents.script_agent",
     b"engine.worker",
 )
 

@@ -71,6 +71,11 @@ class RankSupervisor:
         return range(first, first + self.job.ranks_per_node)
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """Of the job's nodes, by rank, as the others reach them."""
+        return () if self.node is None else self.node.addresses or self.node.names
+
+    @property
     def agent_folder(self) -> Path:
         """Where torchrun keeps what it has to say."""
         return self.paths.folder / ("torchrun" if self.node is None else f"torchrun_{self.node_rank}")
@@ -81,7 +86,7 @@ class RankSupervisor:
         self.agent_folder.mkdir(exist_ok=True)
         launcher = os.getpid()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        argv = start_argv(self.job, job_json, self.node_rank, self.meeting, self.agent_folder, visible)
+        argv = start_argv(self.job, job_json, self.node_rank, self.meeting, self.agent_folder, visible, self.hosts)
         environment = rank_environment(self.job, os.environ, launcher, self.meeting.interface)
         # DeepSpeed's launcher does not say how many ranks the node has.
         self.agent = start_process(argv, environment | self.code | {"LOCAL_WORLD_SIZE": str(self.job.ranks_per_node)})

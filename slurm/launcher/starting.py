@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from configs.common.forking import Forked, fork, run_module, unfit_to_fork
@@ -20,6 +20,7 @@ from configs.common.secrets import holds_secret
 from configs.plans.job import Job
 from configs.plans.record import Status
 from configs.spec.resources import ClusterTarget
+from configs.workloads import descriptor_of
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node_registration import Rendezvous
 
@@ -61,10 +62,31 @@ def deepspeed_argv(
     return [*argv, "--no_local_rank", "--module", "engine.worker", str(job_json)]
 
 
+def script_argv(job_json: Path, node_rank: int, meeting: Rendezvous, hosts: Sequence[str]) -> list[str]:
+    """The agent that starts a script by the launcher that its workload names; hosts: of the job, by node rank."""
+    place = {
+        "node_rank": node_rank,
+        "nodes": max(1, len(hosts)),
+        "hosts": list(hosts),
+        "head_address": meeting.head_address,
+        "own_address": meeting.own_address,
+        "port": meeting.port,
+    }
+    return [sys.executable, "-m", "engine.agents.script_agent", json.dumps(place), str(job_json)]
+
+
 def start_argv(
-    job: Job, job_json: Path, node_rank: int, meeting: Rendezvous, folder: Path, devices: str | None
+    job: Job,
+    job_json: Path,
+    node_rank: int,
+    meeting: Rendezvous,
+    folder: Path,
+    devices: str | None,
+    hosts: Sequence[str] = (),
 ) -> list[str]:
-    """The command of the launcher that the target names. Raises NotStartedError."""
+    """The command of the launcher that the workload or the target names. Raises NotStartedError."""
+    if descriptor_of(job.cell.workload).own_program:
+        return script_argv(job_json, node_rank, meeting, hosts)
     if isinstance(job.target, ClusterTarget) and job.target.launcher == "deepspeed":
         return deepspeed_argv(job, job_json, node_rank, meeting, folder, devices)
     return torchrun_argv(job, job_json, node_rank, meeting, folder)
@@ -117,10 +139,10 @@ def rank_environment(
     environment |= {
         "PYTHONFAULTHANDLER": "1",
         "PYTHONSAFEPATH": "1",  # a folder named like one of ours in the user's working directory must not be imported
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
         "RANKWISE_LAUNCHER_PID": str(launcher_pid),
     }
+    if not descriptor_of(job.cell.workload).own_program:
+        environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if interface is not None:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         environment.setdefault("TP_SOCKET_IFNAME", interface)

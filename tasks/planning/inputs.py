@@ -29,6 +29,7 @@ from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
+from tasks.planning.script_inputs import pack, unreached
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -41,6 +42,8 @@ _SUFFIXES = {
     "prices": ".yaml",
     "reference": ".zip",
 }
+_PACKED = "inputs"
+"""Field whose files and folders become an archive each."""
 _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
 
@@ -227,6 +230,7 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
             problems += error.problems
         except ValueError as error:
             problems.append(f"{dotted}: {error}")
+    problems += unreached(study, base)
     if problems:
         raise StudyError(problems)
     return names
@@ -260,6 +264,8 @@ def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, s
             yield from _inputs_of(value, f"{where}.workload")
         elif field in _SUFFIXES and isinstance(value, str):
             yield f"{where}.{dotted}", field, value
+        elif field == _PACKED and isinstance(value, list | tuple):
+            yield from ((f"{where}.{dotted}", field, item) for item in value if isinstance(item, str))
 
 
 def _check_source(source: Path, written: str) -> None:
@@ -282,6 +288,8 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
         return write_stdlib_text(folder)
     if learnt and written.startswith(HUB_PREFIX):
         return write_dataset(written, base, folder)
+    if field == _PACKED:
+        return pack(base, written, folder)
     source = base / written
     _check_source(source, written)
     if learnt and source.suffix == ".parquet":

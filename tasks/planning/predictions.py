@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from configs.common.reading import PLAN_BYTES, read_json, read_model
+from configs.common.reading import PLAN_BYTES, brief, read_json, read_model
 from configs.hardware.calibration import QUIET_SHARE, Fingerprint
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
@@ -25,6 +25,7 @@ from configs.plans.preflight import Preflight
 from configs.spec.cell import Cell
 from configs.spec.prompts import numbered_prompts
 from configs.spec.resources import ClusterTarget
+from configs.workloads.train import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model
 from engine.planner.cells import CHARACTERS_PER_TOKEN, Learner, predict_cell
@@ -121,6 +122,8 @@ class Predictor:
 
     def predict(self, cell: Cell) -> Prediction:
         """One cell. Never raises for what a study can say."""
+        if cell.workload.model_beside is not None:
+            return self._beside(cell, cell.workload.model_beside)
         architecture = self.architectures.get(cell.model or "")
         if isinstance(architecture, str):
             return Prediction(reason=architecture)
@@ -132,6 +135,20 @@ class Predictor:
             return predict_cell(cell, architecture, machine, learner, self.prompt_lengths(cell))
         except (ValueError, OSError) as error:
             return Prediction(reason=str(error))
+
+    def _beside(self, cell: Cell, name: str) -> Prediction:
+        """A program of the user's as if our engine trained the model that it names: what the hardware allows."""
+        work = cell.workload.training_beside(cell.layout)
+        identity = next((model.identity for model in self.plan.models if model.name == name), None)
+        if identity is None:
+            return Prediction(reason=f"workload.model: {name} is not among the study's models")
+        if work is None:
+            return Prediction(reason="workload.micro_batch_size and sequence_length: required for a prediction")
+        try:
+            trained = cell.model_copy(update={"model": identity, "workload": TrainWorkload(**work)})
+            return self.predict(Cell.model_validate(trained.model_dump()))
+        except ValueError as error:
+            return Prediction(reason=f"not predicted: {brief(str(error))}")
 
     def machine(self, cell: Cell) -> Machine:
         """Where a cell runs, while it runs, at the price of its target."""

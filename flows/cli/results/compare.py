@@ -18,10 +18,11 @@ from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult, load_run
 from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
 from reports.runs.between_runs import BetweenRuns, between_runs
-from reports.runs.compare import compare
+from reports.runs.compare import Comparison, compare
 from reports.runs.compare_export import as_json, junit_xml
 from reports.runs.compare_text import markdown, short_commit, terminal_text
 from reports.runs.history import FILE_NAME, KeptRun, open_history
+from reports.runs.within import compare_within
 from reports.text import UNKNOWN, Table, aligned, code, escaped, estimate_cell
 
 NO_REGRESSION, OTHER_ERROR, WRONG_ARGUMENTS, REGRESSION = 0, 1, 2, 4
@@ -38,15 +39,19 @@ def compare_runs(
     junit_file: Path | None = None,
     json_wanted: bool = False,
     history_file: Path | None = None,
+    within: str | None = None,
 ) -> int:
-    """Compare a run with another or with a baseline of the history, and return the exit code.
+    """Compare a run with another, with a baseline of the history, or its own variants; return the exit code.
 
     With `baseline`, `first` is the newer run. Raises ValueError for runs that cannot be compared.
     """
-    if (second is None) == (baseline is None):
-        return _refused("RUN: expected two run folders, or one and --baseline NAME")
+    if sum(given is not None for given in (second, baseline, within)) != 1:
+        return _refused("RUN: expected two run folders, or one and --baseline NAME or --within EXPERIMENT")
     if not 0 < threshold_percent < 100:
         return _refused(f"--threshold: got {threshold_percent:g}, expected a percentage between 0 and 100 (default 5)")
+    if within is not None:
+        comparison = compare_within(_study_of(first), str(first), within, threshold_percent / 100)
+        return _told(comparison, markdown_file, junit_file, json_wanted)
     if second is not None and first.absolute() == second.absolute():
         return _refused(f"{first}: got the same run twice, expected two runs")
     file = history_file or first.absolute().parent / FILE_NAME
@@ -60,6 +65,11 @@ def compare_runs(
         assert second is not None
         before, after = read_run(first), read_run(second)
     comparison = compare(before, after, threshold_percent / 100, _between(file, before, after))
+    return _told(comparison, markdown_file, junit_file, json_wanted)
+
+
+def _told(comparison: Comparison, markdown_file: Path | None, junit_file: Path | None, json_wanted: bool) -> int:
+    """Print a comparison, write its files, and return the exit code."""
     if markdown_file is not None:
         write_atomically(markdown_file, markdown(comparison))
     if junit_file is not None:
@@ -70,12 +80,16 @@ def compare_runs(
 
 def read_run(folder: Path) -> RunFigures:
     """Return the comparable figures of a run folder. Raises ValueError for a folder without a run."""
+    return run_figures(_study_of(folder), str(folder))
+
+
+def _study_of(folder: Path) -> StudyResult:
     from flows.cli.results.inspect import open_run
 
     run, _ = open_run(folder)
     study = load_comparable(run)
     _tell_unreadable(folder, study)
-    return run_figures(study, str(folder))
+    return study
 
 
 def _tell_unreadable(folder: Path, study: StudyResult) -> None:

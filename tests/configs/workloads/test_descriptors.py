@@ -37,6 +37,8 @@ OWN = {
     "engine/training/": "train",
     "engine/planner/trained_cells.py": "train",
     "engine/planner/choice/launchers.py": "train",
+    "engine/scripts/": "script",
+    "tasks/planning/script_inputs.py": "script",
     "reports/training/equality.py": "train",
     "reports/training/strategies.py": "train",
     "tasks/checks/node_checks.py": "preflight",
@@ -55,6 +57,7 @@ ALLOWED = {
     "engine/worker.py": (1, "the one table from a kind to the module that runs it"),
     "engine/planner/cells.py": (5, "the arithmetic of batches of prompts"),
     "engine/planner/choice/descriptions.py": (1, "a cell of no work, for its machine"),
+    "flows/cli/first_study/write.py": (1, "writes a study of a script"),
     "flows/cli/plan/benchmark.py": (2, "writes a study of training"),
     "flows/cli/plan/learned.py": (4, "a plan of training or of generation, which past runs correct"),
     "flows/cli/serving/command.py": (1, "reads `--compression` as the field of a cell of generation"),
@@ -62,6 +65,7 @@ ALLOWED = {
     "reports/correctness/reach.py": (4, "only workloads with prompts have answers"),
     "reports/experiments/targets.py": (1, "the kind of an experiment, not of a workload"),
     "tasks/planning/inputs.py": (1, "counts the prompts of a file"),
+    "tasks/planning/predictions.py": (1, "the training that a script is predicted as"),
     "tasks/planning/layouts.py": (1, "a cell of no work, for its machine"),
     "tasks/models/saved_reference.py": (4, "`rankwise verify` is for the kinds that take prompts"),
     "tasks/checks/requirements.py": (2, "prompts and new tokens must fit into the context"),
@@ -151,6 +155,10 @@ def test_the_union_and_the_descriptors_hold_the_same_kinds() -> None:
     assert set(DESCRIPTORS) - set(STUDIED) == {"preflight"}
 
 
+FEWEST: dict[str, dict[str, Any]] = {"script": {"command": ("train.py",)}}
+"""Fields that a kind cannot do without."""
+
+
 every_kind = pytest.mark.parametrize("known", DESCRIPTORS.values(), ids=DESCRIPTORS)
 
 
@@ -188,12 +196,12 @@ def test_flags_that_imply_each_other(known: Descriptor) -> None:
     assert not known.decodes or (known.answers == "tokens" and "new_tokens" in known.model.model_fields)
     assert known.answers is None or (known.takes_prompts and known.model_form is not None)
     assert not (known.takes_prompts or known.trains) or known.needs_model
-    assert known.has_strategy == known.trains
+    assert known.has_strategy == (known.trains or known.own_program)
     assert bool(known.unpredicted) == (not known.compared)
 
 
 def _valid(known: Descriptor, **fields: Any) -> bool:
-    work: dict[str, Any] = {"kind": known.kind}
+    work: dict[str, Any] = {"kind": known.kind, **FEWEST.get(known.kind, {})}
     if known.takes_prompts:
         work["num_prompts"] = 2
     try:
@@ -222,7 +230,7 @@ def test_engines_and_compression_are_refused_as_the_descriptor_says(known: Descr
 
 @every_kind
 def test_weak_scaling_grows_the_field_that_the_descriptor_names(known: Descriptor) -> None:
-    work = known.model(**({"num_prompts": 3} if known.takes_prompts else {}))
+    work = known.model(**FEWEST.get(known.kind, {}), **({"num_prompts": 3} if known.takes_prompts else {}))
     grown: Any = work.scaled(4)
     if known.grows is None:
         assert grown == work
@@ -234,7 +242,7 @@ def test_weak_scaling_grows_the_field_that_the_descriptor_names(known: Descripto
 @every_kind
 def test_a_cell_is_called_by_the_summary_of_its_work(known: Descriptor) -> None:
     layout = Layout(tp=2) if known.axes == ("tp",) else Layout()
-    cell = Cell(workload=known.model(), layout=layout)
+    cell = Cell(workload=known.model(**FEWEST.get(known.kind, {})), layout=layout)
     assert cell.workload.summary and cell.workload.summary in cell.label
     assert descriptor_of(cell.workload) is known
 

@@ -14,6 +14,11 @@ from flows.precheck import check_study
 
 NAMES = (
     "bandwidth",
+    "command-dd",
+    "command-matmul",
+    "command-openssl",
+    "command-perf-pipe",
+    "command-timeit",
     "compression",
     "openllama-cluster",
     "openllama-small",
@@ -34,7 +39,8 @@ def test_every_example_is_listed_with_what_it_shows() -> None:
     lines = listed.stdout.splitlines()
     assert tuple(line.split()[0] for line in lines[1 : 1 + len(NAMES)]) == NAMES
     assert max(map(len, lines)) < 150 and all(name in lines[1 + number] for number, name in enumerate(NAMES))
-    assert "14" in lines[5] and "3 minutes on 2 cores" in lines[5] and "correctness of inference" in lines[5]
+    quickstart = lines[1 + NAMES.index("quickstart")]
+    assert "14" in quickstart and "3 minutes on 2 cores" in quickstart and "correctness of inference" in quickstart
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,230 @@
+"""The file of samples of one rank, written by the probe and read by Rankwise's agent.
+
+Layout, little-endian: a header of HEADER bytes, then pages of ROWS rows. Header: magic, number of rows, whether the
+device's clock was used, whether the interpreter ended in order, names of marks. A page has one block of ROWS float64
+for each column: begin, end, tokens, loss, device_end, and MARKS own figures. What is not known is NaN. Pages are
+allocated before they are mapped, so a full disk raises here and never becomes a SIGBUS in the script.
+"""
+
+import atexit
+import collections
+import json
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+
+MAGIC = b"RWPROBE1"
+HEADER = 65536
+ROWS = 8192
+MARKS = 8
+COLUMNS = ("begin", "end", "tokens", "loss", "device_end", *["mark_%d" % place for place in range(MARKS)])
+PAGE = ROWS * 8 * len(COLUMNS)
+MAX_PAGES = 512
+_BEGIN, _END, _TOKENS, _LOSS, _DEVICE, _FIRST_MARK = range(6)
+_NAN = float("nan")
+_UNKNOWN = struct.pack("<Q", 0x7FF8525750524F42)  # bits of a NaN that stands for a loss that nobody told
+_FLOAT = struct.Struct("<d")
+_COUNT = struct.Struct("<Q")
+_PENDING = 64
+
+
+class Recorder:
+    """Writes rows. Each process has a file of its own: a fork or a second process of a rank does not mix into it."""
+
+    def __init__(self, folder):
+        rank = os.environ.get("RANK") or os.environ.get("RANKWISE_RANK") or "0"
+        self._path = os.path.join(folder, "rank_%d.%d.samples" % (int(rank), os.getpid()))
+        self._pid = os.getpid()
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        os.posix_fallocate(self._descriptor, 0, HEADER)
+        self._header = mmap.mmap(self._descriptor, HEADER)
+        self._header[:16] = MAGIC + _COUNT.pack(0)
+        self._lock = threading.Lock()
+        self._pages = []
+        self._names = {}
+        self._rows = 0
+        self._last = _NAN
+        self._device = None
+        self._pending = collections.deque()
+        self._full = False
+        self._grow()
+        atexit.register(self._finish)
+
+    def step(self, now, tokens, loss):
+        """Keep a row that ends now and began where the last one ended."""
+        if os.getpid() != self._pid or self._full:
+            return Step(self, None, now)
+        with self._lock:
+            row = self._row(self._last, now, tokens)
+            self._last = now
+        self._after(row, loss)
+        return Step(self, row, now)
+
+    def finish(self, row, begin, tokens, loss):
+        """Complete the row of a `with` block: it began when the block did."""
+        now = time.perf_counter()
+        if os.getpid() != self._pid or self._full or row is None:
+            return
+        with self._lock:
+            row = self._row(begin, now, tokens)
+            self._last = now
+        self._after(row, loss)
+
+    def retract(self, row):
+        """Take back the row of a call that turned out to begin a `with` block."""
+        with self._lock:
+            if row is not None and row == self._rows - 1:
+                self._rows = row
+                if self._pending and self._pending[-1][0] == row:
+                    self._pending.pop()
+                self._count()
+
+    def tokens_of(self, row):
+        """Tokens that the call of a `with` block named."""
+        page, place = divmod(row, ROWS)
+        value = _FLOAT.unpack_from(self._pages[page], 8 * (_TOKENS * ROWS + place))[0]
+        return None if value != value else value
+
+    def set_loss(self, loss):
+        """Set the loss of the last row, where it is known after the step."""
+        if self._rows and not self._full and os.getpid() == self._pid:
+            self._put(self._rows - 1, _LOSS, _number(loss))
+
+    def mark(self, name, value):
+        """Keep a figure of the current step, that is of the next row that ends."""
+        if os.getpid() != self._pid or self._full:
+            return
+        with self._lock:
+            place = self._names.get(name)
+            if place is None:
+                if len(self._names) == MARKS:
+                    return
+                place = self._names[str(name)[:60]] = len(self._names)
+                self._header[64:HEADER] = json.dumps(list(self._names)).encode().ljust(HEADER - 64)[: HEADER - 64]
+            self._put(self._rows, _FIRST_MARK + place, _number(value))
+
+    def _row(self, begin, end, tokens):
+        row = self._rows
+        self._put(row, _BEGIN, begin)
+        self._put(row, _END, end)
+        self._put(row, _TOKENS, _NAN if tokens is None else _number(tokens))
+        page, place = divmod(row, ROWS)
+        if page < len(self._pages):
+            at = 8 * (_LOSS * ROWS + place)
+            self._pages[page][at : at + 8] = _UNKNOWN
+        self._put(row, _DEVICE, _NAN)
+        self._rows = row + 1
+        self._count()
+        if self._rows % ROWS == 0:
+            self._grow()
+        return row
+
+    def _after(self, row, loss):
+        """Loss and device time, at once where they are known and later where the device still works."""
+        torch = sys.modules.get("torch")
+        cuda = getattr(torch, "cuda", None)
+        on_device = cuda is not None and getattr(cuda, "is_initialized", bool)()
+        if not on_device:
+            if loss is not None:
+                self._put(row, _LOSS, _number(loss))
+            return
+        try:
+            if cuda.is_current_stream_capturing():
+                return
+            if self._device is None:
+                cuda.current_stream().synchronize()  # once: places the device's clock against this machine's
+                base = cuda.Event(enable_timing=True)
+                base.record()
+                base.synchronize()
+                self._device = (base, time.perf_counter())
+                self._header[16:17] = b"\x01"
+            event = cuda.Event(enable_timing=True)
+            event.record()
+            kept = loss.detach() if getattr(loss, "is_cuda", False) else loss
+            self._pending.append((row, event, kept))
+            self._settle(wait=len(self._pending) > _PENDING)
+        except Exception:
+            self._pending.clear()
+
+    def _settle(self, wait=False):
+        """Read events that have passed; waits for the oldest where too many are kept."""
+        while self._pending and (wait or self._pending[0][1].query()):
+            row, event, loss = self._pending.popleft()
+            event.synchronize()
+            base, began = self._device
+            self._put(row, _DEVICE, began + base.elapsed_time(event) / 1000.0)
+            if loss is not None:
+                self._put(row, _LOSS, _number(loss))
+            wait = wait and len(self._pending) > _PENDING
+
+    def _finish(self):
+        """At the script's end, read what is left."""
+        if os.getpid() != self._pid:
+            return
+        self._header[17:18] = b"\x01"
+        if self._pending:
+            try:
+                while self._pending:
+                    self._settle(wait=True)
+                    if self._pending:
+                        self._pending[0][1].synchronize()
+            except Exception:
+                self._pending.clear()
+
+    def _put(self, row, column, value):
+        page, place = divmod(row, ROWS)
+        if page < len(self._pages):
+            _FLOAT.pack_into(self._pages[page], 8 * (column * ROWS + place), value)
+
+    def _count(self):
+        _COUNT.pack_into(self._header, 8, self._rows)
+
+    def _grow(self):
+        """Allocate and map the next page."""
+        if len(self._pages) == MAX_PAGES:
+            self._full = True
+            return
+        offset = HEADER + PAGE * len(self._pages)
+        try:
+            os.posix_fallocate(self._descriptor, offset, PAGE)
+            page = mmap.mmap(self._descriptor, PAGE, offset=offset)
+        except OSError as error:
+            self._full = True
+            os.write(2, ("rankwise_probe: no more samples are kept: %s\n" % error).encode("utf-8", "replace"))
+            return
+        page[8 * ROWS * _FIRST_MARK :] = _FLOAT.pack(_NAN) * (ROWS * MARKS)
+        self._pages.append(page)
+
+
+class Step:
+    """What a call returns: nothing needs to be done with it, unless it is used as a context manager."""
+
+    __slots__ = ("_begin", "_recorder", "_row", "loss", "tokens")
+
+    def __init__(self, recorder, row, begin):
+        self._recorder, self._row, self._begin = recorder, row, begin
+        self.loss = None
+        self.tokens = None
+
+    def __enter__(self):
+        recorder = self._recorder
+        if self._row is not None:
+            self.tokens = recorder.tokens_of(self._row)
+            recorder.retract(self._row)
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if kind is None:
+            self._recorder.finish(self._row, self._begin, self.tokens, self.loss)
+
+
+def _number(value):
+    """A number of anything like one; NaN for what is none. Reading a tensor of a GPU waits for it."""
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except Exception:
+        return _NAN

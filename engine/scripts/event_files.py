@@ -1,0 +1,130 @@
+"""TensorBoard event files: the scalars of one tag, read by the format itself and within bounds.
+
+    scalars(folder, "train/loss")          # [(step, wall_time, value), ...]
+
+An event file is a sequence of records (length, CRC, bytes, CRC; https://www.tensorflow.org/tutorials/load_data/tfrecord)
+of the protocol buffer Event (tensorflow/core/util/event.proto): wall_time 1, step 2, summary 5; Summary.Value has
+tag 1, simple_value 2 and tensor 8 (summary.proto), as SummaryWriter of torch writes it. TensorBoard's own reader needs
+TensorBoard on the node and has no bounds.
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from configs.common.reading import open_regular
+from engine.scripts.series import Series
+
+MAX_BYTES = 512 << 20
+_MAX_RECORD = 16 << 20
+_MAX_FILES = 200
+_FLOAT_TENSOR, _DOUBLE_TENSOR = 1, 2
+
+Scalar = tuple[int, float, float]
+
+
+def scalars(folder: Path, tag: str) -> list[Scalar]:
+    """(step, seconds since the epoch, value) of a tag in all event files below a folder, in order of step."""
+    found: dict[int, Scalar] = {}
+    files = sorted(path for path in folder.rglob("*tfevents*") if not path.is_symlink())
+    for path in files[:_MAX_FILES]:
+        with suppress(OSError, ValueError, struct.error, IndexError):
+            for step, at, name, value in _events(path):
+                if name == tag:
+                    found.setdefault(step, (step, at, value))
+    return [found[step] for step in sorted(found)]
+
+
+def read_series(folder: Path, tag: str, loss_tag: str | None) -> Series:
+    """Steps between the scalars: each lasts from the one before, divided by the steps between."""
+    series = Series()
+    points = scalars(folder, tag)
+    loss_of = {step: value for step, _, value in (scalars(folder, loss_tag) if loss_tag else [])}
+    if loss_tag is None and tag.lower().endswith("loss"):
+        loss_of = {step: value for step, _, value in points}
+    for (before, began, _), (step, ended, _) in pairwise(points):
+        count = step - before
+        for _ in range(min(count, 100_000)):
+            series.add(max(0.0, ended - began) / count, None, loss_of.get(step))
+    return series
+
+
+def _events(path: Path) -> Iterator[tuple[int, float, str, float]]:
+    with open_regular(path, MAX_BYTES) as file:
+        while len(head := file.read(12)) == 12:
+            (size,) = struct.unpack_from("<Q", head)
+            if size > _MAX_RECORD:
+                return
+            data = file.read(size)
+            if len(data) < size or len(file.read(4)) < 4:
+                return  # it is being written
+            yield from _scalars_of(data)
+
+
+def _scalars_of(event: bytes) -> Iterator[tuple[int, float, str, float]]:
+    at, step, values = 0.0, 0, []
+    for field, wire, content in _fields(event):
+        if field == 1 and wire == 1:
+            (at,) = struct.unpack("<d", content)
+        elif field == 2 and wire == 0:
+            step = int.from_bytes(content, "little")
+        elif field == 5 and wire == 2:
+            values += [inner for number, kind, inner in _fields(content) if (number, kind) == (1, 2)]
+    for value in values:
+        name, number = "", None
+        for field, wire, content in _fields(value):
+            if field == 1 and wire == 2:
+                name = content.decode("utf-8", "replace")
+            elif field == 2 and wire == 5:
+                (number,) = struct.unpack("<f", content)
+            elif field == 8 and wire == 2:
+                number = _tensor(content)
+        if name and number is not None:
+            yield step, at, name, number
+
+
+def _tensor(data: bytes) -> float | None:
+    """A scalar of TensorProto: dtype 1, tensor_content 4, float_val 5, double_val 6."""
+    kind, found = _FLOAT_TENSOR, None
+    for field, wire, content in _fields(data):
+        if field == 1 and wire == 0:
+            kind = int.from_bytes(content, "little")
+        elif field in (4, 5, 6) and len(content) in (4, 8):
+            double = field == 6 or (field == 4 and kind == _DOUBLE_TENSOR)
+            found = struct.unpack("<d" if double and len(content) == 8 else "<f", content[: 8 if double else 4])[0]
+    return found
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(field, wire type, bytes) of a message; a varint as 8 bytes, little-endian. Raises ValueError, IndexError."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        wire = key & 7
+        if wire == 0:
+            value, place = _varint(data, place)
+            content = (value & (2**64 - 1)).to_bytes(8, "little")
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+            content, place = data[place : place + size], place + size
+        elif wire == 2:
+            size, place = _varint(data, place)
+            content, place = data[place : place + size], place + size
+        else:
+            raise ValueError(f"wire type {wire}")
+        yield key >> 3, wire, content
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        place += 1
+        if byte < 0x80:
+            return value, place
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint of more than 64 bits")

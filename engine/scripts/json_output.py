@@ -1,0 +1,76 @@
+"""Figures of a command that writes JSON, to a file or as the last document of its standard output.
+
+read_series(work.json_figures, folder, standard_output, wall_seconds)
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from configs.common.reading import MIB, parse_json, read_json
+from configs.plans.record import Figure
+from configs.workloads.script_figures import RATE, SECONDS, UNITS, JsonFigures
+from engine.scripts.series import NoFiguresError, Series
+
+_MAX_BYTES = 16 * MIB
+
+
+def read_series(asked: JsonFigures, folder: Path, standard: bytes, wall_seconds: float) -> Series:
+    """One step for the whole run: its seconds, where the document has none, are those of the process.
+
+    Raises NoFiguresError naming the path that is not in the document.
+    """
+    where = f"workload.json_figures.{'file' if asked.file else 'figures'}"
+    try:
+        document = read_json(folder / asked.file, _MAX_BYTES, finite=False) if asked.file else last_document(standard)
+    except (OSError, ValueError) as error:
+        raise NoFiguresError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
+    figures: dict[str, Figure] = {}
+    for name, path in asked.figures.items():
+        value = _at(document, path)
+        if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+            raise NoFiguresError(f"workload.json_figures.figures.{name}: no figure at {path}")
+        figures[name] = value[:200] if isinstance(value, str) else value
+    seconds = _number(figures.get(SECONDS)) or wall_seconds
+    units, rate = _number(figures.get(UNITS)), _number(figures.get(RATE))
+    if units is None and rate is not None:
+        units = rate * seconds
+    series = Series(figures={name: value for name, value in figures.items() if name not in (SECONDS, UNITS)})
+    series.add(seconds, units)
+    return series
+
+
+def last_document(standard: bytes) -> Any:
+    """The last JSON object or list that begins a line of a text. Raises ValueError where there is none."""
+    text = standard.decode("utf-8", "replace")
+    decoder = json.JSONDecoder()
+    found, place = None, 0
+    starts = [at for at in range(len(text)) if text[at] in "{[" and (at == 0 or text[at - 1] == "\n")]
+    for at in starts:
+        if at < place:
+            continue
+        try:
+            _, place = decoder.raw_decode(text, at)
+            found = text[at:place]
+        except (ValueError, RecursionError):
+            continue
+    if found is None:
+        raise ValueError("no JSON document on standard output")
+    return parse_json(found.encode(), "standard output", finite=False)
+
+
+def _at(document: Any, path: str) -> Any:
+    """The value at a dotted path; numbers select of a list, negative ones from its end. None where it is not there."""
+    for part in path.split("."):
+        if isinstance(document, dict):
+            document = document.get(part)
+        elif isinstance(document, list) and part.lstrip("-").isdigit() and -len(document) <= int(part) < len(document):
+            document = document[int(part)]
+        else:
+            return None
+    return document
+
+
+def _number(value: Figure) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,71 @@
+"""The folder that a script runs in: its inputs unpacked, templates rendered, configuration files written.
+
+    prepare(work, inputs_folder, workdir, values)
+
+An input is a tar archive named by its hash; its members are checked by Python's data filter and bounded.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from configs.common.reading import check_regular, read_text
+from configs.common.yaml_text import yaml_text
+from configs.workloads.placeholders import Scalar, filled, named
+from configs.workloads.script import ScriptWorkload
+
+_TEMPLATE_BYTES = 4 << 20
+
+
+def prepare(work: ScriptWorkload, inputs: Path, folder: Path, values: dict[str, Scalar | None]) -> None:
+    """Fill the folder. Raises OSError, and ValueError naming the field."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for digest in work.inputs:
+        path = inputs / f"{digest}.tar"
+        check_regular(path)
+        with tarfile.open(path, "r:") as archive:
+            archive.extractall(folder, filter="data")
+    for name in work.templates:
+        _render(folder, name, values)
+    for name, content in work.config_files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = _with_values(content, values)
+        path.write_text(json.dumps(whole, indent=1) if path.suffix == ".json" else yaml_text(whole))
+
+
+def template_values(values: dict[str, Scalar | None]) -> dict[str, Any]:
+    """Values as a Jinja template sees them: `params.lr` is an entry of `params`."""
+    found: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    params = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("params.")}
+    return found | {"params": params}
+
+
+def _render(folder: Path, name: str, values: dict[str, Scalar | None]) -> None:
+    """Render a template beside itself, in a sandbox: its text came with the study."""
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import SandboxedEnvironment
+
+    try:
+        text = read_text(folder / name, _TEMPLATE_BYTES)
+        engine = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        (folder / name.removesuffix(".j2")).write_text(engine.from_string(text).render(template_values(values)))
+    except FileNotFoundError as error:
+        raise ValueError(f"workload.templates: {name} is not among the inputs. Add it to workload.inputs") from error
+    except TemplateError as error:
+        raise ValueError(f"workload.templates: {name}: {error}") from error
+
+
+def _with_values(content: Any, values: dict[str, Scalar | None]) -> Any:
+    """Nested data with placeholders filled; a text that is one placeholder becomes the value, a number stays one."""
+    if isinstance(content, dict):
+        return {key: _with_values(value, values) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_with_values(value, values) for value in content]
+    if not isinstance(content, str):
+        return content
+    names = named(content)
+    if len(names) == 1 and content == f"{{{next(iter(names))}}}":
+        return values[next(iter(names))]
+    return filled(content, values)

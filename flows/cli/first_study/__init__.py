@@ -1,0 +1,1 @@
+"""`rankwise init` and `rankwise schema`: a first study file, and a JSON schema for editors."""

@@ -1,0 +1,184 @@
+"""What a training script shows of itself without being run: its arguments, its framework, the lines that it prints.
+
+    facts = script_facts(Path("train.py"))         # ScriptFacts(options=..., launcher="torchrun", measure="lines", ...)
+
+The source is parsed, never imported: nothing of it runs.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from configs.common.reading import read_text
+
+_MAX_BYTES = 4 << 20
+_ROLES = {
+    "micro_batch_size": r"(micro|per_device_(train_)?|per_gpu_|train_)?_?batch(_size)?|bs|mbs",
+    "accumulation_steps": r"(grad(ient)?_)?accum(ulation)?(_steps)?",
+    "sequence_length": r"seq(uence)?_?len(gth)?|max_(seq_)?len(gth)?|block_size|context(_length)?",
+    "lr": r"lr|learning_rate",
+    "seed": r"(random_)?seed",
+}
+"""Field of a study -> names of options that mean it."""
+_TRAINER_RUNS_SHORT = (
+    "--output_dir", "out", "--max_steps", "32", "--logging_steps", "1", "--save_strategy", "no", "--report_to", "none"
+)  # fmt: skip
+_NUMBER = r"[-+0-9.,eE]+"
+_MAX_LINE = 200
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the script. default: as written; None where it has none, or no plain one."""
+
+    flag: str
+    default: int | float | str | bool | None
+    role: str | None
+
+
+_TRAINING_ARGUMENTS = [
+    Option("--per_device_train_batch_size", 8, "micro_batch_size"),
+    Option("--learning_rate", 5e-5, "lr"),
+    Option("--seed", 42, "seed"),
+]
+"""Of transformers.TrainingArguments, with its defaults."""
+
+
+@dataclass
+class ScriptFacts:
+    """What was found. pattern: of its printed lines, with the line as its author wrote it in `printed`."""
+
+    options: list[Option] = field(default_factory=list)
+    launcher: str = "torchrun"
+    measure: str = "wall"
+    pattern: str | None = None
+    printed: str | None = None
+    fixed: tuple[str, ...] = ()
+    """Arguments without which the script would not start, or would do more than is measured."""
+
+
+def script_facts(path: Path) -> ScriptFacts:
+    """Look through a script. Raises OSError, and ValueError for a file that is no Python."""
+    try:
+        tree = ast.parse(read_text(path, _MAX_BYTES))
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{path}: not a Python script ({getattr(error, 'msg', 'too deeply nested')})") from error
+    imported = set(_imports(tree))
+    facts = ScriptFacts(options=list(_options(tree)))
+    called = {node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+              for node in ast.walk(tree) if isinstance(node, ast.Call)}  # fmt: skip
+    if "HfArgumentParser" in called:
+        facts.options += _TRAINING_ARGUMENTS
+        facts.fixed = _TRAINER_RUNS_SHORT
+    if "deepspeed" in imported:
+        facts.launcher = "deepspeed"
+    elif "accelerate" in imported:
+        facts.launcher = "accelerate"
+    elif not {"torch", "jax", "tensorflow", "transformers", "lightning", "pytorch_lightning"} & imported:
+        facts.launcher = "none"
+    if "rankwise_probe" in imported:
+        facts.measure = "probe"
+    elif "transformers" in imported and any(name.endswith("Trainer") for name in called):
+        facts.measure = "hf_trainer"
+    elif {"lightning", "pytorch_lightning"} & imported and "Trainer" in called:
+        facts.measure = "lightning"
+    else:
+        found = next(_printed(tree), None)
+        if found is not None:
+            facts.measure, (facts.printed, facts.pattern) = "lines", found
+    return facts
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def _options(tree: ast.AST) -> Iterator[Option]:
+    """Options of argparse and of click, in the order of the source."""
+    seen = set()
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) not in ("add_argument", "option"):
+            continue
+        names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        flag = next((name for name in names if name.startswith("--")), None)
+        if flag is None or flag in seen or flag in ("--local_rank", "--local-rank"):
+            continue
+        seen.add(flag)
+        given = {each.arg: each.value for each in call.keywords}
+        if isinstance(given.get("action"), ast.Constant):
+            continue  # a flag without a value
+        yield Option(flag, _plain(given.get("default")), _role(flag))
+
+
+def _plain(node: ast.expr | None) -> int | float | str | bool | None:
+    try:
+        value = ast.literal_eval(node) if node is not None else None
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return None
+    return value if isinstance(value, int | float | str | bool) else None
+
+
+def _role(flag: str) -> str | None:
+    name = flag.lstrip("-").lower().replace("-", "_")
+    return next((role for role, pattern in _ROLES.items() if re.fullmatch(pattern, name)), None)
+
+
+def _printed(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(line as written, pattern) of each f-string that is printed or logged and shows a step, a time or a rate."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.JoinedStr):
+            continue
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        if name not in ("print", "info", "write", "log", "echo", "print_rank_0", "log_dist"):
+            continue
+        pattern, groups = _pattern(call.args[0])
+        if {"step", "step_seconds", "units_per_second"} & groups:
+            yield ast.unparse(call.args[0])[2:-1][:_MAX_LINE], pattern
+
+
+def _pattern(text: ast.JoinedStr) -> tuple[str, set[str]]:
+    """A pattern for an f-string: what is written stays, what is inserted becomes a group by the word before it."""
+    parts: list[str] = []
+    groups: set[str] = set()
+    for place, piece in enumerate(text.values):
+        if isinstance(piece, ast.Constant):
+            parts.append(re.sub(r"(?:\\ )+", r"\\s+", re.escape(str(piece.value))))
+            continue
+        earlier = text.values[place - 1] if place else None
+        before = str(earlier.value) if isinstance(earlier, ast.Constant) else ""
+        following = text.values[place + 1] if place + 1 < len(text.values) else None
+        after = str(following.value) if isinstance(following, ast.Constant) else ""
+        group = _meaning(before, after, ast.unparse(piece)) if isinstance(piece, ast.FormattedValue) else None
+        if group is None or group in groups:
+            parts.append(r".*?" if following is not None else r".*")
+        else:
+            groups.add(group)
+            gap = "" if parts and parts[-1].endswith(r"\s+") else r"\s*"
+            parts.append(rf"{gap}(?P<{group}>{_NUMBER})")
+    return "".join(parts).strip(), groups
+
+
+def _meaning(before: str, after: str, expression: str) -> str | None:
+    word = before.lower().rstrip(" :=[(").rpartition(" ")[2]
+    unit = after.lower().lstrip(" ")
+    if "loss" in word or (not word and "loss" in expression):
+        return "loss"
+    if re.fullmatch(r"\W*(step|iter|iteration|global_step|it)\W*", word):
+        return "step"
+    if re.search(r"tok(en)?s?/s|samples?/s|it/s|tps|per_?sec", word) or re.match(r"(tok(en)?s?|samples?)/s", unit):
+        return "units_per_second"
+    if re.match(r"m?s\b(?!/)|sec", unit) and re.search(r"time|took|dt|elapsed|iter", word + expression.lower()):
+        return "step_seconds"
+    return None
+
+
+def time_unit(pattern_text: str) -> str:
+    """The unit that follows a time in a line: ms, else s."""
+    return "ms" if re.search(r"\}\s*ms\b", pattern_text) else "s"

@@ -1,0 +1,128 @@
+"""`rankwise init`: write a first study of a script, from its source or from a few questions; `rankwise schema`.
+
+init_study(script, output, ask)          # returns the exit code
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from configs.common.base import write_atomically
+from configs.common.yaml_text import yaml_text
+from configs.spec.study import StudySpec, parse_study
+from flows.cli.errors import WrongArgument
+from flows.cli.first_study.script_reading import Option, ScriptFacts, script_facts, time_unit
+
+Ask = Callable[[str, str], str]
+_FIELDS = ("micro_batch_size", "accumulation_steps", "sequence_length")
+
+
+def init_study(script: Path | None, output: Path, ranks: int, ask: Ask | None) -> int:
+    """Write a study file and say what was found. Raises WrongArgument, ValueError and OSError."""
+    if output.exists():
+        raise WrongArgument(f"{output}: exists already. Use --output FILE for another name")
+    if script is None and ask is None:
+        raise WrongArgument("--from: required where no terminal can be asked. Use rankwise init --from train.py")
+    if script is None:
+        assert ask is not None
+        script = Path(ask("Script to study", "train.py"))
+    if not script.is_file():
+        raise WrongArgument(f"--from: no such file: {script}")
+    facts = script_facts(script)
+    if ask is not None:
+        facts.launcher = ask("Launcher (torchrun, deepspeed, accelerate, mpirun, srun, none)", facts.launcher)
+        ranks = int(ask("Largest number of ranks", str(ranks)))
+    where = script.resolve().relative_to(output.resolve().parent) if _below(script, output) else script.resolve()
+    study = first_study(facts, str(where), ranks)
+    parse_study(study)  # what is written can be run
+    write_atomically(output, commented(study, facts))
+    print("\n".join(told(facts, script, output, study)))
+    return 0
+
+
+def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
+    """The study as plain data."""
+    command, fields, params = _command(facts, script)
+    work: dict[str, Any] = {"kind": "script", "command": command, "launcher": facts.launcher, "inputs": [script]}
+    if script.startswith("/"):
+        work["command"] = [Path(script).name, *command[1:]]
+    work |= fields | ({"params": params} if params else {})
+    if {"micro_batch_size", "sequence_length"} <= set(fields):
+        factors = [f"{{{name}}}" for name in _FIELDS if name in fields]
+        work["tokens_per_step"] = " * ".join([*factors, "{dp}"])
+    work["measure"] = facts.measure
+    if facts.pattern:
+        work["lines"] = {"pattern": facts.pattern}
+        if "(?P<step_seconds>" in facts.pattern and time_unit(facts.printed or "") == "ms":
+            work["lines"]["units"] = {"step_seconds": "ms"}
+    if facts.measure not in ("wall", "json"):
+        work["stop_after"] = {"steps": 30}
+    experiments: dict[str, Any] = {"repeats": {"kind": "sweep", "over": {"cores_per_rank": [1]}}}
+    if facts.launcher != "none":
+        experiments = {"scaling": {"kind": "weak", "grow": "dp", "to": ranks}}
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-.") or "script"
+    measuring = {"repeats": 3, "memory": False}
+    return {"study": name, "workload": work, "experiments": experiments, "measuring": measuring}
+
+
+def _command(facts: ScriptFacts, script: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """(command, fields of the workload, params): each option with a known meaning, at its default."""
+    command, fields, params = [script], {}, {}
+    for option in facts.options:
+        value = option.default
+        if option.role == "seed":
+            command += [option.flag, "{repeat}"]
+        elif option.role in _FIELDS and option.role not in fields and _whole(value):
+            fields[option.role] = value
+            command += [option.flag, f"{{{option.role}}}"]
+        elif option.role == "lr" and "lr" not in params and isinstance(value, int | float):
+            params["lr"] = value
+            command += [option.flag, "{params.lr}"]
+    return [*command, *facts.fixed], fields, params
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
+    """The file, with what to change next."""
+    head = ["# Written by `rankwise init`. The guide is docs/how-to/own-program.md."]
+    if facts.measure == "wall":
+        head += [
+            "# The whole run is timed. To time steps, add to the script:  from rankwise_probe import step",
+            "# and in its loop:  step(tokens=..., loss=loss)    then set measure: probe",
+        ]
+    others = [option.flag for option in facts.options if option.role is None]
+    if others:
+        head += [f"# Further options of the script: {' '.join(others)[:300]}"]
+    return "\n".join(head) + "\n" + yaml_text(study)
+
+
+def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) -> list[str]:
+    """What was found and what was written."""
+    flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options"
+    printed = f'; prints "{facts.printed}"' if facts.printed else ""
+    lines = [f"{script.name} takes {flags}{printed}"]
+    measured = {"wall": "the whole run is timed", "lines": "steps are read from its lines"}
+    how = measured.get(facts.measure, f"steps are measured by {facts.measure}")
+    experiment = study["experiments"].get("scaling")
+    what = f"weak scaling over dp = 1 to {experiment['to']}" if experiment else "one cell"
+    return [*lines, f"wrote {output}: {what}, {facts.launcher}; {how}", f"next: rankwise run {output}"]
+
+
+def _shown(options: list[Option]) -> list[Option]:
+    return options[:8]
+
+
+def _below(script: Path, output: Path) -> bool:
+    return script.resolve().is_relative_to(output.resolve().parent)
+
+
+def print_schema() -> int:
+    """Print the JSON schema of a study file."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **StudySpec.model_json_schema()}
+    print(json.dumps(schema | {"title": "Rankwise study"}, indent=1))
+    return 0

@@ -1,0 +1,90 @@
+"""Comparison of the variants of one experiment with its baseline, measured interleaved in one run: a performance gate.
+
+    comparison = compare_within(study, "runs/gate", "gate", threshold=0.05)
+    comparison.regressions
+
+Variant and baseline share their blocks, so ratios are paired and what shifts a whole block cancels, unlike between two
+runs (`reports.runs.compare`), whose verdicts and forms are used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from reports.numbers.statistics import paired_ratio
+from reports.reading.load import StudyResult
+from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures, run_figures
+from reports.runs.compare import (
+    CellChange,
+    Change,
+    Comparison,
+    ComparisonVerdict,
+    judge_change,
+    repeats_for_interval,
+    unmeasured,
+)
+
+
+def compare_within(study: StudyResult, name: str, experiment: str, threshold: float) -> Comparison:
+    """Judge each variant of an `optimization` or `sweep` experiment. Raises ValueError naming what is there."""
+    if not 0 < threshold < 1:
+        raise ValueError(f"threshold: {threshold:g} is not a share between 0 and 1; 0.05 stands for 5 %")
+    fitting = [each for each in study.plan.experiments if each.kind in ("optimization", "sweep")]
+    found = [each for each in fitting if each.name == experiment]
+    if not found:
+        known = ", ".join(dict.fromkeys(each.name for each in fitting)) or "none"
+        raise ValueError(
+            f"--within: no experiment {experiment} of kind optimization or sweep in this run; it has: {known}"
+        )
+    figures = run_figures(study, name)
+    pairs = []
+    for each in found:
+        base = next(point for point in each.points if point.baseline)
+        for point in each.points:
+            if point.cell != base.cell:
+                pairs.append((_titled(figures, base.cell, point.label), _titled(figures, point.cell, point.label)))
+    cells = tuple(_judged(first, second, threshold, len(pairs)) for first, second in pairs)
+    return Comparison(
+        first=replace(figures, name=f"{name}: baseline of {experiment}"),
+        second=replace(figures, name=f"{name}: variants of {experiment}"),
+        threshold=threshold,
+        comparisons=len(pairs),
+        cells=cells,
+        only_first=(),
+        only_second=(),
+        answers_kept=(),
+        differences=(),
+        rules=(),
+        half_width=None,
+        between={},
+        paired=True,
+    )
+
+
+def _titled(run: RunFigures, key: str, label: str) -> CellFigures:
+    return replace(run.cells[key], title=label)
+
+
+def _judged(first: CellFigures, second: CellFigures, threshold: float, comparisons: int) -> CellChange:
+    if not (first.completed and second.completed):
+        return unmeasured(first, second)
+    change = _change(first, second, threshold, comparisons)
+    if change is None or change.verdict is None:
+        why = "no block has a figure of both"
+        return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=why)
+    return CellChange(first, second, change.verdict, change.regression, (change,))
+
+
+def _change(first: CellFigures, second: CellFigures, threshold: float, comparisons: int) -> Change | None:
+    """Throughput, paired by block: one figure, so that a gate has one chance to be wrong."""
+    kind = FIGURE_KINDS[0]
+    values: Sequence[dict[int, float]] = [dict(cell.figures.get(kind.name, {})) for cell in (second, first)]
+    confidence = max(first.confidence, second.confidence)
+    ratio = paired_ratio(values[0], values[1], comparisons, confidence)
+    before, after = first.estimate(kind.name), second.estimate(kind.name)
+    if ratio is None or before is None or after is None:
+        return None
+    verdict, regression = judge_change(kind, ratio.interval, ratio.value, threshold)
+    needed = None
+    if verdict is ComparisonVerdict.CANNOT_TELL and ratio.interval is None:
+        needed = repeats_for_interval(comparisons)
+    return Change(kind, before, after, ratio, ratio.interval, verdict, regression, needed)

@@ -1,0 +1,184 @@
+"""Files and folders of the user's scripts: packed, hashed, and looked through for what reaches the script.
+
+    digest = pack(Path("study"), "data/", run.inputs)                # inputs/<digest>.tar
+    problems = unreached(study, template_variables(study, inputs, run.inputs))
+
+An archive holds names, contents and whether a file may be executed; times and owners are left out, so that equal files
+have equal hashes.
+"""
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from configs.common.printable import printable
+from configs.common.reading import open_regular, read_text
+from configs.spec.experiments import Optimization, StrongScaling, Sweep, WeakScaling
+from configs.spec.study import StudySpec
+from configs.workloads.script import FIELDS, STARTED, ScriptWorkload
+
+MAX_BYTES = 16 << 30
+MAX_FILES = 200_000
+_SKIPPED = {"__pycache__", ".git", ".hg", ".venv", "node_modules", ".mypy_cache", ".pytest_cache"}
+_TEMPLATE_BYTES = 4 << 20
+_BY_NATURE = {"nodes", "cores_per_rank", "dp", *STARTED}
+"""Fields whose values reach the script without a placeholder: by what is started, how often and where."""
+
+
+def pack(base: Path, written: str, folder: Path) -> str:
+    """Pack a file or folder into `folder/<sha256>.tar` and return the hash. Raises ValueError naming what is wrong."""
+    source = base / written
+    shown = printable(written, 200)
+    if not source.exists():
+        raise ValueError(f"no such file or folder: {shown} (looked for {printable(str(source), 400)})")
+    handle, name = tempfile.mkstemp(dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            digest = _write(source, _stored_name(written), file, shown)
+        os.chmod(name, 0o644)
+        os.replace(name, folder / f"{digest}.tar")
+    except OSError as error:
+        raise ValueError(f"{shown}: {error.strerror or error}") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return digest
+
+
+def _stored_name(written: str) -> str:
+    """The name in the script's folder: as written, where that lies inside the study's folder."""
+    path = PurePosixPath(os.path.normpath(written))
+    return path.name if path.is_absolute() or ".." in path.parts else str(path)
+
+
+def _write(source: Path, name: str, file: Any, shown: str) -> str:
+    """Write the archive; the hash is of the archive itself, which holds nothing that changes by itself."""
+    hashed = _Hashed(file)
+    total = count = 0
+    with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for path, inside in _files(source, name):
+            with open_regular(path) as content:
+                info = tarfile.TarInfo(inside)
+                info.size = os.fstat(content.fileno()).st_size
+                info.mode = 0o755 if os.fstat(content.fileno()).st_mode & stat.S_IXUSR else 0o644
+                total, count = total + info.size, count + 1
+                if total > MAX_BYTES or count > MAX_FILES:
+                    raise ValueError(
+                        f"{shown}: more than {MAX_BYTES / 2**30:g} GiB or {MAX_FILES:,} files. Let the script read "
+                        "large data where it lies, by a full path"
+                    )
+                archive.addfile(info, content)
+    if count == 0:
+        raise ValueError(f"{shown}: no file in it")
+    return hashed.sum.hexdigest()
+
+
+def _files(source: Path, name: str) -> Iterator[tuple[Path, str]]:
+    """(path, name in the archive) of every regular file, in order of name."""
+    if not source.is_dir():
+        yield source, name
+        return
+    for folder, folders, files in os.walk(source):
+        folders[:] = sorted(each for each in folders if each not in _SKIPPED)
+        for each in sorted(files):
+            path = Path(folder) / each
+            inside = PurePosixPath(name) / path.relative_to(source).as_posix()
+            yield path, str(inside)
+
+
+class _Hashed(io.RawIOBase):
+    """Writes on, and hashes what it writes."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.sum = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sum.update(data)
+        return int(self._file.write(data))
+
+
+def template_variables(work: ScriptWorkload, base: Path) -> set[str]:
+    """Names that the templates use, `params.lr` included. Raises ValueError naming the template."""
+    from jinja2 import TemplateError, meta, nodes
+    from jinja2.sandbox import SandboxedEnvironment
+
+    found: set[str] = set()
+    for name in work.templates:
+        try:
+            tree = SandboxedEnvironment().parse(read_text(base / name, _TEMPLATE_BYTES))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"workload.templates: {name}: {getattr(error, 'strerror', None) or error}") from error
+        except TemplateError as error:
+            raise ValueError(f"workload.templates: {name}: {error}") from error
+        found |= meta.find_undeclared_variables(tree)
+        for node in tree.find_all(nodes.Getattr):
+            if isinstance(node.node, nodes.Name) and node.node.name == "params":
+                found.add(f"params.{node.attr}")
+    return found
+
+
+def unreached(study: StudySpec, base: Path) -> list[str]:
+    """A problem for each swept field that reaches neither arguments, environment nor a file of the script."""
+    problems = []
+    for where, fields, work in _swept(study):
+        if not isinstance(work, ScriptWorkload):
+            continue
+        try:
+            reached = work.placeholders() | template_variables(work, base)
+        except ValueError as error:
+            return [str(error)]
+        for field in fields:
+            name = field.removeprefix("workload.").removeprefix("layout.")
+            if not _reaches(name, reached):
+                problems.append(
+                    f"{where}.{field}: reaches the script by neither arguments, environment nor a file, so all "
+                    f"points would be equal. Use {{{name}}} in workload.command, environment or config_files"
+                )
+    return problems
+
+
+def _reaches(name: str, reached: set[str]) -> bool:
+    top = name.partition(".")[0]
+    if name in reached or name.startswith("env.") or (top in _BY_NATURE and top != "params"):
+        return True
+    if name == "params" or top not in ("params", "tp", "pp", "strategy", "dtype", *FIELDS):
+        return True  # measured otherwise, or refused elsewhere
+    return name == "tp" and "ranks" in reached
+
+
+def _swept(study: StudySpec) -> Iterator[tuple[str, list[str], Any]]:
+    """(where, fields that differ between points, workload) of each experiment."""
+    for name, experiment in study.experiments.items():
+        base = _with(study.workload, experiment.base)
+        where = f"experiments.{name}"
+        if isinstance(experiment, Sweep):
+            firsts = {field: values[0] for field, values in experiment.over.items()}
+            yield f"{where}.over", list(experiment.over), _with(base, firsts)
+        elif isinstance(experiment, StrongScaling | WeakScaling) and experiment.grow in ("tp", "pp"):
+            yield f"{where}.grow", [experiment.grow], base
+        elif isinstance(experiment, Optimization):
+            for variant, overrides in experiment.variants.items():
+                yield f"{where}.variants.{variant}", list(overrides), _with(base, experiment.baseline | overrides)
+
+
+def _with(work: Any, overrides: Mapping[str, Any]) -> Any:
+    """The workload with whatever of the overrides concerns what is started."""
+    if not isinstance(work, ScriptWorkload):
+        return work
+    changed: dict[str, Any] = {}
+    for dotted, value in overrides.items():
+        field, _, entry = dotted.removeprefix("workload.").partition(".")
+        if field in STARTED and not entry:
+            changed[field] = {**work.params, **value} if field == "params" and isinstance(value, dict) else value
+    try:
+        return type(work).model_validate(work.model_dump() | changed)
+    except ValueError:
+        return work

@@ -1,0 +1,130 @@
+"""Scripts that end badly: each is classified right, and nothing of it is left."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.plans.job import Job, Measurement
+from configs.plans.paths import JobPaths
+from configs.plans.record import RankPart, Status, read_part
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.workloads.script import ScriptWorkload
+from engine.scripts.outputs import HEAD_BYTES, TAIL_BYTES
+from tasks.planning.script_inputs import pack
+from tests.support.launches import assert_nothing_left, launch, read_end
+
+STEPS = """
+import os, sys, time
+from rankwise_probe import step
+rank = int(os.environ["RANK"])
+def steps(count, loss=1.0):
+    for _ in range(count):
+        time.sleep(0.002)
+        step(tokens=10, loss=loss)
+"""
+CHILD = "import os, time; os.setsid(); time.sleep(600)"
+DEAF = (
+    "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsteps(5)\nif rank == 1: sys.exit(4)\ntime.sleep(600)"
+)
+LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+FAULTS = {
+    "exit": "steps(5)\nif rank == 1: sys.exit(3)\ntime.sleep(60)",
+    "raise": "steps(5)\nif rank == 1: raise KeyError('no such layer')\ntime.sleep(60)",
+    "hang": "steps(5)\nif rank == 1:\n    while True: time.sleep(1)\nwhile True: time.sleep(1)",
+    "nan": "steps(5)\nsteps(3, float('nan'))",
+    "out of memory": f"steps(5)\n{LIMIT}bytearray(1 << 31)",
+    "no figure": "print('nothing is told')",
+    "garbage": "os.write(1, bytes(range(256)) * 4000 + b'\\n')\nprint('step x loss y')\nsteps(5)",
+    "much output": "line = b'x' * 99 + b'\\n'\nfor _ in range(10_000): os.write(1, line * 1000)\nsteps(5)",
+    "children": f"import subprocess\nsteps(5)\nsubprocess.Popen([sys.executable, '-c', {CHILD!r}])",
+    "ignores SIGTERM": DEAF,
+}
+EXPECTED = {
+    "exit": (Status.FAILED, "ExitCode", "exit code 3"),
+    "raise": (Status.FAILED, "KeyError", "KeyError: 'no such layer'"),
+    "hang": (Status.TIMEOUT, "Hang", "no step for 2 s after step 5; stacks are in the rank's log"),
+    "nan": (Status.FAILED, "NaNLoss", "the loss of step 6 is nan"),
+    "out of memory": (Status.OUT_OF_MEMORY, "MemoryError", "MemoryError"),
+    "no figure": (Status.FAILED, "NoFigures", "no step was seen"),
+    "ignores SIGTERM": (Status.FAILED, "ExitCode", "exit code 4"),
+}
+
+
+def run_script(
+    folder: Path, source: str, ranks: int = 2, **fields: object
+) -> tuple[JobPaths, Measurement, list[RankPart]]:
+    """Run a script through the node's launcher; returns the parts that there are."""
+    inputs = folder / "inputs"
+    inputs.mkdir()
+    (folder / "fault.py").write_text(source)
+    work = {"command": ("fault.py",), "inputs": (pack(folder, "fault.py", inputs),), "hang_seconds": 30.0, **fields}
+    cell = Cell(workload=ScriptWorkload(**work), layout={"dp": ranks})  # type: ignore[arg-type]
+    measurement = Measurement(cell=cell, repeat=0, attempt=1)
+    paths = JobPaths(folder / "jobs" / "0001")
+    paths.parts.mkdir(parents=True)
+    job = Job(
+        name="0001",
+        study="s",
+        measuring_pass="timed",
+        measuring=Measuring(cell_timeout_seconds=120.0),
+        measurements=(measurement,),
+        ranks_per_node=ranks,
+        timeout_seconds=180.0,
+        inputs=str(inputs),
+        cache=str(folder / "cache"),
+    )
+    paths.job.write_text(job.model_dump_json())
+    launch(paths)
+    found = [paths.part(measurement.name, rank) for rank in range(ranks)]
+    return paths, measurement, [read_part(path) for path in found if path.exists()]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_scripts_are_told_apart_and_leave_nothing(fault: str, tmp_path: Path) -> None:
+    paths, _, parts = run_script(tmp_path, STEPS + FAULTS[fault], hang_seconds=2.0 if fault == "hang" else 30.0)
+    end = read_end(paths)
+    assert_nothing_left(tmp_path)
+    assert [path.name for path in paths.folder.glob(".script_*")] == []
+    if fault not in EXPECTED:
+        assert end.status is Status.COMPLETED, end
+        assert [part.status for part in parts] == [Status.COMPLETED] * 2
+        assert {part.figures["steps"] for part in parts} == {4}
+        size = paths.rank_log(0).stat().st_size
+        assert size <= HEAD_BYTES + 2 * TAIL_BYTES + 1000
+        assert (b"bytes left out" in paths.rank_log(0).read_bytes()) == (fault == "much output")
+        return
+    status, kind, message = EXPECTED[fault]
+    assert (end.status, end.kind) == (status, kind), end
+    worst = next(part for part in parts if part.failure and part.failure.kind == kind)
+    assert worst.failure is not None and message in worst.failure.message
+    assert worst.status is status
+    if fault == "hang":
+        assert all("fault.py" in paths.rank_log(rank).read_text() for rank in range(2))
+    if fault in ("exit", "raise", "ignores SIGTERM"):
+        assert end.rank == 1 and worst.rank == 1
+
+
+def test_a_script_that_goes_on_is_ended_and_complete(tmp_path: Path) -> None:
+    _, _, parts = run_script(tmp_path, STEPS + "steps(1_000_000)", stop_after={"steps": 20}, warmup_steps=5)
+    assert [part.status for part in parts] == [Status.COMPLETED] * 2
+    assert {part.figures["steps"] for part in parts} == {15}
+    assert all(part.figures["stopped_early"] for part in parts)
+    assert_nothing_left(tmp_path)
+
+
+def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
+    paths, _, _ = run_script(tmp_path, "", python="/no/such/python")
+    end = read_end(paths)
+    assert end.status is Status.FAILED
+    assert end.message is not None and "/no/such/python: No such file or directory" in end.message
+
+
+def test_secrets_of_the_environment_do_not_reach_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    source = STEPS + "steps(5)\nassert 'WANDB_API_KEY' not in os.environ\n"
+    _, _, parts = run_script(tmp_path, source, ranks=1)
+    assert [part.status for part in parts] == [Status.COMPLETED]
+    assert os.environ["WANDB_API_KEY"] and sys.executable

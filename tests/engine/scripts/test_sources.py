@@ -1,0 +1,237 @@
+"""Sources of figures: the probe's file, printed lines, TensorBoard's event files, JSON; each against the real thing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.workloads.script_figures import PRESETS, JsonFigures, LinePattern
+from engine.scripts import event_files, json_output, probe_samples
+from engine.scripts.line_figures import LineReader, number
+from engine.scripts.outputs import Line
+from engine.scripts.series import NoFiguresError
+from engine.scripts.signs import rank_end
+
+PROBE = Path(probe_samples.__file__).parents[1] / "probe"
+
+
+def with_probe(folder: Path, code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(PROBE), "RANKWISE_PROBE": str(folder), "RANK": "0", **variables}
+    return subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, timeout=60)
+
+
+def test_what_the_probe_writes_is_what_the_agent_reads(tmp_path: Path) -> None:
+    code = """
+import time
+from rankwise_probe import step, mark
+for n in range(9000):
+    step(tokens=n, loss=None if n == 5 else float("nan") if n == 6 else n / 2)
+with step(tokens=7) as this:
+    mark("data_seconds", 0.25)
+    time.sleep(0.02)
+    this.loss = 3
+time.sleep(0.05)
+with step():
+    pass
+"""
+    assert with_probe(tmp_path, code).returncode == 0
+    series = probe_samples.read_series(tmp_path, 0)
+    assert len(series) == probe_samples.steps_so_far(tmp_path, 0) == 9002
+    assert series.seconds[0] is None and series.units[:3] == [0, 1, 2]
+    assert series.losses[4] == 2 and series.losses[5] is None
+    assert series.bad_loss() is not None and series.bad_loss()[0] == 7  # type: ignore[index]
+    assert series.units[-2:] == [7, None] and series.losses[-2:] == [3, None]
+    block, after = series.seconds[-2:]
+    assert block is not None and block >= 0.02 and after is not None and after < 0.05
+    assert series.own_figures() == {"mark_data_seconds": 0.25}
+    assert probe_samples.ended_in_order(tmp_path, 0)
+
+
+def test_samples_survive_a_kill(tmp_path: Path) -> None:
+    code = "import os, signal\nfrom rankwise_probe import step\nstep(); step()\nos.kill(os.getpid(), signal.SIGKILL)"
+    assert with_probe(tmp_path, code).returncode == -9
+    assert len(probe_samples.read_series(tmp_path, 0)) == 2
+    assert not probe_samples.ended_in_order(tmp_path, 0)
+
+
+def test_the_probe_does_nothing_by_itself_and_breaks_nothing(tmp_path: Path) -> None:
+    code = (
+        "from rankwise_probe import step, mark\nwith step(tokens=1) as s: s.loss = 1\nmark('a', 1)\nstep(loss=object())"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWISE")}
+    done = subprocess.run([sys.executable, "-c", code], env={**environment, "PYTHONPATH": str(PROBE)}, timeout=60)
+    assert done.returncode == 0
+    lost = with_probe(tmp_path / "gone", code)
+    assert lost.returncode == 0 and lost.stderr.count("rankwise_probe: no samples are kept") == 1
+
+
+def test_garbage_beside_the_samples_is_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.1.samples").write_bytes(b"x" * 100)
+    os.mkfifo(tmp_path / "rank_0.2.samples")
+    assert len(probe_samples.read_series(tmp_path, 0)) == 0
+
+
+def seen(pattern: LinePattern, lines: list[str], ranks: int = 2, rank: int = 0) -> LineReader:
+    reader = LineReader(pattern, ranks)
+    for place, text in enumerate(lines):
+        reader.see(Line(rank, False, text, float(place)))
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8,123", 8123), ("8.1k", 8100), ("3e-4", 3e-4), (" -1 ", -1), ("2M", 2e6), ("inf", float("inf"))],
+)
+def test_numbers_of_lines(text: str, value: float) -> None:
+    assert number(text) == value
+
+
+def test_lines_with_times_rates_and_own_figures() -> None:
+    pattern = LinePattern(
+        pattern=r"step (?P<step>\S+) loss (?P<loss>\S+) (?P<step_seconds>\S+) ms (?P<tflops>\S+) TF",
+        units={"step_seconds": "ms"},
+    )
+    reader = seen(
+        pattern, ["step 1 loss 2.5 20 ms 3 TF", "noise", "step 2 loss x 20 ms 3 TF", "step 3 loss 2 30 ms 5 TF"]
+    )
+    assert reader.series.seconds == pytest.approx([0.02, 0.03, 0.03])  # line 3 stands for the broken step too
+    assert (reader.seen, reader.broken, reader.steps) == (4, 1, 3)
+    assert reader.series.own_figures() == {"tflops": 4}
+
+
+def test_steps_between_lines_share_their_time() -> None:
+    reader = LineReader(LinePattern(pattern=r"it (?P<step>\d+)"), 1)
+    for step, at in ((10, 1.0), (20, 2.0), (30, 4.0), (40, 4.0), (50, 5.0)):
+        reader.see(Line(0, False, f"it {step}", at))
+    assert reader.series.seconds[1:11] == pytest.approx([0.1] * 10)
+    assert reader.series.seconds[11:31] == pytest.approx([0.1] * 20)  # two lines that were read at once
+    assert reader.series.seconds[31:] == pytest.approx([0.1] * 10)
+
+
+def test_lines_of_other_ranks_do_not_count() -> None:
+    assert seen(LinePattern(pattern=r"(?P<loss>\d)", rank="last"), ["1"], ranks=4, rank=0).seen == 0
+    assert seen(LinePattern(pattern=r"(?P<loss>\d)", rank="last"), ["1"], ranks=4, rank=3).seen == 1
+
+
+TORCHTITAN = (
+    "[rank0]:[titan] 2025-01-01 00:00:00,000 - root - INFO - step:  1  loss: 12.2721  grad_norm:  3.1234  "
+    "memory: 47.12GiB(49.60%)  tps: 5,762  tflops: 299.37  mfu: 30.27%"
+)
+MEGATRON = (
+    " [2025-01-01 00:00:00.000000] iteration        5/     100 | consumed samples:           40 | "
+    "elapsed time per iteration (ms): 812.5 | learning rate: 1.500000E-04 | global batch size:     8 | "
+    "lm loss: 1.054321E+01 | loss scale: 1.0 | grad norm: 2.345 |"
+)
+DEEPSPEED = (
+    "[2026-11-24 09:20:25,172] [INFO] [timer.py:264:stop] epoch=0/micro_step=4/global_step=4, "
+    "RunningAvgSamplesPerSec=4919.2833895323265, CurrSamplesPerSec=5064.74565280458, MemAllocated=0.44GB, "
+    "MaxMemAllocated=0.44GB"
+)
+
+
+def test_presets_read_the_lines_of_their_programs() -> None:
+    titan = seen(PRESETS["torchtitan"], [TORCHTITAN, TORCHTITAN.replace("step:  1", "step: 11")])
+    assert titan.broken == 0 and titan.series.losses[0] == 12.2721
+    assert titan.series.units[1] == pytest.approx(5762 * 2 * 0.1)  # per device, on two; ten steps in a second
+    assert seen(PRESETS["torchtitan"], ["validate step:  1  loss:  1.0  memory: 1.00GiB(1.00%)  tps: 5"]).steps == 0
+    megatron = seen(PRESETS["megatron"], [MEGATRON], ranks=2, rank=1)
+    assert megatron.series.seconds == [0.8125] and megatron.series.losses == [10.54321]
+    deepspeed = seen(PRESETS["deepspeed"], [DEEPSPEED, DEEPSPEED.replace("global_step=4", "global_step=6")])
+    assert deepspeed.series.seconds[1:] == [0.5, 0.5]
+    assert deepspeed.series.own_figures() == {"samples_per_second": pytest.approx(5064.74565)}
+
+
+def test_event_files_of_torchs_own_writer(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    code = """
+import sys
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter(sys.argv[1])
+for step in range(0, 50, 10):
+    writer.add_scalar("train/loss", 5.0 - step / 10, step, walltime=1000.0 + step * 0.5)
+    writer.add_scalar("lr", 0.1, step, walltime=1.0)
+    writer.add_scalar("new", step, step, walltime=7.0 + step, new_style=True)
+writer.close()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], check=True, timeout=120)
+    assert event_files.scalars(tmp_path, "train/loss") == [
+        (step, 1000 + step / 2, 5 - step / 10) for step in range(0, 50, 10)
+    ]
+    assert [value for _, _, value in event_files.scalars(tmp_path, "new")] == [0, 10, 20, 30, 40]
+    series = event_files.read_series(tmp_path, "train/loss", None)
+    assert series.seconds == [0.5] * 40 and series.losses[0] == 4.0
+    # Damaged, endless and foreign files are no scalars.
+    whole = next(tmp_path.glob("*tfevents*"))
+    (tmp_path / "cut.tfevents.1").write_bytes(whole.read_bytes()[:100])
+    (tmp_path / "junk.tfevents.2").write_bytes(b"\xff" * 5000)
+    os.mkfifo(tmp_path / "pipe.tfevents.3")
+    assert len(event_files.scalars(tmp_path, "train/loss")) == 5
+
+
+def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
+    asked = JsonFigures(figures={"units_per_second": "jobs.0.read.bw", "version": "v"})
+    document = {"v": "fio-3", "jobs": [{"read": {"bw": 50.0}}]}
+    series = json_output.read_series(asked, tmp_path, b'log\n{"v": 0}\n' + json.dumps(document, indent=1).encode(), 4.0)
+    assert (series.seconds, series.units) == ([4.0], [200.0])
+    assert series.own_figures() == {"units_per_second": 50.0, "version": "fio-3"}
+    with pytest.raises(
+        NoFiguresError, match=r"workload.json_figures.figures.units_per_second: no figure at jobs.0.read.bw"
+    ):
+        json_output.read_series(asked, tmp_path, b'{"v": 1}', 1.0)
+    with pytest.raises(NoFiguresError, match="no JSON document"):
+        json_output.read_series(asked, tmp_path, b"[[[[ {\n{", 1.0)
+    in_file = asked.model_copy(update={"file": "out.json"})
+    os.mkfifo(tmp_path / "out.json")
+    with pytest.raises(NoFiguresError, match="named pipe"):
+        json_output.read_series(in_file, tmp_path, b"", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "kind"),
+    [
+        (0, b"CUDA out of memory", None),
+        (
+            1,
+            b"Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried",
+            "OutOfMemoryError",
+        ),
+        (1, b"jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory", "OutOfMemoryError"),
+        (1, b"Traceback (most recent call last):\n  File\nValueError: bad\n", "ValueError"),
+        (
+            1,
+            b"Traceback (most recent call last):\nRuntimeError: [gloo] Connection closed by peer [127.0.0.1]",
+            "PeerLost",
+        ),
+        (-15, b"", "PeerLost"),
+        (-9, b"", "SIGKILL"),
+        (-11, b"", "SIGSEGV"),
+        (7, b"usage: x", "ExitCode"),
+        (1, b"\xff\xfe\x00", "ExitCode"),
+    ],
+)
+def test_ends_of_ranks(code: int, tail: bytes, kind: str | None) -> None:
+    found = rank_end(code, tail)
+    assert (found and found.kind) == kind
+
+
+def test_secrets_in_a_scripts_last_words_are_hidden() -> None:
+    found = rank_end(
+        1, b"Traceback (most recent call last):\nValueError: https://user:hunter22@host failed token=abcdefgh"
+    )
+    assert found is not None and "hunter22" not in found.message and "abcdefgh" not in found.message
+
+
+def test_a_call_of_the_probe_is_cheap(tmp_path: Path) -> None:
+    """p99 is measured in docs/measurements/script.md; here only that a call is no millisecond."""
+    code = """
+import time
+from rankwise_probe import step
+began = time.process_time()
+for _ in range(20000):
+    step(tokens=1, loss=1.0)
+print((time.process_time() - began) / 20000)
+"""
+    assert float(with_probe(tmp_path, code).stdout) < 1e-3

@@ -1,0 +1,107 @@
+"""`rankwise init`: what a script's source shows, and that what is written can be run; `rankwise schema`."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from configs.spec.study import load_study
+from flows.cli.first_study.script_reading import script_facts
+from flows.cli.first_study.write import init_study
+from flows.cli.main import app
+
+PLAIN = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--micro-batch", type=int, default=4)
+parser.add_argument("--lr", type=float, default=3e-4)
+parser.add_argument("--seq-len", type=int, default=128)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--fp16", action="store_true")
+parser.add_argument("--out", default="out")
+args = parser.parse_args()
+print(f"starting {args.out}")
+for step in range(10):
+    print(f"step {step} loss {loss:.2f} tok/s {rate:.0f}")
+    logger.info(f"took {dt:.1f} ms")
+"""
+
+
+def written(folder: Path, source: str) -> Path:
+    (folder / "train.py").write_text(source)
+    return folder / "train.py"
+
+
+def test_a_script_with_options_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init_study(written(tmp_path, PLAIN), tmp_path / "study.yaml", 8, None) == 0
+    said = capsys.readouterr().out
+    assert 'prints "step {step} loss {loss:.2f} tok/s {rate:.0f}"' in said
+    assert "weak scaling over dp = 1 to 8, torchrun; steps are read from its lines" in said
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert work["command"] == (
+        "train.py", "--micro-batch", "{micro_batch_size}", "--lr", "{params.lr}", "--seq-len", "{sequence_length}",
+        "--seed", "{repeat}",
+    )  # fmt: skip
+    assert work["tokens_per_step"] == "{micro_batch_size} * {sequence_length} * {dp}"
+    found = re.search(work["lines"]["pattern"], "step 7 loss 3.21 tok/s 8123")
+    assert found and found.groupdict() == {"step": "7", "loss": "3.21", "units_per_second": "8123"}
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher", "measure"),
+    [
+        ("import torch\nfrom rankwise_probe import step", "torchrun", "probe"),
+        ("from transformers import Trainer\nTrainer()", "torchrun", "hf_trainer"),
+        ("import lightning as L\nL.Trainer()", "torchrun", "lightning"),
+        ("import deepspeed, torch", "deepspeed", "wall"),
+        ("from accelerate import Accelerator", "accelerate", "wall"),
+        ("import torch\nprint(f'iter {i}: time {dt * 1e3:.1f} ms')", "torchrun", "lines"),
+        ("print('no library')", "none", "wall"),
+    ],
+)
+def test_frameworks(source: str, launcher: str, measure: str, tmp_path: Path) -> None:
+    path = written(tmp_path, source)
+    facts = script_facts(path)
+    assert (facts.launcher, facts.measure) == (launcher, measure)
+    assert init_study(path, tmp_path / "study.yaml", 2, None) == 0
+    load_study(tmp_path / "study.yaml")
+
+
+def test_nothing_of_the_script_runs_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = written(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    study = tmp_path / "study.yaml"
+    assert CliRunner().invoke(app, ["init", "--from", str(path), "--output", str(study)]).exit_code == 0
+    assert not (tmp_path / "ran").exists()
+    again = CliRunner().invoke(app, ["init", "--from", str(path), "--output", str(study)])
+    assert again.exit_code == 2 and "exists already" in again.output
+    broken = CliRunner().invoke(
+        app, ["init", "--from", str(written(tmp_path, "def (")), "--output", str(tmp_path / "b")]
+    )
+    assert broken.exit_code == 1 and "not a Python script" in broken.output
+
+
+def test_questions_where_there_is_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, PLAIN)
+    answers = {"Script": "train.py", "Launcher": "deepspeed", "Largest": "4"}
+
+    def ask(question: str, default: str) -> str:
+        return next(answer for word, answer in answers.items() if question.startswith(word))
+
+    assert init_study(None, tmp_path / "study.yaml", 2, ask) == 0
+    study = load_study(tmp_path / "study.yaml").model_dump()
+    assert (study["workload"]["launcher"], study["experiments"]["scaling"]["to"]) == ("deepspeed", 4)
+
+
+def test_the_schema_takes_what_is_written(tmp_path: Path) -> None:
+    from configs.common.yaml_text import parse_yaml
+
+    schema = json.loads(CliRunner().invoke(app, ["schema"]).output)
+    init_study(written(tmp_path, PLAIN), tmp_path / "study.yaml", 2, None)
+    data = parse_yaml((tmp_path / "study.yaml").read_text())
+    jsonschema.validate(data, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data | {"studdy": 1}, schema)
