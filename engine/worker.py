@@ -42,6 +42,7 @@ WORKLOADS = {
     "seq2seq": "engine.workloads.seq2seq",
     "encode": "engine.workloads.encode",
     "train": "engine.workloads.train",
+    "serve": "engine.workloads.serve",
     "noop": "engine.workloads.noop",
     "communication": "engine.workloads.communication",
     "preflight": "engine.workloads.preflight",
@@ -254,9 +255,10 @@ def run_timed(job: "Job", paths: "JobPaths", place: RankPlace, progress: Progres
         return refuse_all(job, paths, place, progress, error)
     workload = load_workload(job.cell)
     progress.say("ready")
-    for measurement in job.measurements:
-        if code := measure_and_report(measurement, context, place, environment, workload, progress):
-            return code
+    with context.closing:
+        for measurement in job.measurements:
+            if code := measure_and_report(measurement, context, place, environment, workload, progress):
+                return code
     if place.world_size > 1:
         import torch.distributed as dist
 
@@ -334,6 +336,7 @@ def main(arguments: list[str]) -> int:
     from configs.common.reading import PLAN_BYTES, read_model
     from configs.plans.job import Job
     from configs.plans.paths import JobPaths
+    from configs.workloads import descriptor_of
 
     place = place_from_environment()
     paths = JobPaths(path.parent)
@@ -344,7 +347,8 @@ def main(arguments: list[str]) -> int:
         paths.parts.mkdir(exist_ok=True)
         if job.measuring_pass == "nsys":
             run_under_nsys(job, path, paths, place)
-        bind(place, job.cell.cores_per_rank, devices_of_ranks(place, job.target))
+        if not descriptor_of(job.cell.workload).starts_server:  # which has the cores of all ranks
+            bind(place, job.cell.cores_per_rank, devices_of_ranks(place, job.target))
         run = run_memory if job.measuring_pass == "memory" else run_timed
         code = run(job, paths, place, progress)
     except Exception as error:

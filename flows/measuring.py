@@ -15,6 +15,7 @@ from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.record import MeasuringPass
+from configs.spec.target import LocalTarget
 from flows.cluster_launches import run_on_clusters
 from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of
@@ -38,7 +39,7 @@ def finish_leftovers(session: Session) -> None:
     session.run_progress.notes += leftovers.notes
     for name in leftovers.running:
         job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
-        if job.target.kind != "local":
+        if not isinstance(job.target, LocalTarget):
             session.adopted.append(name)
             continue
         row = row_of(Launch(job.measuring_pass, job.measurements), session.plan)
