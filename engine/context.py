@@ -32,7 +32,8 @@ class Context:
     """One rank's surroundings during a launch.
 
     `kept` lives as long as the launch: the loaded model, the tokenised prompts. `barrier` returns when all ranks have
-    called it; on one rank it returns at once. `closing` ends what a workload started for the whole launch. `region` is the context of a profiling pass around the recorded work.
+    called it; on one rank it returns at once. `closing` ends what a workload started for the whole launch. `region` is
+    the context of a profiling pass around the recorded work.
     """
 
     job: Job

@@ -56,7 +56,10 @@ class PartNotWrittenError(Exception):
 
 def load_workload(cell: "Cell") -> "WorkloadFunction":
     """Return the function that measures cells of this kind of workload on this engine."""
-    module = WORKLOADS[cell.workload.kind] if cell.engine == "rankwise" else OTHER_ENGINES
+    from configs.workloads import descriptor_of
+
+    own = cell.engine == "rankwise" or descriptor_of(cell.workload).starts_server
+    module = WORKLOADS[cell.workload.kind] if own else OTHER_ENGINES
     workload: WorkloadFunction = importlib.import_module(module).run
     return workload
 

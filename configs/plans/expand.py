@@ -294,8 +294,9 @@ class _Builder(PointBuilder):
         """For the uncompressed model and each pass, in each precision: a cell for its speed, one for its answers."""
         if not self._override(draft, experiment.baseline, f"{where}.baseline"):
             return []
-        if not STUDIED[draft["workload"]["kind"]].compressible:
-            compressible = " or ".join(kinds_with("compressible"))
+        known = STUDIED[draft["workload"]["kind"]]
+        if not known.compressible or known.answers is None:
+            compressible = " or ".join(kind for kind in kinds_with("compressible") if STUDIED[kind].answers)
             self._problem(f"{where}: compression requires a workload of kind {compressible}")
             return []
         points: list[Point] = []
@@ -338,7 +339,7 @@ class _Builder(PointBuilder):
         """The candidates in the order of the prediction; a point for each of the first that can be measured."""
         work = draft["workload"]
         known = STUDIED[work["kind"]]
-        if not known.needs_model:
+        if not known.needs_model or known.unpredicted:
             self._problem(
                 f"{where}: layouts requires predictions, which a {work['kind']} workload does not have. Use strong"
             )

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from engine.workloads.servers.watching import Watch
 
 _MAX_TEXT = 1500
 _LOOK_SECONDS = 0.5
+_GENERATOR_NICE = -10
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _served(measurement: Measurement, context: Context) -> Served:
     context.closing.callback(server.stop)
     ready_seconds = server.wait_until_ready(START_SECONDS)
     vocabulary = context.manifest.config.get("vocab_size")
-    shown = " ".join(command.argv[1:] if cell.engine != "transformers" else command.argv)
+    shown = " ".join(command.shown or command.argv)
     figures: dict[str, Figure] = {
         "server_command": _shown(shown, context)[:_MAX_TEXT],
         "server_environment": " ".join(f"{name}={value}" for name, value in command.environment.items())[:400],
@@ -174,7 +176,20 @@ def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
     path = folder / "settings.json"
     write_atomically(path, settings.model_dump_json())
     command = [sys.executable, "-m", "engine.serving.http.main", str(path), str(os.getpid())]
-    return ServerCommand(command, ready_path="/readyz")
+    return ServerCommand(command, ready_path="/readyz", shown=_as_typed(settings, manifest.identity))
+
+
+def _as_typed(settings: ServingSettings, model: str) -> tuple[str, ...]:
+    """Return the command line of `rankwise serve` that starts a server with these settings."""
+    layout = settings.layout
+    degrees = (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp))
+    typed = ["rankwise", "serve", "--model", model, "--dtype", settings.dtype]
+    typed += [word for axis, degree in degrees if degree > 1 for word in (f"--{axis}", str(degree))]
+    typed += ["--compression", "+".join(settings.compression)] if settings.compression else []
+    for name in ("cores_per_rank", "max_length", "max_sequences", "max_step_tokens"):
+        typed += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
+    typed += [] if settings.prefix_caching else ["--no-prefix-caching"]
+    return (*typed, *(["--batch-invariant"] if settings.batch_invariant else []))
 
 
 def _search(runs: "_Runs", work: ServeWorkload, context: Context, probes: Probes) -> None:
@@ -268,6 +283,8 @@ class _Runs:
     def _generate(self, folder: Path) -> None:
         command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            with suppress(OSError):  # as root: a generator that shares the server's cores is woken in time
+                os.setpriority(os.PRIO_PROCESS, process.pid, _GENERATOR_NICE)
             try:
                 while process.poll() is None:
                     time.sleep(_LOOK_SECONDS)

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from reports.experiments.load import LoadExperiment, LoadPoint
 from reports.load.text import search_table
 from reports.numbers.statistics import Estimate
-from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent, plural
-
-_LATENCIES = ("ttft", "tpot", "tpot_with_first", "itl", "e2e")
+from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent
 
 
 def load_table(found: LoadExperiment) -> Table:
@@ -159,8 +157,10 @@ def _limit_sentences(found: LoadExperiment) -> Iterator[str]:
             cost = point.usd_per_million_tokens
             price = "" if cost is None else f", at ${number(cost.median)} per million tokens"
             middle = estimates[len(estimates) // 2]
-            text = f"{number(middle)} requests/s ({number(min(lows))} to {number(max(highs))}, {plural(len(searches), 'search', 'searches')})"
-            yield f"{where}{text} is the highest rate with {bounds} for {percent(objectives.share)} of the requests{price}."
+            runs = "1 search" if len(searches) == 1 else f"{len(searches)} searches"
+            text = f"{number(middle)} requests/s ({number(min(lows))} to {number(max(highs))}, {runs})"
+            of_all = f"for {percent(objectives.share)} of the requests"
+            yield f"{where}{text} is the highest rate with {bounds} {of_all}{price}."
         elif lows:
             yield f"{where}At least {number(max(lows))} requests/s meet {bounds} ({searches[0].reason})."
         elif highs:
@@ -183,7 +183,13 @@ def load_lines(found: LoadExperiment) -> list[str]:
     lines = []
     void = [point.label for point in found.points if point.repeats and len(point.valid) < len(point.repeats)]
     if void:
-        lines.append(f"Void, as the load generator was the bottleneck or nothing was answered: {joined(void)}.")
+        reasons = dict.fromkeys(
+            f"{one.judgement.verdict}: {one.judgement.reason}"
+            for point in found.points
+            for one in point.repeats.values()
+            if not one.judgement.is_result
+        )
+        lines.append(f"Void: {joined(void)} ({'; '.join(list(reasons)[:3])}).")
     unsteady = [point.label for point in found.points if not point.steady]
     if unsteady:
         lines.append(f"Not steady, so latencies depend on how long the run was: {joined(unsteady)}.")

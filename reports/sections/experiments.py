@@ -58,8 +58,8 @@ LINKS_SENTENCE = "A line, seconds = latency + size / bandwidth, was fitted to ea
 
 LATENCIES_SENTENCE = (
     "In milliseconds, medians over the repeats. TTFT and end to end count from when a request was due. TPOT is "
-    "(last - first token) / (tokens - 1) of a request, and in parentheses end to end / tokens; ITL is each time between "
-    "two tokens."
+    "(last - first token) / (tokens - 1) of a request, and in parentheses end to end / tokens; ITL is each time "
+    "between two tokens."
 )
 SERVERS_SENTENCE = "How each server was started; options that a cell asks for and a server lacks are named."
 LIMITS_SENTENCE = (

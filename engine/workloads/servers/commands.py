@@ -62,6 +62,8 @@ class ServerCommand:
     ready_path: str = "/health"
     name: str = SERVED_NAME
     exact: bool = True
+    shown: tuple[str, ...] = ()
+    """What a user would type for the same; empty: argv."""
     about: tuple[str, ...] = ()
     """What the cell asks for and the server has no option for."""
 
