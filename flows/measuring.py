@@ -101,8 +101,8 @@ def _run_launches(session: Session, launches: list[Launch], retries: Retries, bu
         threading.Thread(target=preload_reports, name="preload", daemon=True).start()
     rows = [(launch, row_of(launch, session.plan)) for launch in launches]
     session.run_progress.rows += [row for _, row in rows]
-    kinds = {target.name: target.kind for target in session.plan.targets}
-    there = [(launch, row) for launch, row in rows if kinds[launch.measurements[0].cell.target] != "local"]
+    local = {target.name for target in session.plan.targets if isinstance(target, LocalTarget)}
+    there = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target not in local]
     run_on_clusters(session, there, retries, budget)
-    here = [(launch, row) for launch, row in rows if kinds[launch.measurements[0].cell.target] == "local"]
+    here = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target in local]
     run_on_this_machine(session, here, retries, budget)

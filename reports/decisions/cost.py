@@ -219,7 +219,9 @@ def _prices(study: StudyResult) -> dict[str, Price | None]:
 def _price_sentence(study: StudyResult, target: str, price: Price) -> str:
     place = f" in {escaped(price.region)}" if price.region else ""
     kinds = {known.name: known.kind for known in study.plan.targets}
-    what = f"a node of target {code(target)}" if kinds[target] != "local" else f"target {code(target)}"
+    what = (
+        f"a node of target {code(target)}" if kinds[target] not in ("local", "endpoint") else f"target {code(target)}"
+    )
     text = (
         f"An hour of {what} costs ${number(price.usd_per_hour, 4)} ({market_name(price)}{place}; "
         f"source: {escaped(price.source)}"

@@ -261,15 +261,15 @@ def _highest(values: np.ndarray) -> float | None:
 
 def _figure(one: LoadRepeat, name: str) -> float | None:
     figures = one.figures
-    plain = {
+    plain: dict[str, float | None] = {
         "asked": figures.requested_rate,
         "achieved": figures.achieved_rate,
         "tokens": figures.tokens_per_second,
-        "goodput": figures.goodput and figures.goodput.requests_per_second,
-        "goodput_share": figures.goodput and figures.goodput.share,
+        "goodput": None if figures.goodput is None else figures.goodput.requests_per_second,
+        "goodput_share": None if figures.goodput is None else figures.goodput.share,
         "waiting": one.waiting,
         "memory": one.memory_bytes,
-        "limit": one.search and one.search.estimate,
+        "limit": None if one.search is None else one.search.estimate,
     }
     if name in plain:
         return plain[name]

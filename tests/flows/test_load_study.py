@@ -96,7 +96,10 @@ experiments:
         study = load_run(run_study(tmp_path, text))
         (point,) = load_experiment(study, study.plan.experiments[0]).points
         (one,) = point.repeats.values()
-        assert one.search is not None and max(probe.rate for probe in one.search.probes) <= 20
+        assert one.search is not None
+        (reading,) = point.result.completed.values()
+        samples = read_archive((study.folder / reading.path).with_suffix(".npz"))
+        assert 1 <= len(samples["0/run_rate"]) <= 2 and samples["0/run_rate"].max() <= 20
         assert point.result.cell.engine == "endpoint" and point.figure("server_url") == server.url
 
 

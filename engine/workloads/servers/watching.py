@@ -66,8 +66,9 @@ class Watch:
         while not self._stop.wait(EVERY_SECONDS):
             page = self._page()
             memory = None if self._server is None else self._server.memory_bytes()
-            state = (_value(page, _RUNNING), _value(page, _WAITING), memory)
-            self._rows.append((time.monotonic() - began, *(nan if one is None else float(one) for one in state)))
+            running, waiting = _value(page, _RUNNING), _value(page, _WAITING)
+            state = [nan if one is None else float(one) for one in (running, waiting, memory)]
+            self._rows.append((time.monotonic() - began, state[0], state[1], state[2]))
 
     def _page(self) -> dict[str, float]:
         return read_metrics(fetched(f"{self._url}/metrics", self._token) or b"")

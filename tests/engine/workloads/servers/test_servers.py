@@ -94,7 +94,8 @@ def test_an_answer_is_read_with_what_it_tells() -> None:
 
 
 def test_metrics_are_summed_over_labels() -> None:
-    page = b'# HELP x\nvllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 4\nplain 2.5\nbad{ x\n'
+    name = b"vllm:num_requests_running"
+    page = b'# HELP x\n%b{engine="0"} 3\n%b{engine="1"} 4\nplain 2.5\nbad{ x\n' % (name, name)
     found = read_metrics(page)
     assert found["vllm:num_requests_running"] == 7 and found["plain"] == 2.5
     assert read_metrics(b"\xff\xfe") == {} and nan not in found.values()
