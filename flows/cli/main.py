@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.catalog import app as catalog_commands
+from flows.cli.engines.command import app as engine_commands
 from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
 from flows.cli.errors import plainly
@@ -40,6 +41,7 @@ app.add_typer(lab, name="lab")
 app.add_typer(bundle_commands, name="bundle")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
+app.add_typer(engine_commands, name="engine")
 app.add_typer(nodes_commands, name="nodes")
 app.command("reap")(reap_command)
 app.command("list-nodes")(list_nodes_command)

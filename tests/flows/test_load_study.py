@@ -63,7 +63,7 @@ def test_an_engine_that_is_missing_leaves_a_record(served: RunPaths) -> None:
     (point,) = study.points(study.plan.experiments[1])
     assert point.status == "unsupported"
     (reading,) = point.measurements.values()
-    assert reading.record.failure is not None and "rankwise engine add sglang" in reading.record.failure.message
+    assert reading.record.failure is not None and "Set engines.sglang.python" in reading.record.failure.message
 
 
 def test_the_report_has_a_section_of_load(served: RunPaths) -> None:

@@ -169,9 +169,8 @@ def _python(wanted: Wanted) -> str:
     engine, python = wanted.cell.engine, wanted.environment.python
     if python is None or not Path(python).exists():
         where = "not installed" if python is None else f"no interpreter {python}"
-        raise NotImplementedError(
-            f"engine {engine}: {where}. Run `rankwise engine add {engine}`, or set engines.{engine}.python"
-        )
+        add = f"Run `rankwise engine add {engine}`, or set" if engine in ("vllm", "transformers") else "Set"
+        raise NotImplementedError(f"engine {engine}: {where}. {add} engines.{engine}.python")
     return python
 
 
