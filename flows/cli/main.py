@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.catalog import app as catalog_commands
-from flows.cli.engines.command import app as engine_commands
 from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
+from flows.cli.engines.command import app as engine_commands
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command

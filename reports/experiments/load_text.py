@@ -200,7 +200,21 @@ def load_lines(found: LoadExperiment) -> list[str]:
     wrong = [point.label for point in found.points if not point.correct]
     if wrong:
         lines.append(f"Answers under load differ from those of the same requests alone: {joined(wrong)}.")
+    lines += _overheads(found)
     notes = {note for point in found.points for one in point.repeats.values() for note in one.judgement.notes}
     lines += sorted(f"{note[:1].upper()}{note[1:]}." for note in notes)[:6]
     lines += [f"{point.label}: {text}." for point in found.points for text in point.damaged]
     return lines
+
+
+def _overheads(found: LoadExperiment) -> Iterator[str]:
+    """The largest share of the time with work in which our engine computed nothing: between two steps."""
+    shares = []
+    for point in found.points:
+        for reading in point.result.completed.values():
+            computed, between = reading.figure("compute_seconds"), reading.figure("between_steps_seconds")
+            if computed is not None and between is not None and computed + between > 0:
+                shares.append((between / (computed + between), point.label))
+    if shares:
+        share, label = max(shares)
+        yield f"Scheduling between two steps of the engine took at most {percent(share)} of the time with work ({label})."

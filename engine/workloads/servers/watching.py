@@ -23,6 +23,8 @@ _COUNTERS = {
     "preemptions": ("vllm:num_preemptions_total",),
     "prefix_tokens": ("vllm:prefix_cache_queries_total",),
     "cached_tokens": ("vllm:prefix_cache_hits_total",),
+    "compute_seconds": ("rankwise:compute_seconds_total",),
+    "between_steps_seconds": ("rankwise:between_steps_seconds_total",),
 }
 
 
