@@ -217,4 +217,4 @@ def _overheads(found: LoadExperiment) -> Iterator[str]:
                 shares.append((between / (computed + between), point.label))
     if shares:
         share, label = max(shares)
-        yield f"Scheduling between two steps of the engine took at most {percent(share)} of the time with work ({label})."
+        yield f"Between two steps the engine computed nothing for {percent(share)} of the time with work ({label})."

@@ -52,7 +52,7 @@ def _folder(name: str) -> Path:
 
 
 def _add(name: str, again: bool) -> int:
-    """Make the environment beside its place, then move nothing: a script of a venv holds its path. Raises ValueError."""
+    """Make the environment in its place, as scripts of a venv hold its path. Raises ValueError where there is one."""
     folder = _folder(name)
     if folder.exists() and not again:
         raise ValueError(f"{name}: installed already in {folder}. Use --again to replace it")
