@@ -71,7 +71,12 @@ def run(measurement: Measurement, context: Context) -> Outcome:
     folder = context.paths.folder / f"load-{measurement.name}"
     runs = _Runs(measurement, context, served, folder)
     probes = Probes(runs.job(0), work.judged_requests, served.token, served.exact and work.exact)
-    probes.alone()
+    try:
+        probes.alone()
+    except RuntimeError:
+        if served.server is not None:
+            served.server.check()  # that it has ended says more
+        raise
     with Watch(served.endpoint.url, served.token, served.server) as watch:
         if work.find is None:
             runs.run(0, None, probes)
