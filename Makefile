@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -106,6 +106,12 @@ bench-slurm: $(VENV)/.installed-dev  ## on a lab: seconds until a job measures a
 
 bench-training: $(VENV)/.installed-dev  ## training: accumulation on two ranks, our step against a bare loop, checkpoints meanwhile; about 8 minutes
 	$(BIN)/python -m benchmarks.training.bench $(if $(KEEP),--runs $(KEEP))
+
+bench-serving: $(VENV)/.installed  ## our server: tensor parallelism, time between steps, prefix cache; about 12 minutes
+	$(BIN)/rankwise run benchmarks/studies/bench_serving.yaml
+
+test-engines: $(VENV)/.installed  ## servers of other projects, installed and run for real through a study; about 10 minutes
+	$(BIN)/python -m benchmarks.serving.engines
 
 bench-load: $(VENV)/.installed  ## load generator: lateness at 500 requests/s beside a bare timer loop; searches for known limits; a quarter of an hour
 	$(BIN)/python -m benchmarks.load.bench

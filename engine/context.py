@@ -5,7 +5,7 @@ never writes a record: the worker does, when the function returns or raises.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ class Context:
     """One rank's surroundings during a launch.
 
     `kept` lives as long as the launch: the loaded model, the tokenised prompts. `barrier` returns when all ranks have
-    called it; on one rank it returns at once. `region` is the context of a profiling pass around the recorded work.
+    called it; on one rank it returns at once. `closing` ends what a workload started for the whole launch. `region` is
+    the context of a profiling pass around the recorded work.
     """
 
     job: Job
@@ -44,6 +45,7 @@ class Context:
     barrier: Callable[[], None]
     communicators: Communicators = field(default_factory=_alone)
     kept: dict[str, Any] = field(default_factory=dict)
+    closing: ExitStack = field(default_factory=ExitStack)
     region: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property

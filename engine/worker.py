@@ -43,6 +43,7 @@ WORKLOADS = {
     "encode": "engine.workloads.encode",
     "train": "engine.workloads.train",
     "script": "engine.workloads.script",
+    "serve": "engine.workloads.serve",
     "noop": "engine.workloads.noop",
     "communication": "engine.workloads.communication",
     "preflight": "engine.workloads.preflight",
@@ -56,7 +57,10 @@ class PartNotWrittenError(Exception):
 
 def load_workload(cell: "Cell") -> "WorkloadFunction":
     """Return the function that measures cells of this kind of workload on this engine."""
-    module = WORKLOADS[cell.workload.kind] if cell.engine == "rankwise" else OTHER_ENGINES
+    from configs.workloads import descriptor_of
+
+    own = cell.engine == "rankwise" or descriptor_of(cell.workload).starts_server
+    module = WORKLOADS[cell.workload.kind] if own else OTHER_ENGINES
     workload: WorkloadFunction = importlib.import_module(module).run
     return workload
 
@@ -255,9 +259,10 @@ def run_timed(job: "Job", paths: "JobPaths", place: RankPlace, progress: Progres
         return refuse_all(job, paths, place, progress, error)
     workload = load_workload(job.cell)
     progress.say("ready")
-    for measurement in job.measurements:
-        if code := measure_and_report(measurement, context, place, environment, workload, progress):
-            return code
+    with context.closing:
+        for measurement in job.measurements:
+            if code := measure_and_report(measurement, context, place, environment, workload, progress):
+                return code
     if place.world_size > 1:
         import torch.distributed as dist
 
@@ -335,6 +340,7 @@ def main(arguments: list[str]) -> int:
     from configs.common.reading import PLAN_BYTES, read_model
     from configs.plans.job import Job
     from configs.plans.paths import JobPaths
+    from configs.workloads import descriptor_of
 
     place = place_from_environment()
     paths = JobPaths(path.parent)
@@ -345,7 +351,8 @@ def main(arguments: list[str]) -> int:
         paths.parts.mkdir(exist_ok=True)
         if job.measuring_pass == "nsys":
             run_under_nsys(job, path, paths, place)
-        bind(place, job.cell.cores_per_rank, devices_of_ranks(place, job.target))
+        if not descriptor_of(job.cell.workload).starts_server:  # which has the cores of all ranks
+            bind(place, job.cell.cores_per_rank, devices_of_ranks(place, job.target))
         run = run_memory if job.measuring_pass == "memory" else run_timed
         code = run(job, paths, place, progress)
     except Exception as error:

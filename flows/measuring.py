@@ -15,6 +15,7 @@ from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.record import MeasuringPass
+from configs.spec.target import LocalTarget
 from flows.cluster_launches import run_on_clusters
 from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of
@@ -38,7 +39,7 @@ def finish_leftovers(session: Session) -> None:
     session.run_progress.notes += leftovers.notes
     for name in leftovers.running:
         job = read_model(session.run.job(name).job, Job, PLAN_BYTES)
-        if job.target.kind != "local":
+        if not isinstance(job.target, LocalTarget):
             session.adopted.append(name)
             continue
         row = row_of(Launch(job.measuring_pass, job.measurements), session.plan)
@@ -100,8 +101,8 @@ def _run_launches(session: Session, launches: list[Launch], retries: Retries, bu
         threading.Thread(target=preload_reports, name="preload", daemon=True).start()
     rows = [(launch, row_of(launch, session.plan)) for launch in launches]
     session.run_progress.rows += [row for _, row in rows]
-    kinds = {target.name: target.kind for target in session.plan.targets}
-    there = [(launch, row) for launch, row in rows if kinds[launch.measurements[0].cell.target] != "local"]
+    local = {target.name for target in session.plan.targets if isinstance(target, LocalTarget)}
+    there = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target not in local]
     run_on_clusters(session, there, retries, budget)
-    here = [(launch, row) for launch, row in rows if kinds[launch.measurements[0].cell.target] == "local"]
+    here = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target in local]
     run_on_this_machine(session, here, retries, budget)

@@ -5,6 +5,7 @@ from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch
 from configs.plans.plan import Plan
 from configs.plans.record import Status
+from configs.spec.target import LocalTarget
 from tasks.campaign.jobs import write_job
 from tasks.campaign.leftovers import mark_collected
 from tasks.campaign.progress import ProgressRow, RunProgress
@@ -41,7 +42,7 @@ def _purpose(measurement: Measurement) -> str:
 
 def collect(session: Session, name: str, row: ProgressRow) -> Collected:
     """Records from what a launch left, and its row on the progress."""
-    in_turn = read_model(session.run.job(name).job, Job, PLAN_BYTES).target.kind == "local"
+    in_turn = isinstance(read_model(session.run.job(name).job, Job, PLAN_BYTES).target, LocalTarget)
     collected, done = collect_launch.after(*session.graph.before_collect(name))(row.title, name, session)
     session.graph.collected(done, in_turn)
     mark_collected(session.run, name)

@@ -25,6 +25,7 @@ from configs.common.base import Frozen
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import ModelSpec, StudySpec, load_study
+from configs.spec.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
 from tasks.analyze import analyze
@@ -160,7 +161,7 @@ def _measured(
             if before is not None and end_lost_run(before):
                 run_logger().info("flow run %s stopped responding and is marked as crashed", before)
             progress_artifact = begin_progress(run_progress)
-            if any(target.kind != "local" for target in study.targets):
+            if any(not isinstance(target, LocalTarget) for target in study.targets):
                 jobs_artifact = begin_jobs(study.study)
         watcher = ApiWatcher(identifier, run_progress, progress_artifact, jobs_artifact)
         with watcher:

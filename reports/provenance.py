@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
+from configs.spec.target import LocalTarget
 from configs.workloads import descriptor_of
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES
@@ -65,7 +66,7 @@ SET_BY_THE_STUDY = (
 
 def facts_set_by(plan: Plan, cells: Iterable[Cell]) -> set[str]:
     """Facts of the environment that the study itself sets; on clusters also which of its nodes a job gets."""
-    found, clusters = list(cells), {target.name for target in plan.targets if target.kind != "local"}
+    found, clusters = list(cells), {target.name for target in plan.targets if not isinstance(target, LocalTarget)}
     names = {f"variables.{name}" for cell in found for name in cell.env} | set(SET_BY_THE_STUDY)
     return names | ({"hostname"} if all(cell.target in clusters for cell in found) else set())
 

@@ -44,7 +44,7 @@ from reports.templating import template_environment
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SHOWN_KINDS = ("strong", "weak", "sweep", "optimization", "compression", "layouts", "communication")
+SHOWN_KINDS = ("strong", "weak", "sweep", "optimization", "compression", "layouts", "communication", "load")
 """Kinds of experiments in the order of the report."""
 
 MAX_ROWS = 12

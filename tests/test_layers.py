@@ -57,9 +57,9 @@ ORDER = {
     "engine": (
         "agents",
         "worker",
-        "load",
         "workloads",
         "serving",
+        "load",
         ("peers", "inference", "training"),
         "correctness",
         "prompts",

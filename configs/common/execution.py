@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from configs.common.base import Frozen
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Engine = Literal["rankwise", "transformers", "deepspeed", "onnxruntime"]
+Engine = Literal["rankwise", "transformers", "deepspeed", "onnxruntime", "vllm", "sglang", "llama.cpp", "endpoint"]
+"""`endpoint`: whatever serves at the address that the cell's target names."""
 EngineMode = Literal["eager", "static", "compiled"]
 PageCache = Literal["cold", "warm"]
 Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]

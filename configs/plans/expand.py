@@ -25,6 +25,7 @@ from configs.spec.experiments import (
     Correctness,
     Experiment,
     Layouts,
+    Load,
     Optimization,
     StrongScaling,
     Sweep,
@@ -32,9 +33,12 @@ from configs.spec.experiments import (
 )
 from configs.spec.placement import grown_over_nodes, unplaced
 from configs.spec.study import StudyError, StudySpec
-from configs.spec.target import Target
+from configs.spec.target import EndpointTarget, Target
 from configs.workloads import STUDIED, kinds_with
 from configs.workloads.prompted import PromptedWorkload
+
+TRAFFIC = ("rate", "users", "trace")
+"""Fields of which an experiment of load has one: those of the study's workload give way to its own."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def expand(
         if wanted and not chosen:
             continue
         for target in study.targets:
-            for model in builder.subjects(name, experiment, chosen):
+            for model in builder.subjects(name, experiment, chosen, target):
                 points, candidates = builder.checked_points(name, experiment, model, target)
                 refused = builder.refused_points(f"experiments.{name}", points)
                 suffix = f" on {target.name}" if len(study.targets) > 1 else ""
@@ -116,6 +120,7 @@ def empty_plan(study: StudySpec, models: Sequence[PlannedModel]) -> Plan:
         repeats={},
         objectives=study.objectives,
         purpose=study.purpose,
+        engines=study.engines,
     )
 
 
@@ -126,7 +131,12 @@ class _Builder(PointBuilder):
     layout_choice: LayoutChoice | None = None
     references: Mapping[str, PromptedWorkload] = field(default_factory=dict)
 
-    def subjects(self, name: str, experiment: Experiment, models: list[PlannedModel]) -> list[PlannedModel | None]:
+    def subjects(
+        self, name: str, experiment: Experiment, models: list[PlannedModel], target: Target
+    ) -> list[PlannedModel | None]:
+        """The models that an experiment asks about on a target; [None] where the work or an endpoint needs none."""
+        if isinstance(target, EndpointTarget):
+            return [None]
         workload = experiment.base.get("workload")
         kind = workload.get("kind") if isinstance(workload, dict) else self.study.workload.kind
         known = STUDIED.get(str(kind))
@@ -164,6 +174,8 @@ class _Builder(PointBuilder):
             return self._scaling(where, experiment, draft), []
         if isinstance(experiment, Sweep):
             return self._sweep(where, experiment, draft), []
+        if isinstance(experiment, Load):
+            return self._load(where, experiment, draft), []
         if isinstance(experiment, Optimization):
             return self._optimization(where, experiment, draft), []
         if isinstance(experiment, Communication):
@@ -237,7 +249,22 @@ class _Builder(PointBuilder):
             count = Layout.model_validate(draft["layout"]).ranks
         return f"{count} {'node' if grow == 'nodes' else 'rank'}{'s' if count > 1 else ''}"
 
-    def _sweep(self, where: str, experiment: Sweep, draft: Draft) -> list[Point]:
+    def _load(self, where: str, experiment: Load, draft: Draft) -> list[Point]:
+        """The points of a grid, or the only one; what a point sets replaces the same kind of traffic of the study."""
+        if not STUDIED[draft["workload"]["kind"]].starts_server:
+            serving = " or ".join(kinds_with("starts_server"))
+            self._problem(f"{where}: load requires a workload of kind {serving}")
+            return []
+        given = {name.removeprefix("workload.") for name in (*experiment.asked, *experiment.over)}
+        if not given.isdisjoint(TRAFFIC):
+            draft["workload"] |= dict.fromkeys(TRAFFIC)
+        if not self._override(draft, experiment.asked, where):
+            return []
+        if experiment.over:
+            return self._sweep(where, experiment, draft)
+        return self._point(where, draft, {}, draft["workload"].get("find") or "load", baseline=True)
+
+    def _sweep(self, where: str, experiment: Sweep | Load, draft: Draft) -> list[Point]:
         points: list[Point] = []
         for values in itertools.product(*experiment.over.values()):
             chosen = dict(zip(experiment.over, values, strict=True))
@@ -292,8 +319,9 @@ class _Builder(PointBuilder):
         """For the uncompressed model and each pass, in each precision: a cell for its speed, one for its answers."""
         if not self._override(draft, experiment.baseline, f"{where}.baseline"):
             return []
-        if not STUDIED[draft["workload"]["kind"]].compressible:
-            compressible = " or ".join(kinds_with("compressible"))
+        known = STUDIED[draft["workload"]["kind"]]
+        if not known.compressible or known.answers is None:
+            compressible = " or ".join(kind for kind in kinds_with("compressible") if STUDIED[kind].answers)
             self._problem(f"{where}: compression requires a workload of kind {compressible}")
             return []
         points: list[Point] = []
@@ -336,7 +364,7 @@ class _Builder(PointBuilder):
         """The candidates in the order of the prediction; a point for each of the first that can be measured."""
         work = draft["workload"]
         known = STUDIED[work["kind"]]
-        if not known.needs_model:
+        if not known.needs_model or known.unpredicted:
             self._problem(
                 f"{where}: layouts requires predictions, which a {work['kind']} workload does not have. Use strong"
             )

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.plans.record import FILE_NAME, MeasuringPass, Moment, Status
 from configs.spec.cell import Cell
+from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.measuring import Measuring
 from configs.spec.target import LocalTarget, Target
 
@@ -56,6 +57,7 @@ class Job(Frozen):
     checkpoints: str | None = Field(
         None, description="folder of training checkpoints, which all attempts of a run share; none: in the job's own"
     )
+    engines: dict[OtherServer, EngineEnvironment] = Field({}, description="where servers of others are installed")
     exclude: tuple[str, ...] = Field((), description="nodes of a cluster that the job must not get")
 
     @property

@@ -10,7 +10,7 @@ def passes_of(plan: Plan, key: str) -> tuple[MeasuringPass, ...]:
     """The passes that measure a cell once each: memory, profile, and that of an outside profiler."""
     cell, measuring = plan.cells[key], plan.measuring
     found: list[MeasuringPass] = []
-    if measuring.memory and not cell.workload.keeps_answers:
+    if measuring.memory and not cell.workload.keeps_answers and not descriptor_of(cell.workload).starts_server:
         found.append("memory")
     if is_profiled(cell):
         found += ["profile"] if measuring.profile else []

@@ -18,6 +18,7 @@ from configs.hardware.prices import TargetPrices
 from configs.plans.prediction import Prediction
 from configs.plans.record import check_schema
 from configs.spec.cell import Cell
+from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.target import Target
@@ -27,7 +28,7 @@ MAX_REPEATS = 100_000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
 ExperimentKind = Literal[
-    "strong", "weak", "sweep", "optimization", "correctness", "compression", "communication", "layouts"
+    "strong", "weak", "sweep", "optimization", "correctness", "compression", "communication", "layouts", "load"
 ]
 
 
@@ -134,6 +135,7 @@ class Plan(Frozen):
     repeats: dict[str, Annotated[int, Field(ge=0, le=MAX_REPEATS)]]
     objectives: Objectives = Objectives()
     purpose: Purpose | None = None
+    engines: dict[OtherServer, EngineEnvironment] = {}
     prices: dict[str, TargetPrices] = {}
     stopped: dict[str, Stop] = Field({}, description="cell -> what ended its repeats, where a target_interval is asked")
     forecast: PlannedForecast = PlannedForecast()

@@ -18,7 +18,7 @@ from configs.spec.drafts import Draft, override
 from configs.spec.experiments import Overrides
 from configs.spec.placement import placed
 from configs.spec.study import StudySpec
-from configs.spec.target import Target
+from configs.spec.target import EndpointTarget, Target
 from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
 
@@ -54,7 +54,7 @@ class PointBuilder:
             "workload": self.study.workload.model_dump(),
             "layout": self.study.layout.model_dump(),
             "dtype": self.study.dtype,
-            "engine": self.study.engine,
+            "engine": "endpoint" if isinstance(target, EndpointTarget) else self.study.engine,
             "target": target.name,
             "cores_per_rank": target.cores_per_rank,
             "env": dict(target.env),

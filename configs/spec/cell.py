@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from configs.common.base import SCHEMA_VERSION, Frozen, content_hash
 from configs.common.execution import LEVELS, Compression, Dtype, Engine, EngineMode, Layout, PageCache
+from configs.spec.engines import check_engine_layout
 from configs.workloads import STUDIED, AnyWorkload, descriptor_of, kinds_with
 
 
@@ -63,6 +64,9 @@ class Cell(Frozen):
         if known.layout_rule is not None:
             known.layout_rule(layout)
             return
+        if known.starts_server:
+            check_engine_layout(self.engine, layout)
+            return
         if known.axes == ("dp",) and (layout.tp > 1 or layout.pp > 1):
             raise ValueError(f"layout: a {known.kind} workload does not support tp and pp. Use dp")
         if self.engine == "transformers" and (layout.dp > 1 or min(layout.tp, layout.pp) > 1):
@@ -78,7 +82,7 @@ class Cell(Frozen):
         if not descriptor_of(self.workload).compressible:
             use = ", ".join(kinds_with("compressible"))
             raise ValueError(f"compression: not supported by a {self.workload.kind} workload. Use {use}")
-        if self.engine != "rankwise":
+        if self.engine not in ("rankwise", "endpoint"):
             raise ValueError(f"compression: not supported by engine {self.engine}. Use `engine: rankwise`")
         if len(self.compression) > 1 and set(self.compression) & set(LEVELS):
             raise ValueError("compression: balanced and aggressive cannot be combined with other passes. Use one alone")
@@ -101,6 +105,11 @@ class Cell(Frozen):
         fields = self.model_dump(mode="json", exclude_defaults=True)
         fields["workload"]["kind"] = self.workload.kind
         return content_hash({"schema_version": SCHEMA_VERSION, "cell": fields})
+
+    @property
+    def processes(self) -> int:
+        """Processes that its launch starts: its ranks, or the one that starts a server with them."""
+        return self.nodes if descriptor_of(self.workload).starts_server else self.layout.ranks
 
     @property
     def pack_key(self) -> str:

@@ -5,10 +5,20 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PositiveInt, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from configs.common.base import Frozen
 from configs.common.execution import Compression, Degree, Dtype, Engine, Layout
+from configs.load.objectives import RequestObjectives
 from configs.workloads.communication import Collective, CommunicationWorkload, TransportName
 
 Grow = Literal["dp", "tp", "pp", "nodes"]
@@ -176,6 +186,50 @@ class Communication(_Experiment):
         return (len(self.ranks), len(self.transports))
 
 
+class Load(_Experiment):
+    """Requests against a server: latencies over rates or users, or the highest rate under objectives.
+
+    Its fields are those of the workload `serve`, and set them for this experiment.
+    """
+
+    kind: Literal["load"] = "load"
+    over: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field({}, description="dotted field -> values")
+    arrivals: Literal["poisson", "gamma", "constant"] | None = Field(None, description="gaps of an open loop")
+    rate: PositiveFloat | None = Field(None, description="requests per second")
+    burstiness: PositiveFloat | None = Field(None, description="shape of gamma gaps")
+    users: PositiveInt | None = Field(None, description="closed loop")
+    think_seconds: NonNegativeFloat | None = Field(None, description="mean pause of a user, and between turns")
+    trace: str | None = Field(None, description="JSONL file with times and lengths of requests")
+    duration_seconds: PositiveFloat | None = Field(None, description="of a run")
+    max_requests: PositiveInt | None = Field(None, description="ends a run earlier")
+    find: Literal["max_rate"] | None = Field(None, description="search for the highest rate under the objectives")
+    objectives: dict[str, float] | None = Field(None, description="ttft_seconds, tpot_seconds, e2e_seconds")
+    share: float | None = Field(None, gt=0, lt=1, description="of requests that must meet all objectives")
+    tolerance: float | None = Field(None, gt=0, lt=1, description="width of the interval that a search looks for")
+    max_runs: PositiveInt | None = Field(None, description="runs of a search")
+
+    @model_validator(mode="after")
+    def _objectives_have_bounds(self) -> "Load":
+        if self.share is not None and self.objectives is None:
+            raise ValueError("share: expected objectives beside it, for example {ttft_seconds: 0.5}")
+        if self.objectives is not None:
+            RequestObjectives.model_validate(self.asked["objectives"])
+        return self
+
+    @property
+    def asked(self) -> Overrides:
+        """The fields of the workload that the experiment sets."""
+        own = ("arrivals", "rate", "burstiness", "users", "think_seconds", "trace", "duration_seconds", "max_requests")
+        found = {name: getattr(self, name) for name in (*own, "find", "tolerance", "max_runs")}
+        if self.objectives is not None:
+            found["objectives"] = {**self.objectives, **({} if self.share is None else {"share": self.share})}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        return tuple(len(values) for values in self.over.values()) or (1,)
+
+
 class Layouts(_Experiment):
     """Rank all layouts by prediction and measure those predicted fastest."""
 
@@ -189,6 +243,14 @@ class Layouts(_Experiment):
 
 
 Experiment = Annotated[
-    StrongScaling | WeakScaling | Sweep | Optimization | Correctness | CompressionPasses | Communication | Layouts,
+    StrongScaling
+    | WeakScaling
+    | Sweep
+    | Optimization
+    | Correctness
+    | CompressionPasses
+    | Communication
+    | Layouts
+    | Load,
     Field(discriminator="kind"),
 ]

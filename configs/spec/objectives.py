@@ -15,7 +15,7 @@ class Objectives(Frozen):
 
     p99_latency_seconds: PositiveFloat | None = Field(None, description="of a whole request (in training, of a step)")
     p99_ttft_seconds: PositiveFloat | None = Field(None, description="time to first token")
-    p99_token_seconds: PositiveFloat | None = Field(None, description="between two tokens")
+    p99_itl_seconds: PositiveFloat | None = Field(None, description="inter-token latency: each time between two tokens")
     tokens_per_second: PositiveFloat | None = Field(None, description="over all ranks")
     embeddings_per_second: PositiveFloat | None = Field(None, description="over all ranks, for encoders")
     speedup: PositiveFloat | None = Field(None, description="of the largest point of a scaling experiment")

@@ -10,7 +10,7 @@ from configs.common.execution import Layout
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft
 from configs.spec.resources import ClusterTarget
-from configs.spec.target import Target
+from configs.spec.target import EndpointTarget, LocalTarget, Target
 
 
 def placed(cell: Cell, target: Target, asked: int | None) -> Cell:
@@ -21,13 +21,17 @@ def placed(cell: Cell, target: Target, asked: int | None) -> Cell:
     problem = unplaced(cell.layout.ranks, target, asked)
     if problem is not None:
         raise ValueError(problem)
-    nodes = 1 if target.kind == "local" else asked or target.nodes_for(cell.layout.ranks)
+    if (cell.engine == "endpoint") != isinstance(target, EndpointTarget):
+        raise ValueError(f"engine: {cell.engine} on target {target.name}. Endpoints are targets of kind endpoint")
+    if isinstance(target, EndpointTarget) and cell.layout.ranks > 1:
+        raise ValueError(f"layout: {cell.layout}, but target {target.name} is a server that is there already")
+    nodes = 1 if isinstance(target, LocalTarget) else asked or target.nodes_for(cell.layout.ranks)
     return cell if nodes == cell.nodes else cell.model_copy(update={"nodes": nodes})
 
 
 def unplaced(ranks: int, target: Target, asked: int | None = None) -> str | None:
     """Return why the ranks do not fit on a target; None if they fit. Of a local target, checks nodes only."""
-    if target.kind == "local":
+    if isinstance(target, LocalTarget):
         if asked in (None, 1):
             return None
         return f"nodes: target {target.name} is this machine, a single node. Leave nodes out or use a slurm target"

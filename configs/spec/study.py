@@ -20,12 +20,14 @@ from configs.common.reading import brief, read_text
 from configs.common.secrets import secret_fields
 from configs.common.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.spec.assignments import assign
+from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.experiments import (
     Communication,
     CompressionPasses,
     Correctness,
     Experiment,
     Layouts,
+    Load,
     Optimization,
     StrongScaling,
     Sweep,
@@ -36,7 +38,7 @@ from configs.spec.objectives import Objectives, Purpose
 from configs.spec.plain import plain_problems
 from configs.spec.rented import RentedTarget
 from configs.spec.size import size_problems
-from configs.spec.target import LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
+from configs.spec.target import EndpointTarget, LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
 from configs.workloads import STUDIED, Workload
 
 MAX_NAME = 100
@@ -107,6 +109,9 @@ class StudySpec(Frozen):
     dtype: Dtype = "float32"
     engine: Engine = "rankwise"
     targets: list[Target] = Field([LocalTarget()], min_length=1)
+    engines: dict[OtherServer, EngineEnvironment] = Field(
+        {}, description="where servers of other projects are installed; none: by `rankwise engine add`"
+    )
     experiments: dict[str, Experiment] = Field(min_length=1)
     measuring: Measuring = Measuring()
     pack: bool = Field(True, description="false: a separate launch for every cell")
@@ -240,9 +245,11 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "communication": Communication,
         "compression": CompressionPasses,
         "layouts": Layouts,
+        "load": Load,
     },
     "targets": {
         "local": LocalTarget,
+        "endpoint": EndpointTarget,
         "slurm": SlurmTarget,
         "pbs": PbsTarget,
         "ssh": SshTarget,

@@ -3,8 +3,19 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, PositiveFloat, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from configs.load.job import Endpoint
 from configs.spec.rented import RentedTarget
 from configs.spec.resources import ClusterTarget, Resources, ScheduledTarget
 from configs.spec.ssh_host import SshHost
@@ -48,6 +59,28 @@ class LocalTarget(Resources):
     def adapter(self) -> str:
         """Which of `slurm.schedulers` starts its jobs."""
         return "local"
+
+
+class EndpointTarget(LocalTarget):
+    """An OpenAI-compatible server that is there already; the load generator runs on this machine."""
+
+    kind: Literal["endpoint"] = "endpoint"  # type: ignore[assignment]
+    name: str = "endpoint"
+    device: Literal["cpu"] | None = "cpu"
+    url: str = Field(description="http(s)://host[:port][/path]; /v1/completions is appended")
+    model: str = Field(min_length=1, description="name of the model at the server")
+    token_variable: str | None = Field(None, description="environment variable that holds the bearer token")
+    max_rate: PositiveFloat | None = Field(None, description="cap: never more requests per second; bounds a search")
+    max_tokens: PositiveInt | None = Field(None, description="cap: tokens asked for in a run, prompts and answers")
+
+    @model_validator(mode="after")
+    def _an_endpoint(self) -> Self:
+        try:
+            Endpoint(url=self.url, model=self.model, token_variable=self.token_variable)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            raise ValueError(f"{detail['loc'][0]}: {detail.get('ctx', {}).get('error', detail['msg'])}") from error
+        return self
 
 
 class SlurmTarget(ScheduledTarget):
@@ -254,6 +287,7 @@ def kind_of_target(data: Any) -> str:
 
 Target = Annotated[
     Annotated[LocalTarget, Tag("local")]
+    | Annotated[EndpointTarget, Tag("endpoint")]
     | Annotated[SlurmTarget, Tag("slurm")]
     | Annotated[PbsTarget, Tag("pbs")]
     | Annotated[SshTarget, Tag("ssh")]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.workloads import communication, encode, generate, noop, preflight, script, seq2seq, train
+from configs.workloads import communication, encode, generate, noop, preflight, script, seq2seq, serve, train
 from configs.workloads.descriptor import Descriptor
 
 Workload = Annotated[
@@ -20,6 +20,7 @@ Workload = Annotated[
     | encode.EncodeWorkload
     | train.TrainWorkload
     | script.ScriptWorkload
+    | serve.ServeWorkload
     | noop.NoopWorkload
     | communication.CommunicationWorkload,
     Field(discriminator="kind"),
@@ -31,7 +32,7 @@ AnyWorkload = Annotated[Workload | preflight.PreflightWorkload, Field(discrimina
 
 DESCRIPTORS: dict[str, Descriptor] = {
     module.DESCRIPTOR.kind: module.DESCRIPTOR
-    for module in (generate, seq2seq, encode, train, script, noop, communication, preflight)
+    for module in (generate, seq2seq, encode, train, serve, script, noop, communication, preflight)
 }
 STUDIED: dict[str, Descriptor] = {kind: found for kind, found in DESCRIPTORS.items() if found.in_studies}
 """Those that a study may ask for, in the order of messages and tables."""

@@ -70,6 +70,11 @@ class BaseWorkload(Frozen):
         """So many passes (or steps) exactly; None: the study's measuring rules decide."""
         return None
 
+    @property
+    def min_timeout_seconds(self) -> float:
+        """A time limit below which the fields make no sense; the study's, where it is longer, holds."""
+        return 0.0
+
     def known_seconds(self, ranks: int) -> float | None:
         """Seconds of a pass on so many ranks where the fields state them; None where a model decides."""
         return None
@@ -206,6 +211,8 @@ class Descriptor:
     """Whether our engine exchanges data by its own communicators (else by torch's process groups, or not at all)."""
     own_program: bool = False
     """Whether it is a program of the user's: started as it is, by one agent on each node, and measured from outside."""
+    starts_server: bool = False
+    """Whether the launch is one process that starts a server, whose ranks are the layout's, and a load generator."""
     marks_work: bool = False
     """Whether it marks what a profiler is to record."""
     bytes_per_parameter: int | None = None

@@ -16,6 +16,7 @@ from flows.cli.catalog import app as catalog_commands
 from flows.cli.cluster.bundle import app as bundle_commands
 from flows.cli.cluster.lab import app as lab
 from flows.cli.deploy import command as deploy_commands
+from flows.cli.engines.command import app as engine_commands
 from flows.cli.errors import plainly
 from flows.cli.export import export as export_command
 from flows.cli.first_study.command import init as init_command
@@ -45,6 +46,7 @@ app.add_typer(lab, name="lab")
 app.add_typer(bundle_commands, name="bundle")
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
+app.add_typer(engine_commands, name="engine")
 app.add_typer(nodes_commands, name="nodes")
 app.add_typer(manifest_commands, name="manifest")
 app.command("reap")(reap_command)

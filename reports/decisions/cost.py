@@ -14,6 +14,7 @@ from datetime import date
 
 from configs.hardware.prices import STALE_DAYS, Price
 from configs.spec.cell import Cell
+from configs.spec.target import LocalTarget
 from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult
@@ -218,7 +219,9 @@ def _prices(study: StudyResult) -> dict[str, Price | None]:
 def _price_sentence(study: StudyResult, target: str, price: Price) -> str:
     place = f" in {escaped(price.region)}" if price.region else ""
     kinds = {known.name: known.kind for known in study.plan.targets}
-    what = f"a node of target {code(target)}" if kinds[target] != "local" else f"target {code(target)}"
+    what = (
+        f"a node of target {code(target)}" if kinds[target] not in ("local", "endpoint") else f"target {code(target)}"
+    )
     text = (
         f"An hour of {what} costs ${number(price.usd_per_hour, 4)} ({market_name(price)}{place}; "
         f"source: {escaped(price.source)}"
@@ -256,7 +259,7 @@ def _whole_machine(study: StudyResult, costs: Sequence[CellCost]) -> str:
         most[cell.target] = max(most.get(cell.target, 0), _cores_a_node(cell))
     fewer = sum(_cores_a_node(cost.result.cell) < most[cost.result.cell.target] for cost in costs)
     text = "The price is of the whole machine, whatever part of it a cell uses"
-    if any(target.kind != "local" for target in study.plan.targets):
+    if any(not isinstance(target, LocalTarget) for target in study.plan.targets):
         text += "; on a cluster it is of one node, and a cell pays for all its nodes"
     if not fewer:
         return f"{text}."

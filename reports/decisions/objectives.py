@@ -41,7 +41,7 @@ class Objective:
     kinds: tuple[str, ...]
 
 
-_P99 = {"p99_ttft_seconds": "ttft", "p99_token_seconds": "token"}
+_P99 = {"p99_ttft_seconds": "ttft", "p99_itl_seconds": "token"}
 """Objective -> the latency whose P99 it bounds; `p99_latency_seconds` is of what the kind's users wait for."""
 
 
@@ -59,7 +59,7 @@ OBJECTIVES = {
     for objective in (
         Objective("p99_latency_seconds", "P99 latency", "ms", 1000, True, kinds_with("latency")),
         Objective("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True, _with_latency("ttft")),
-        Objective("p99_token_seconds", "P99 time between tokens", "ms", 1000, True, _with_latency("token")),
+        Objective("p99_itl_seconds", "P99 time between tokens", "ms", 1000, True, _with_latency("token")),
         Objective("tokens_per_second", "throughput", "tokens/s", 1, False, _counting("tokens_per_second")),
         Objective("embeddings_per_second", "throughput", "embeddings/s", 1, False, _counting("embeddings_per_second")),
         Objective("speedup", "speed-up", "times", 1, False, ()),

@@ -19,6 +19,7 @@ from configs.hardware.prices import Price
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.record import PROFILING_PASSES, Accounting, Record, Status
+from configs.spec.target import LocalTarget
 from reports.reading.load import StudyResult
 
 _Model = TypeVar("_Model", bound=Frozen)
@@ -112,7 +113,7 @@ def study_costs(study: StudyResult) -> list[TargetCost]:
             cost.without_times += 1
         else:
             cost.startups.append(launch.startup)
-    clusters = {target.name for target in study.plan.targets if target.kind != "local"}
+    clusters = {target.name for target in study.plan.targets if not isinstance(target, LocalTarget)}
     _add_gaps([launch for launch in launches if launch.target not in clusters], costs)
     return [cost for cost in costs.values() if cost.launches]
 

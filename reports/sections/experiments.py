@@ -23,6 +23,15 @@ from reports.experiments.compression import (
 )
 from reports.experiments.engines import engines, engines_lines, engines_sentence, engines_table
 from reports.experiments.latency import latency, latency_curves, latency_sentence, latency_table
+from reports.experiments.load import load_experiment
+from reports.experiments.load_text import (
+    latencies_table,
+    limits_table,
+    load_lines,
+    load_sentence,
+    load_table,
+    servers_table,
+)
 from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, scaling_sentence, scaling_table
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence, targets_table
 from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
@@ -30,6 +39,7 @@ from reports.planning.layouts import layout_ranking, layouts_lines, layouts_sent
 from reports.plots.album import Album
 from reports.plots.experiments.compression import compression_height, draw_compression, drawn_rows
 from reports.plots.experiments.latency import draw_latency
+from reports.plots.experiments.load import draw_load, drawn_axis
 from reports.plots.experiments.optimization import draw_optimization
 from reports.plots.experiments.profiled import draw_profiled, profiled_height
 from reports.plots.experiments.scaling import draw_scaling
@@ -45,6 +55,17 @@ from reports.reading.load import CellResult, StudyResult
 from reports.text import Table
 
 LINKS_SENTENCE = "A line, seconds = latency + size / bandwidth, was fitted to each repeat with relative errors."
+
+LATENCIES_SENTENCE = (
+    "In milliseconds, medians over the repeats. TTFT and end to end count from when a request was due. TPOT is "
+    "(last - first token) / (tokens - 1) of a request, and in parentheses end to end / tokens; ITL is each time "
+    "between two tokens."
+)
+SERVERS_SENTENCE = "How each server was started; options that a cell asks for and a server lacks are named."
+LIMITS_SENTENCE = (
+    "Each rate passes where the wanted quantile of latency over objective is surely below 1, and fails where it is "
+    "surely above."
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +113,7 @@ def experiment_sections(
         "compression": _compression,
         "layouts": _layouts,
         "communication": _communication,
+        "load": _load,
     }
     return {
         kind: [
@@ -172,6 +194,19 @@ def _communication(study: StudyResult, experiment: PlannedExperiment, album: Alb
     links = links_table(result)
     more = () if links is None else (Section("Latency and bandwidth", LINKS_SENTENCE, links),)
     return Section(title, communication_sentence(result), communication_table(result), more=more)
+
+
+def _load(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
+    found, title = load_experiment(study, experiment), study.title(experiment)
+    plot = album.add(title, partial(draw_load, found=found)) if drawn_axis(found) else None
+    more = [
+        Section("Latencies under load", LATENCIES_SENTENCE, latencies_table(found)),
+        Section("Servers", SERVERS_SENTENCE, servers_table(found)),
+    ]
+    if any(point.work.find for point in found.points):
+        more.insert(0, Section("Search for the highest rate", LIMITS_SENTENCE, limits_table(found)))
+    lines = tuple(load_lines(found))
+    return Section(title, load_sentence(found), load_table(found), plot, lines=lines, more=tuple(more))
 
 
 def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:

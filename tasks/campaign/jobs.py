@@ -16,6 +16,7 @@ from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
+from configs.spec.target import LocalTarget
 from slurm.launcher.machine_lock import machine_holder
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import JobState
@@ -46,16 +47,21 @@ def job_of(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: Sequ
     """The job of a launch; nothing is written."""
     cell = launch.measurements[0].cell
     manifests = {model.identity: model.manifest for model in plan.models}
-    per_measurement = plan.measuring.cell_timeout_seconds + _BETWEEN_CELLS_SECONDS
+    least = max(one.cell.workload.min_timeout_seconds for one in launch.measurements)
+    measuring = plan.measuring
+    if least > measuring.cell_timeout_seconds:
+        measuring = measuring.model_copy(update={"cell_timeout_seconds": least})
+    per_measurement = measuring.cell_timeout_seconds + _BETWEEN_CELLS_SECONDS
     return Job(
         name=_job_name(launch, run),
         study=plan.study,
         measuring_pass=launch.measuring_pass,
-        measuring=plan.measuring,
+        measuring=measuring,
         target=next(target for target in plan.targets if target.name == cell.target),
         exclude=tuple(exclude),
         measurements=launch.measurements,
-        ranks_per_node=cell.layout.ranks // cell.nodes,
+        ranks_per_node=cell.processes // cell.nodes,
+        engines=plan.engines,
         timeout_seconds=_START_SECONDS + len(launch.measurements) * per_measurement,
         manifest=manifests.get(cell.model or ""),
         inputs=str(run.inputs),
@@ -75,7 +81,7 @@ def run_job(
     check: is called again and again, and raises where the waiting shall end.
     Whatever ends the waiting ends the job. Raises Refused for a job that the scheduler will never take.
     """
-    adapter, here = adapter_for(job.target.adapter), job.target.kind == "local"
+    adapter, here = adapter_for(job.target.adapter), isinstance(job.target, LocalTarget)
     told: set[str] = set()
 
     def look(state: JobState, waited_seconds: float) -> None:
@@ -107,7 +113,7 @@ def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None])
     waited_seconds, pause = 0.0, _MIN_POLL_SECONDS
     try:
         while (state := adapter.poll(paths.folder)) != "ended":
-            if state == "waiting" and (job.target.kind != "local" or paths.launcher.exists()):
+            if state == "waiting" and (not isinstance(job.target, LocalTarget) or paths.launcher.exists()):
                 deadline += pause  # perhaps for hours: no limit counts meanwhile
                 waited_seconds += pause
             look(state, waited_seconds)

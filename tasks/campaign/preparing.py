@@ -14,6 +14,7 @@ from pathlib import Path
 from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
+from configs.spec.target import LocalTarget
 from slurm.forking.parents import prepare
 from tasks.campaign.jobs import job_of
 
@@ -23,7 +24,7 @@ def prepare_first(launches: Sequence[Launch], plan: Plan, run: RunPaths, cache: 
 
     Not for a run that is resumed: what it lacks is known only when its folder is locked.
     """
-    if not launches or run.records.exists() or any(target.kind != "local" for target in plan.targets):
+    if not launches or run.records.exists() or any(not isinstance(target, LocalTarget) for target in plan.targets):
         return
     job = job_of(launches[0], plan, run, cache)
 

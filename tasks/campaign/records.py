@@ -31,6 +31,7 @@ from configs.plans.record import (
     read_record,
 )
 from configs.plans.samples import DamagedSamplesError, read_archive
+from configs.spec.target import LocalTarget
 from tasks.campaign.ledger import set_aside
 
 
@@ -211,7 +212,7 @@ def _log(run: RunPaths, job: Job, rank: int | None) -> str:
 
 def _launcher_log(paths: JobPaths, job: Job) -> Path:
     """Of several nodes the first that says that something was wrong."""
-    if job.target.kind == "local":
+    if isinstance(job.target, LocalTarget):
         return paths.launcher_log
     for node_rank in range(job.cell.nodes):
         with suppress(OSError, ValueError):

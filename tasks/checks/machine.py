@@ -136,7 +136,7 @@ def _device_problems(plan: Plan) -> list[str]:
     """That torch as installed here cannot compute on the devices of this machine: ranks never turn to its cores."""
     problems = []
     for place, target in enumerate(plan.targets):
-        reason = unusable_reason(local_devices(target), _version("torch")) if target.kind == "local" else None
+        reason = unusable_reason(local_devices(target), _version("torch")) if isinstance(target, LocalTarget) else None
         if reason is not None:
             problems.append(
                 f"targets[{place}].device: {reason}. Install the build for them "

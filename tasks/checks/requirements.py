@@ -65,7 +65,7 @@ def _missing_libraries(plan: Plan) -> Iterator[str]:
         strategy = cell.layout.strategy
         wanted: tuple[str, ...] = ()
         where = f"engine: {cell.engine}"
-        if cell.engine != "rankwise":
+        if cell.engine != "rankwise" and not descriptor_of(cell.workload).starts_server:  # which has its own
             wanted = (cell.engine, *_MORE_LIBRARIES.get(cell.engine, ()))
         if strategy.startswith("zero"):
             wanted, where = _DEEPSPEED, f"layout.strategy: {strategy}"

@@ -14,10 +14,9 @@ from configs.load.arrivals import ConstantArrivals, GammaArrivals, PoissonArriva
 from configs.load.job import LoadJob
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import FACTS_FILE, JOB_FILE
-from reports.load.metrics import measured, scores_after_warm_up
+from reports.load.next_rate import taken
 from reports.load.samples import LoadRun, read_load_run
 from reports.load.search import FoundRate, Probe, RateSearch, SearchGoal
-from reports.load.verdict import Verdict, judged
 
 _WRONG_JOB = 2
 _ENDING_SECONDS = 30.0
@@ -71,11 +70,7 @@ def search_max_rate(
         arrivals = job.arrivals.model_copy(update={"rate": rate / job.contents.turns})
         one = job.model_copy(update={"arrivals": arrivals, "seed": job.seed + number})
         run = run_load(one, folder / f"run-{number:03d}")
-        judgement = judged(run, measured(run))
-        if judgement.verdict is Verdict.CLIENT_BOUND:
-            search.stop(f"the generator was the bottleneck at {rate:.4g} requests/s ({judgement.reason})")
-        elif run.facts.capped is not None:
-            search.stop(run.facts.capped)
-        else:
-            tell(search.add(rate, scores_after_warm_up(run, objectives)), number)
+        probe = taken(search, run, rate, objectives)
+        if probe is not None:
+            tell(probe, number)
     return search.result()

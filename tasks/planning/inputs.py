@@ -21,7 +21,7 @@ from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
 from configs.spec.examples import read_examples
-from configs.spec.experiments import CompressionPasses, Correctness, Optimization, Sweep
+from configs.spec.experiments import CompressionPasses, Correctness, Load, Optimization, Sweep
 from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
@@ -41,6 +41,7 @@ _SUFFIXES = {
     "tokenizer": ".json",
     "prices": ".yaml",
     "reference": ".zip",
+    "trace": ".jsonl",
 }
 _PACKED = "inputs"
 """Field whose files and folders become an archive each."""
@@ -251,7 +252,9 @@ def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
         if isinstance(experiment, Optimization):
             for variant, overrides in experiment.variants.items():
                 yield from _inputs_of(overrides, f"{where}.variants.{variant}")
-        if isinstance(experiment, Sweep):
+        if isinstance(experiment, Load):
+            yield from _inputs_of(experiment.asked, where)
+        if isinstance(experiment, Sweep | Load):
             for field, values in experiment.over.items():
                 for value in values:
                     yield from _inputs_of({field: value}, f"{where}.over")

@@ -18,7 +18,7 @@ from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.placement import placed
 from configs.spec.study import StudyError, StudySpec
-from configs.spec.target import Target
+from configs.spec.target import LocalTarget, Target
 from configs.workloads.noop import NoopWorkload
 from engine.planner.choice.layouts import ranked_layouts, with_layout
 from engine.planner.local import local_ranks
@@ -60,7 +60,7 @@ def layout_choice(
         return _as_before(cell, found, before, targets[cell.target]) or found
 
     def ranks(target: Target) -> int:
-        if target.kind != "local":
+        if not isinstance(target, LocalTarget):
             return ranks_at_hand(target)
         there = machine_of(Cell(workload=NoopWorkload(), target=target.name)) if machine_of is not None else None
         if there is None or there.accelerator.kind == "cpu":
@@ -72,7 +72,7 @@ def layout_choice(
 
 def ranks_at_hand(target: Target) -> int:
     """How many ranks a target holds by its devices or cores, as `tasks.checks.machine` counts them; 1 or more."""
-    if target.kind != "local":
+    if not isinstance(target, LocalTarget):
         return target.rank_limit
     return max(1, local_ranks(target, target.cores_per_rank))
 
@@ -91,7 +91,7 @@ def with_forecast(plan: Plan, study: StudySpec, inputs: Path, cache: Path) -> Pl
 
 def _machines(plan: Plan, inputs: Path, cache: Path) -> dict[str, Machine]:
     """Target -> the machine as it is with the most ranks of its scaling experiments at work."""
-    unknown = {target.name for target in plan.targets if target.kind != "local" and target.machine is None}
+    unknown = {target.name for target in plan.targets if not isinstance(target, LocalTarget) and target.machine is None}
     widest: dict[str, Cell] = {}
     for experiment in plan.experiments:
         for point in experiment.points if experiment.kind in SCALING and experiment.model is not None else ():

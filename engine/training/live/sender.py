@@ -22,6 +22,7 @@ import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from configs.spec.target import LocalTarget
 from engine.rank.host_usage import resident_memory_bytes
 from engine.training.live.metrics import OF_NODE
 
@@ -86,7 +87,7 @@ def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
         "name": name,
         "root": str(root.absolute()),
         "folder": str((root / name).absolute()),
-        "host": LOOPBACK if context.job.target.kind == "local" else socket.gethostname(),
+        "host": LOOPBACK if isinstance(context.job.target, LocalTarget) else socket.gethostname(),
         "port": measuring.prometheus_port,
         "config": cell.model_dump(mode="json"),
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 from configs.common.base import write_atomically
 from configs.hardware.calibration import Calibration, calibration_path, read_calibration
 from configs.plans.plan import Plan
+from configs.spec.target import LocalTarget
 from engine.planner.local import estimated_machine, this_fingerprint
 from flows.cli.tables import print_table
 from flows.folders import cache_folder
@@ -74,7 +75,7 @@ def ensure_calibration(plan: Plan, say: Callable[[str], None]) -> bool:
 
     Failures are printed as a warning and do not stop the run. RANKWISE_CALIBRATE=0 disables it.
     """
-    local = {target.name for target in plan.targets if target.kind == "local"}
+    local = {target.name for target in plan.targets if isinstance(target, LocalTarget)}
     predicted = any(cell.model is not None and cell.target in local for cell in plan.cells.values())
     if os.environ.get("RANKWISE_CALIBRATE") == _OFF or not predicted:
         return False

@@ -28,6 +28,7 @@ from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.study import StudySpec, load_study
+from configs.spec.target import LocalTarget
 from configs.workloads import descriptor_of
 from engine.planner.cells import interval
 from engine.planner.learning import Known
@@ -113,7 +114,7 @@ def planned(
         predictions = predictor.predict_all()
     plan = plan.model_copy(update={"predictions": predictions})
     basis = tuple(dict.fromkeys(said.basis for said in predictions.values() if said.basis))
-    on_cores = [target for target in study.targets if target.kind == "local" and not local_devices(target)]
+    on_cores = [target for target in study.targets if isinstance(target, LocalTarget) and not local_devices(target)]
     local_targets = {target.name for target in on_cores} - set(machines)
     local = any(cell.model and cell.target in local_targets for cell in plan.cells.values())
     learnt = None if learn_from is None else _learnt(known, predictions, elsewhere is not None)

@@ -34,6 +34,10 @@ OWN = {
     "engine/peers/reference.py": "the kinds that take prompts",
     "engine/tools/export.py": "the kinds that take prompts",
     "engine/peers/": "the kinds that take prompts",
+    "engine/serving/rank.py": "generate",
+    "flows/cli/serving/command.py": "generate",
+    "reports/experiments/load.py": "serve",
+    "reports/load/records.py": "serve",
     "engine/training/": "train",
     "engine/planner/trained_cells.py": "train",
     "engine/planner/choice/launchers.py": "train",
@@ -249,7 +253,8 @@ def test_a_cell_is_called_by_the_summary_of_its_work(known: Descriptor) -> None:
 
 def test_kinds_by_a_feature() -> None:
     assert kinds_with("decodes") == ("generate", "seq2seq")
-    assert kinds_with("compressible") == ("generate", "seq2seq", "encode")
+    assert kinds_with("compressible") == ("generate", "seq2seq", "encode", "serve")
+    assert kinds_with("starts_server") == ("serve",)
 
 
 def test_the_engine_has_a_module_for_each_kind_and_imports_none_before_it_is_asked_for() -> None:

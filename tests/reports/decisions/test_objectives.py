@@ -75,7 +75,7 @@ def test_latencies_and_prices_are_to_stay_below(tmp_path: Path) -> None:
 
 def test_a_p99_of_few_samples_has_no_interval_and_says_so(tmp_path: Path) -> None:
     one = cell()
-    (found,) = judged(tmp_path, make_plan([one], objectives={"p99_token_seconds": 1.0}), [(one, rates(100))])
+    (found,) = judged(tmp_path, make_plan([one], objectives={"p99_itl_seconds": 1.0}), [(one, rates(100))])
     assert found.word == "undecided" and found.interval is None
     assert "repeats too short for a P99 each" in found.reason and "P99 from 160 samples only" in found.reason
 

@@ -271,7 +271,7 @@ def test_the_parts_of_the_report(tmp_path: Path, repeats: int, priced: bool) -> 
     """Whatever is known, every part renders, twice the same, and prints no unknown as a number."""
     named = PlannedModel(name="ti|ny <b>", identity=TINY.identity, manifest="")
     cells = [cell(batch_size=size) for size in (1, 4)]
-    objectives = {"tokens_per_second": 100.0, "exposed_communication_share": 0.2, "p99_token_seconds": 0.01}
+    objectives = {"tokens_per_second": 100.0, "exposed_communication_share": 0.2, "p99_itl_seconds": 0.01}
     plan = make_plan(cells, repeats, {"local": 0.5} if priced else {}, objectives=objectives)
     run = write_run(tmp_path / "run", plan.model_copy(update={"models": (named,)}))
     for item in cells:

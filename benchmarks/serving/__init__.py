@@ -1,0 +1,1 @@
+"""Servers measured: ours beside others, in launches of real studies."""

@@ -1,0 +1,119 @@
+"""How large a server can be on this machine: cores of a rank, tokens of a step, blocks of the key-value cache.
+
+sizes = server_sizes(AskedSizes(layout=Layout(tp=2)), architecture, "my-llama", cache)
+"""
+
+import os
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+
+from configs.common.execution import Dtype, Layout
+from configs.common.memory import host_memory_available
+from configs.plans.serving import BLOCK_POSITIONS
+from configs.spec.target import LocalTarget
+from engine.planner.accelerators import LocalAccelerator
+from engine.planner.architecture import Architecture
+from engine.planner.local import local_devices, local_machine, machine_of_devices
+from engine.planner.memory.inference import inference_memory
+from engine.planner.memory.stored import BYTES
+from engine.planner.setup import InferenceSetup
+
+_MEMORY_SHARE = 0.9
+"""Of the free memory: the rest is for what the prediction misses."""
+_GPU_STEP_TOKENS, _CPU_STEP_TOKENS = 2048, 128
+_DEFAULT_LENGTH = 8192
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class AskedSizes:
+    """What a user asks for, by the options of `rankwise serve`; None: chosen here."""
+
+    layout: Layout = field(default_factory=Layout)
+    dtype: Dtype = "bfloat16"
+    device: str | None = None
+    cores_per_rank: int | None = None
+    max_length: int | None = None
+    max_sequences: int = 32
+    max_step_tokens: int | None = None
+    kv_cache_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class ServerSizes:
+    """Fields of `configs.plans.serving.ServingSettings`."""
+
+    cores_per_rank: int
+    max_length: int
+    max_step_tokens: int
+    blocks: int
+
+
+def server_sizes(asked: AskedSizes, architecture: Architecture, name: str, cache: Path) -> ServerSizes:
+    """Choose what was not asked for. Raises ValueError, naming the option, for what cannot be served."""
+    devices = local_devices(LocalTarget(device="cpu" if asked.device == "cpu" else None))
+    ranks = asked.layout.ranks
+    cores = asked.cores_per_rank or _cores_per_rank(ranks, devices)
+    limit = architecture.max_positions
+    length = asked.max_length or min(limit or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
+    if limit is not None and length > limit:
+        raise ValueError(f"--max-length {length}: {name} has {limit} positions")
+    step = asked.max_step_tokens or max(asked.max_sequences, _GPU_STEP_TOKENS if devices else _CPU_STEP_TOKENS)
+    if step < asked.max_sequences:
+        raise ValueError(f"--max-step-tokens {step}: less than the {asked.max_sequences} of --max-sequences")
+    return ServerSizes(cores, length, step, _blocks(asked, architecture, devices, (ranks, step, length), cache))
+
+
+def block_bytes(architecture: Architecture, layout: Layout, dtype: Dtype) -> int:
+    """Return the bytes of one block of the cache on the fullest rank."""
+    elements = architecture.cache_elements(1, layout.tp) / architecture.layers * ceil(architecture.layers / layout.pp)
+    return ceil(BLOCK_POSITIONS * elements * BYTES[dtype])
+
+
+def _blocks(
+    asked: AskedSizes,
+    architecture: Architecture,
+    devices: tuple[LocalAccelerator, ...],
+    sizes: tuple[int, int, int],
+    cache: Path,
+) -> int:
+    """Return the blocks of each replica's cache: what fits, and no more than all sequences at their longest need.
+
+    sizes: ranks of all replicas, tokens of a step, tokens of the longest sequence.
+    """
+    ranks, step, length = sizes
+    one = block_bytes(architecture, asked.layout, asked.dtype)
+    longest = ceil(length / BLOCK_POSITIONS)
+    wanted = longest * asked.max_sequences
+    if asked.kv_cache_gib is not None:
+        found = int(asked.kv_cache_gib * _GIB / one)
+    else:
+        setup = InferenceSetup(
+            architecture=architecture,
+            machine=machine_of_devices(devices, ranks, None) if devices else local_machine(cache).estimate,
+            layout=asked.layout.model_copy(update={"dp": 1}),
+            prompt_tokens=step,
+            new_tokens=0,
+            compute=asked.dtype,
+            weights=asked.dtype,
+        )
+        own = inference_memory(setup)
+        if devices:
+            free = int(setup.machine.accelerator.memory_bytes)
+        else:
+            free = host_memory_available() // ranks
+        found = int((_MEMORY_SHARE * free - (own.total - own.kv_cache)) / one)
+    if found < longest:
+        room = max(0, found) * BLOCK_POSITIONS
+        raise ValueError(
+            f"the key-value cache has room for {room} tokens, but one sequence has up to {length}; "
+            "lower --max-length, use more ranks (--tp, --pp) or raise --kv-cache-gib"
+        )
+    return found if asked.kv_cache_gib is not None else min(found, wanted)
+
+
+def _cores_per_rank(ranks: int, devices: tuple[LocalAccelerator, ...]) -> int:
+    if len(devices) not in (0, *range(ranks, 1 + len(devices))):
+        raise ValueError(f"{ranks} ranks, but {len(devices)} GPUs; use fewer ranks, or --device cpu")
+    return max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -1,0 +1,1 @@
+"""Servers that a launch measures, and what happens to them: commands, processes, answers, watching."""

@@ -1,0 +1,117 @@
+"""Requests that are sent alone and again under load, and how far their answers agree.
+
+    probes = Probes(ask, turns)
+    probes.alone()
+    probes.again(seconds)                # in a thread of its own, spread over a run
+    probes.columns()                     # configs.workloads.serve.PROBE_COLUMNS
+
+Where the server tells log-probabilities, the gap between the two most likely tokens says how near a tie was.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from configs.load.job import LoadJob
+from engine.load.contents import RequestSource, Turn
+from engine.workloads.servers.process import posted
+
+_FIRST = 1 << 40
+"""Number of the first conversation of probes: far from those of the traffic."""
+_RICH: tuple[dict[str, Any], ...] = ({"logprobs": 2, "return_token_ids": True}, {"logprobs": 2}, {})
+"""Fields that tell more of an answer, in the order in which they are tried: servers refuse those that they lack."""
+_SECONDS = 120.0
+
+
+@dataclass
+class Answered:
+    """An answer as a list of tokens, or of characters where a server tells no tokens; gaps: between the first two."""
+
+    tokens: list[Any]
+    gaps: list[float]
+
+
+@dataclass
+class Probes:
+    """The requests of a job's kind, `count` of them. token: the bearer token."""
+
+    job: LoadJob
+    count: int
+    token: str | None
+    exact: bool
+    alone_answers: list[Answered | None] = field(default_factory=list)
+    rows: list[tuple[float, float, float]] = field(default_factory=list)
+    _fields: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        source = RequestSource(self.job.contents, self.job.seed)
+        self._turns = [source.conversation(_FIRST + number).first() for number in range(self.count)]
+
+    def alone(self) -> None:
+        """Ask each, one after another. Raises RuntimeError with the server's own words where it answers none."""
+        self.alone_answers = [self._asked(turn) for turn in self._turns]
+        if self.count and not any(self.alone_answers):
+            raise RuntimeError(f"the server answers no request: {self._refusal}")
+
+    def again(self, seconds: float, stop: threading.Event) -> None:
+        """Ask each again, spread over the middle of a run of so many seconds, and compare."""
+        for number, (turn, before) in enumerate(zip(self._turns, self.alone_answers, strict=True)):
+            if stop.wait(seconds * (0.15 if number == 0 else 0.7 / self.count)):
+                return
+            now = self._asked(turn)
+            if before is not None and now is not None:
+                self.rows.append(compared(before, now))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns of all comparisons."""
+        rows = np.array(self.rows, dtype=np.float64).reshape(-1, 3)
+        names = ("probe_tokens", "probe_same_tokens", "probe_margin_nats")
+        return {name: rows[:, place].copy() for place, name in enumerate(names)}
+
+    _refusal = "no answer"
+
+    def _asked(self, turn: Turn) -> Answered | None:
+        for fields in _RICH if self._fields is None else (self._fields,):
+            try:
+                status, data = posted(self._url, self._body(turn) | fields, self.token, _SECONDS)
+            except OSError as error:
+                self._refusal = str(error)
+                return None
+            if status == 200:
+                self._fields = fields
+                return answered(data)
+            self._refusal = f"{status} {str(data)[:200]}"
+        return None
+
+    @property
+    def _url(self) -> str:
+        return f"{self.job.endpoint.url}/v1/completions"
+
+    def _body(self, turn: Turn) -> dict[str, Any]:
+        exact = {"ignore_eos": True, "min_tokens": turn.new_tokens} if self.exact else {}
+        shared = {"model": self.job.endpoint.model, "prompt": turn.prompt, "max_tokens": turn.new_tokens}
+        return {**shared, "temperature": 0, "stream": False, **exact}
+
+
+def answered(data: Any) -> Answered | None:
+    """Read an answer of `/v1/completions`; None for another form."""
+    try:
+        choice = data["choices"][0]
+        told = choice.get("logprobs") or {}
+        tokens = choice.get("token_ids") or told.get("tokens") or list(choice["text"])
+        tops = [sorted((top or {}).values(), reverse=True) for top in told.get("top_logprobs") or []]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+    return Answered(list(tokens), [top[0] - top[1] if len(top) > 1 else nan for top in tops])
+
+
+def compared(alone: Answered, loaded: Answered) -> tuple[float, float, float]:
+    """Tokens of the answer alone, equal ones up to the first that differs, and the gap at that one."""
+    pairs = list(zip(alone.tokens, loaded.tokens, strict=False))
+    same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs))
+    differs = same < max(len(alone.tokens), len(loaded.tokens))
+    gap = alone.gaps[same] if differs and same < len(alone.gaps) else nan
+    return float(len(alone.tokens)), float(same if differs else len(alone.tokens)), gap

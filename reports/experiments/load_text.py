@@ -1,0 +1,220 @@
+"""Load experiments in words and tables: the answer, the points, their latencies, the search, the servers."""
+
+from collections.abc import Iterator
+
+from reports.experiments.load import LoadExperiment, LoadPoint
+from reports.load.text import search_table
+from reports.numbers.statistics import Estimate
+from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent
+
+
+def load_table(found: LoadExperiment) -> Table:
+    """A row for each point: verdict, rates, goodput, queue, answers, cost."""
+    columns = (
+        "point",
+        "verdict",
+        "asked, requests/s",
+        "achieved",
+        "tokens/s",
+        "goodput",
+        "queue",
+        "answers",
+        "USD/M tokens",
+    )
+    return Table(columns, tuple(_row(point) for point in found.points), text_columns=2)
+
+
+def _row(point: LoadPoint) -> tuple[str, ...]:
+    share = point.value("goodput_share")
+    good = UNKNOWN if share is None else f"{_cell(point.value('goodput'))} ({percent(share.median)})"
+    return (
+        point.label,
+        _verdict(point),
+        _cell(point.value("asked")),
+        _cell(point.value("achieved")),
+        _cell(point.value("tokens")),
+        good,
+        _cell(point.value("waiting")),
+        _answers(point),
+        _cell(point.usd_per_million_tokens),
+    )
+
+
+def _cell(value: Estimate | None) -> str:
+    return UNKNOWN if value is None else estimate_cell(value)
+
+
+def _verdict(point: LoadPoint) -> str:
+    """How the repeats ended, the worst word first."""
+    words = [str(one.judgement.verdict) for one in point.repeats.values()]
+    if not words:
+        return point.result.status.replace("_", " ")
+    counted = {word: words.count(word) for word in dict.fromkeys(sorted(words))}
+    if len(counted) == 1:
+        return words[0]
+    return ", ".join(f"{word} ({count})" for word, count in counted.items())
+
+
+def _answers(point: LoadPoint) -> str:
+    found = point.answers
+    if found is None:
+        return UNKNOWN
+    if found.different:
+        return f"{found.different} of {found.compared} differ"
+    ties = f", {found.ties} at ties" if found.ties else ""
+    return f"{found.equal} of {found.compared} equal{ties}"
+
+
+def latencies_table(found: LoadExperiment) -> Table:
+    """A row for each point, in milliseconds."""
+    columns = (
+        "ms",
+        "TTFT P50",
+        "TTFT P99",
+        "TPOT P50",
+        "TPOT P99",
+        "ITL P50",
+        "ITL P99",
+        "end to end P50",
+        "end to end P99",
+    )
+    return Table(columns, tuple(_latency_row(point) for point in found.points))
+
+
+def _latency_row(point: LoadPoint) -> tuple[str, ...]:
+    cells = [point.label]
+    for kind in ("ttft", "tpot", "itl", "e2e"):
+        for which in ("p50", "p99"):
+            text = _ms(point.value(f"{kind}_{which}"))
+            if kind == "tpot":
+                other = point.value(f"tpot_with_first_{which}")
+                text += "" if other is None else f" ({number(other.median * 1000)})"
+            cells.append(text)
+    return tuple(cells)
+
+
+def _ms(value: Estimate | None) -> str:
+    if value is None:
+        return UNKNOWN
+    text = number(value.median * 1000)
+    if value.interval is not None:
+        low, high = (number(bound * 1000) for bound in value.interval)
+        text += f" [{low} to {high}]"
+    return text
+
+
+def limits_table(found: LoadExperiment) -> Table:
+    """The rates that each point's searches measured."""
+    rows: list[tuple[str, ...]] = []
+    columns: tuple[str, ...] = ()
+    for point in found.points:
+        for repeat, one in sorted(point.repeats.items()):
+            if one.search is not None:
+                table = search_table(one.search)
+                columns = table.columns
+                rows += [(point.label, str(repeat), *row) for row in table.rows]
+    return Table(("point", "repeat", *columns), tuple(rows), text_columns=1)
+
+
+def servers_table(found: LoadExperiment) -> Table:
+    """A row for each way in which a server was started."""
+    rows: dict[tuple[str, ...], None] = {}
+    for point in found.points:
+        command = point.figure("server_command") or point.figure("server_url")
+        if command is not None:
+            environment = point.figure("server_environment") or ""
+            row = (point.result.cell.engine, f"{environment} {command}".strip(), point.figure("server_unmapped") or "")
+            rows[row] = None
+    return Table(("engine", "command", "no option for"), tuple(rows), text_columns=3)
+
+
+def load_sentence(found: LoadExperiment) -> str:
+    """The answer: the limits found, else the knee, else the largest throughput."""
+    parts = [*_limit_sentences(found), *_knee_sentences(found)]
+    best = [(point.value("tokens"), point) for point in found.points if point.value("tokens") and not point.work.find]
+    if best:
+        value, point = max(best, key=lambda one: one[0].median if one[0] else 0.0)
+        parts.append(f"Most tokens: {_cell(value)} tokens/s at {point.label}.")
+    if not parts:
+        return "No point has a result."
+    return " ".join(parts)
+
+
+def _limit_sentences(found: LoadExperiment) -> Iterator[str]:
+    for point in found.points:
+        searches = [one.search for one in point.valid if one.search is not None]
+        if not searches:
+            continue
+        estimates = sorted(one.estimate for one in searches if one.estimate is not None)
+        lows = [one.low for one in searches if one.low is not None]
+        highs = [one.high for one in searches if one.high is not None]
+        objectives = point.work.objectives
+        assert objectives is not None
+        names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end latency"}
+        bounds = " and ".join(f"{names[name]} up to {number(bound)} s" for name, bound in objectives.bounds.items())
+        where = "" if point.label == "max_rate" else f"{point.label}: "
+        if estimates:
+            cost = point.usd_per_million_tokens
+            price = "" if cost is None else f", at ${number(cost.median)} per million tokens"
+            middle = estimates[len(estimates) // 2]
+            runs = "1 search" if len(searches) == 1 else f"{len(searches)} searches"
+            text = f"{number(middle)} requests/s ({number(min(lows))} to {number(max(highs))}, {runs})"
+            of_all = f"for {percent(objectives.share)} of the requests"
+            yield f"{where}{text} is the highest rate with {bounds} {of_all}{price}."
+        elif lows:
+            yield f"{where}At least {number(max(lows))} requests/s meet {bounds} ({searches[0].reason})."
+        elif highs:
+            yield f"{where}{number(min(highs))} requests/s are too many for {bounds} ({searches[0].reason})."
+        else:
+            yield f"{where}The search decided no rate ({searches[0].reason})."
+
+
+def _knee_sentences(found: LoadExperiment) -> Iterator[str]:
+    unit = {"rate": " requests/s", "users": " users"}.get(found.axis or "", "")
+    for title, (at, below, above) in found.knees().items():
+        where = f"{title}: the" if title else "The"
+        between = [number(one) for one in (below, above) if one is not None]
+        side = f"between {' and '.join(between)}" if len(between) == 2 else f"near the end of the curve, {number(at)}"
+        yield f"{where} knee (throughput over latency is largest) is at {number(at)}{unit}, {side}."
+
+
+def load_lines(found: LoadExperiment) -> list[str]:
+    """What a reader must know of the points."""
+    lines = []
+    void = [point.label for point in found.points if point.repeats and len(point.valid) < len(point.repeats)]
+    if void:
+        reasons = dict.fromkeys(
+            f"{one.judgement.verdict}: {one.judgement.reason}"
+            for point in found.points
+            for one in point.repeats.values()
+            if not one.judgement.is_result
+        )
+        lines.append(f"Void: {joined(void)} ({'; '.join(list(reasons)[:3])}).")
+    unsteady = [point.label for point in found.points if not point.steady]
+    if unsteady:
+        lines.append(f"Not steady, so latencies depend on how long the run was: {joined(unsteady)}.")
+    engines = {point.result.cell.engine for point in found.points}
+    uneven = [point.label for point in found.points if point.valid and not point.comparable]
+    if uneven and len(engines) > 1:
+        lines.append(f"Answers of other lengths than asked for, so not comparable with the others: {joined(uneven)}.")
+    wrong = [point.label for point in found.points if not point.correct]
+    if wrong:
+        lines.append(f"Answers under load differ from those of the same requests alone: {joined(wrong)}.")
+    lines += _overheads(found)
+    notes = {note for point in found.points for one in point.repeats.values() for note in one.judgement.notes}
+    lines += sorted(f"{note[:1].upper()}{note[1:]}." for note in notes)[:6]
+    lines += [f"{point.label}: {text}." for point in found.points for text in point.damaged]
+    return lines
+
+
+def _overheads(found: LoadExperiment) -> Iterator[str]:
+    """The largest share of the time with work in which our engine computed nothing: between two steps."""
+    shares = []
+    for point in found.points:
+        for reading in point.result.completed.values():
+            computed, between = reading.figure("compute_seconds"), reading.figure("between_steps_seconds")
+            if computed is not None and between is not None and computed + between > 0:
+                shares.append((between / (computed + between), point.label))
+    if shares:
+        share, label = max(shares)
+        yield f"Between two steps the engine computed nothing for {percent(share)} of the time with work ({label})."

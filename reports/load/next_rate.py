@@ -1,0 +1,59 @@
+"""The rate of the next run of a search, from the runs so far: `python -m reports.load.next_rate FOLDER`.
+
+A launch that searches asks again after each run, because it may not import how a report judges one. Prints
+{"rate": 4.0}, or {"rate": null} where the search has ended.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from configs.common.reading import read_model
+from configs.load.objectives import RequestObjectives
+from configs.load.search import SEARCH_FILE, SearchRequest
+from reports.load.metrics import measured, scores_after_warm_up
+from reports.load.samples import LoadRun, read_load_run
+from reports.load.search import Probe, RateSearch, SearchGoal
+from reports.load.verdict import Verdict, judged
+
+
+def goal_of(request: SearchRequest) -> SearchGoal:
+    """The goal of a search that a launch makes."""
+    fields = request.model_dump(exclude={"objectives"})
+    return SearchGoal(share=request.objectives.share, **fields)
+
+
+def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObjectives) -> Probe | None:
+    """Give a search one run; None where the run ends it: its generator was the bottleneck, or a cap ended it."""
+    judgement = judged(run, measured(run))
+    if judgement.verdict is Verdict.CLIENT_BOUND:
+        search.stop(f"the generator was the bottleneck at {rate:.4g} requests/s ({judgement.reason})")
+    elif run.facts.capped is not None:
+        search.stop(run.facts.capped)
+    else:
+        return search.add(rate, scores_after_warm_up(run, objectives))
+    return None
+
+
+def searched(goal: SearchGoal, objectives: RequestObjectives, runs: Iterable[LoadRun]) -> RateSearch:
+    """A search after these runs, in their order."""
+    search = RateSearch(goal)
+    for run in runs:
+        rate = run.facts.job.requested_rate
+        assert rate is not None, "a search is for open loops"
+        taken(search, run, search.next_rate() or rate, objectives)
+    return search
+
+
+def main(arguments: list[str]) -> int:
+    """Print the next rate of the search in a folder."""
+    folder = Path(arguments[0])
+    request = read_model(folder / SEARCH_FILE, SearchRequest)
+    runs = [read_load_run(one) for one in sorted(folder.glob("run-*"))]
+    print(json.dumps({"rate": searched(goal_of(request), request.objectives, runs).next_rate()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

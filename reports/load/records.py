@@ -1,0 +1,73 @@
+"""Load runs out of the samples of a record of the workload `serve`.
+
+runs = runs_of(record, samples)          # one, or those of a search
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import isnan
+
+import numpy as np
+
+from configs.common.arrays import Floats
+from configs.load.job import Endpoint
+from configs.load.samples import CHUNK_COLUMN, COLUMNS, LAG_COLUMN, REQUEST_COLUMNS, LoadFacts
+from configs.plans.rates import Column
+from configs.plans.record import Record
+from configs.plans.samples import DamagedSamplesError
+from configs.workloads.serve import RUN_COLUMNS, ServeWorkload
+from reports.load.samples import LoadRun, in_order
+
+_NOWHERE = Endpoint(url="http://127.0.0.1", model="model")
+"""A record's job is made from its cell alone; where requests went is among the record's figures."""
+
+
+def runs_of(record: Record, samples: Mapping[str, Column], where: str) -> list[LoadRun]:
+    """The runs of a record, in order. Raises DamagedSamplesError, naming `where`, for columns that do not fit."""
+    columns = {name: _column(samples, name, where) for name in (*COLUMNS, *RUN_COLUMNS)}
+    requests = _bounds(columns["run_requests"], len(columns["outcome"]), where)
+    lags = _bounds(columns["run_lag_samples"], len(columns[LAG_COLUMN]), where)
+    counts = columns["chunks"]
+    if np.isnan(counts).any():
+        raise DamagedSamplesError(f"{where}: a request without a number of chunks")
+    chunks = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    found = []
+    for number, ((first, end), (first_lag, end_lag)) in enumerate(zip(requests, lags, strict=True)):
+        own = {name: columns[name][first:end] for name in REQUEST_COLUMNS}
+        arrived = columns[CHUNK_COLUMN][chunks[first] : chunks[end]]
+        facts = _facts(record, columns, number, end - first)
+        found.append(in_order(facts, own, arrived, columns[LAG_COLUMN][first_lag:end_lag], where))
+    return found
+
+
+def _facts(record: Record, columns: Mapping[str, Floats], number: int, requests: int) -> LoadFacts:
+    work = record.cell.workload
+    assert isinstance(work, ServeWorkload)
+    asked = float(columns["run_rate"][number])
+    rate = None if work.find is None or isnan(asked) else asked
+    capped, share = record.figures.get("capped"), record.figures.get("generator_cpu_share")
+    return LoadFacts(
+        job=work.requests(_NOWHERE, None, None, None, None, 0, rate),
+        started_at=record.started_at or "",
+        issuing_seconds=max(0.0, float(columns["run_issuing_seconds"][number])),
+        wall_seconds=max(0.0, float(columns["run_wall_seconds"][number])),
+        cpu_share=float(share) if isinstance(share, int | float) else 0.0,
+        requests=requests,
+        connections=0,
+        capped=capped if isinstance(capped, str) else None,
+    )
+
+
+def _column(samples: Mapping[str, Column], name: str, where: str) -> Floats:
+    key = f"0/{name}"
+    if key not in samples:
+        raise DamagedSamplesError(f"{where}: no column {name}")
+    return np.asarray(samples[key], dtype=np.float64)
+
+
+def _bounds(counts: Floats, total: int, where: str) -> list[tuple[int, int]]:
+    """First and end of each run's rows. Raises DamagedSamplesError where they do not add up."""
+    if not len(counts) or np.isnan(counts).any() or (counts < 0).any() or int(counts.sum()) != total:
+        raise DamagedSamplesError(f"{where}: {total:,} rows do not belong to the runs that are there")
+    ends = np.cumsum(counts).astype(np.int64).tolist()
+    return list(pairwise([0, *ends]))

@@ -1,0 +1,63 @@
+"""Load curves: throughput and latency over the rate or the number of users, a line for each engine or layout."""
+
+from typing import TYPE_CHECKING
+
+from reports.experiments.load import LoadExperiment, LoadPoint
+from reports.plots.style import COLOURS, LINES, MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NAMES = {"rate": "requests/s asked for", "users": "users"}
+
+
+def drawn_axis(found: LoadExperiment) -> str | None:
+    """The axis of the curves; None where there are none."""
+    drawn = any(sum(bool(point.valid) for _, point in points) > 1 for points in found.series().values())
+    return found.axis if drawn else None
+
+
+def draw_load(figure: "Figure", found: LoadExperiment) -> None:
+    """Left the tokens per second, right the 99th percentiles of TTFT and ITL; void points are left out."""
+    left, right = figure.subplots(1, 2)
+    for index, (title, points) in enumerate(found.series().items()):
+        colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
+        marker = MARKERS[index % len(MARKERS)]
+        valid = [(at, point) for at, point in points if point.valid]
+        _line(left, valid, "tokens", 1.0, colour, line, marker, title or "tokens/s")
+        named = f"{title}, " if title else ""
+        _line(right, valid, "ttft_p99", 1000.0, colour, "-", marker, f"{named}TTFT P99")
+        _line(right, valid, "itl_p99", 1000.0, colour, ":", marker, f"{named}ITL P99")
+    for axes in (left, right):
+        axes.set_xlabel(_NAMES[found.axis or "rate"])
+    left.set_ylim(bottom=0)
+    left.set_ylabel("tokens/s")
+    left.set_title("Throughput")
+    right.set_yscale("log")
+    right.yaxis.set_major_formatter("{x:g}")
+    right.yaxis.minorticks_off()
+    right.set_ylabel("ms")
+    right.set_title("Latency, P99")
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+
+
+def _line(
+    axes: "Axes",
+    points: list[tuple[float, LoadPoint]],
+    name: str,
+    scale: float,
+    colour: str,
+    line: str,
+    marker: str,
+    label: str,
+) -> None:
+    known = [(at, value) for at, point in points if (value := point.value(name)) is not None]
+    if not known:
+        return
+    at = [one for one, _ in known]
+    middle = [value.median * scale for _, value in known]
+    low = [(value.median - value.bounds[0]) * scale for _, value in known]
+    high = [(value.bounds[1] - value.median) * scale for _, value in known]
+    axes.errorbar(at, middle, yerr=[low, high], color=colour, linestyle=line, marker=marker, capsize=2, label=label)

@@ -1,0 +1,101 @@
+"""Commands of other projects' servers, comparisons of answers, and what a metrics page says."""
+
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.common.base import SCHEMA_VERSION
+from configs.plans.model_manifest import ModelManifest
+from configs.spec.cell import Cell
+from configs.spec.engines import EngineEnvironment
+from engine.workloads.servers.commands import Wanted, child_environment, command_of
+from engine.workloads.servers.probes import Answered, answered, compared
+from engine.workloads.servers.watching import read_metrics
+
+
+def wanted(engine: str, given: EngineEnvironment, source: Any = "folder", **work: Any) -> Wanted:
+    layout = work.pop("layout", {})
+    cell = Cell(
+        model="m",
+        engine=engine,  # type: ignore[arg-type]
+        layout=layout,
+        dtype="bfloat16",
+        workload={"kind": "serve", "prompt_tokens": 100, "new_tokens": 28, **work},  # type: ignore[arg-type]
+    )
+    manifest = ModelManifest(
+        schema_version=SCHEMA_VERSION, identity="folder:abc", source=source, folder="/models/m", files={},
+        config={"max_position_embeddings": 4096},
+    )  # fmt: skip
+    return Wanted(cell, manifest, given, 8123, (0, 1), on_gpus=False)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> EngineEnvironment:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    return EngineEnvironment(python=str(tmp_path / "bin" / "python"))
+
+
+def test_a_cell_becomes_options_of_vllm(python: EngineEnvironment) -> None:
+    options = {"enable_chunked_prefill": True, "block_size": 32, "async_scheduling": False}
+    asked = wanted("vllm", python, layout={"tp": 2}, max_sequences=8, prefix_caching=False, engine_options=options)
+    command = command_of(asked)
+    text = " ".join(command.argv)
+    assert "--model /models/m" in text and "--tensor-parallel-size 2" in text and "--dtype bfloat16" in text
+    assert "--max-model-len 128" in text and "--max-num-seqs 8" in text and "--no-enable-prefix-caching" in text
+    assert text.endswith("--enable-chunked-prefill --block-size 32 --no-async-scheduling")
+    assert command.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
+    assert command.environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_a_server_has_no_option_for_is_said(python: EngineEnvironment) -> None:
+    command = command_of(wanted("transformers", python))
+    assert command.about == ("max_sequences", "max_length") and not command.exact and command.name == "/models/m"
+    assert command.argv[0].endswith("/bin/transformers")
+    assert "kv_cache_gib" in command_of(wanted("sglang", python, kv_cache_gib=1.0)).about
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers", "llama.cpp"])
+def test_an_engine_that_is_not_installed_is_refused_by_name(engine: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"engine {engine}: not installed"):
+        command_of(wanted(engine, EngineEnvironment()))
+
+
+def test_random_weights_have_no_files_for_others(python: EngineEnvironment) -> None:
+    with pytest.raises(NotImplementedError, match="reads files"):
+        command_of(wanted("vllm", python, source="synthetic"))
+
+
+def test_a_server_gets_nothing_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    found = child_environment({"OMP_NUM_THREADS": "2"})
+    assert found["OMP_NUM_THREADS"] == "2" and found["HF_HUB_OFFLINE"] == "1"
+    assert not {"RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} & found.keys()
+
+
+def test_answers_are_compared_up_to_the_first_difference() -> None:
+    alone = Answered([1, 2, 3, 4], [2.0, 1.0, 0.01, 3.0])
+    assert compared(alone, alone)[:2] == (4.0, 4.0)
+    assert compared(alone, Answered([1, 2, 9, 4], [])) == (4.0, 2.0, 0.01)
+    assert compared(alone, Answered([1, 2], []))[1] == 2.0  # a shorter answer differs
+    assert isnan(compared(Answered(["a"], []), Answered(["b"], []))[2])
+
+
+def test_an_answer_is_read_with_what_it_tells() -> None:
+    told = {"tokens": ["a", "b"], "top_logprobs": [{"a": -0.5, "c": -1.5}, {"b": -0.1}]}
+    found = answered({"choices": [{"text": "ab", "logprobs": told}]})
+    assert found is not None and found.tokens == ["a", "b"] and found.gaps[0] == 1.0 and isnan(found.gaps[1])
+    assert answered({"choices": [{"text": "ab", "logprobs": None}]}) == Answered(["a", "b"], [])
+    assert answered({"error": "no"}) is None and answered([]) is None
+    assert answered({"choices": [{"text": "ab", "token_ids": [7, 8]}]}) == Answered([7, 8], [])
+
+
+def test_metrics_are_summed_over_labels() -> None:
+    name = b"vllm:num_requests_running"
+    page = b'# HELP x\n%b{engine="0"} 3\n%b{engine="1"} 4\nplain 2.5\nbad{ x\n' % (name, name)
+    found = read_metrics(page)
+    assert found["vllm:num_requests_running"] == 7 and found["plain"] == 2.5
+    assert read_metrics(b"\xff\xfe") == {} and nan not in found.values()
