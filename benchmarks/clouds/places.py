@@ -70,7 +70,7 @@ def why_not() -> str | None:
 @contextmanager
 def all_places(folder: Path, clouds: tuple[str, ...] = ("aws", "gcp", "azure"), lab: bool = True) -> Iterator[Places]:
     """Start the servers and hosts; the environment points vendors' clients at them until the end."""
-    kinds = {"aws": FakeAws, "gcp": FakeGcp, "azure": FakeAzure}
+    kinds: dict[str, Any] = {"aws": FakeAws, "gcp": FakeGcp, "azure": FakeAzure}
     with ExitStack() as stack:
         made: dict[str, Any] = {}
         for name in clouds:

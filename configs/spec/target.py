@@ -287,12 +287,12 @@ def kind_of_target(data: Any) -> str:
 
 Target = Annotated[
     Annotated[LocalTarget, Tag("local")]
-    | Annotated[EndpointTarget, Tag("endpoint")]
     | Annotated[SlurmTarget, Tag("slurm")]
     | Annotated[PbsTarget, Tag("pbs")]
     | Annotated[SshTarget, Tag("ssh")]
     | Annotated[RentedTarget, Tag("aws")]
     | Annotated[RentedTarget, Tag("gcp")]
-    | Annotated[RentedTarget, Tag("azure")],
+    | Annotated[RentedTarget, Tag("azure")]
+    | Annotated[EndpointTarget, Tag("endpoint")],
     Discriminator(kind_of_target),
 ]

@@ -178,10 +178,10 @@ def _prompts(model: str, given: Prompt, service: Service, field: str, new_tokens
     if model != service.model.name:
         raise ApiError(404, f"model {model!r} is not served here; {service.model.name} is", "model", "model_not_found")
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-    each = [given] if one else list(given)
+    each = [given] if one else list(given)  # type: ignore[call-overload]
     if not 1 <= len(each) <= service.settings.limits.max_queue:
         raise ApiError(400, f"{field}: expected 1 to {service.settings.limits.max_queue} prompts", field)
-    found = [service.model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]  # type: ignore[arg-type]
+    found = [service.model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]
     for ids in found:
         service.model.check_tokens(ids)
         if len(ids) > service.settings.max_length or new_tokens >= service.settings.max_length:

@@ -291,10 +291,10 @@ class Placer:
             self._test(server, bundle)
         except BaseException:
             others = [(self.place_of(other), path) for other, path in enumerate(peers, 1)]
-            for where, path in ((place, folder), *others, (self.here, tunnel)):
-                if path is not None:
+            for where, started in ((place, folder), *others, (self.here, tunnel)):
+                if started is not None:
                     with suppress(OSError):
-                        stop(where, path)
+                        stop(where, started)
             raise
         return server
 

@@ -16,6 +16,7 @@ from configs.plans.deployment import FirstRequest, LevelCheck, OptimizationLevel
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
+from configs.plans.record import Record
 from configs.spec.prompts import Prompt, numbered_prompts
 from configs.spec.study import StudySpec, parse_study, study_yaml
 from configs.spec.target import LocalTarget, SshTarget
@@ -151,9 +152,13 @@ def _level_of(row: Compressed) -> OptimizationLevel:
     return _level_of_cell(row.result)
 
 
+def _message(record: Record) -> str:
+    return record.status.value if record.failure is None else record.failure.message
+
+
 def _why(cell: CellResult) -> str:
     ended = next(iter(cell.measurements.values()), None)
-    return "it was never started" if ended is None else ended.record.message or ended.record.status.value
+    return "it was never started" if ended is None else _message(ended.record)
 
 
 def _base_check(row: Compressed | None, answering: CellResult) -> LevelCheck:

@@ -17,9 +17,9 @@ from configs.common.printable import printable
 from configs.plans.deployment import Service, ServiceState, ServingBundle
 from configs.plans.serving import BLOCK_POSITIONS, Rendezvous, ServingSettings
 from engine.planner.families import read_architecture
+from engine.planner.serving import block_bytes
 from tasks.deployment.places import Place, is_alive, read, start, state, write
 from tasks.models.sources import load_manifest
-from tasks.serving.settings import block_bytes
 
 READY_SECONDS = 600.0
 _LOOK_SECONDS, _START_SECONDS = 0.2, 30.0

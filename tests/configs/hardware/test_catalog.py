@@ -35,7 +35,9 @@ def test_peaks_are_dense_and_in_order(name: str) -> None:
     peaks = accelerator(name).peak_flops
     half = peaks.get("bfloat16", peaks["float16"])
     assert 1e12 < peaks["float32"] <= peaks.get("tfloat32", half) <= half <= 2.6e15
-    assert peaks.get("float8", half) >= half and peaks.get("int8", half) >= half
+    assert peaks.get("float8", half) >= half
+    # Blackwell Ultra gave most of its int8 units up for 4-bit floats.
+    assert peaks.get("int8", half) >= half or name in ("b300", "gb300")
     if "float8" in peaks:
         # Exactly two times half precision in all of these devices: a larger one mixes dense and sparse figures.
         assert peaks["float8"] == pytest.approx(2 * half, rel=0.03)
@@ -48,7 +50,7 @@ def test_peaks_are_dense_and_in_order(name: str) -> None:
 @pytest.mark.parametrize("name", list(catalog().accelerators()))
 def test_memory_and_links_can_be(name: str) -> None:
     device = accelerator(name)
-    assert 14e9 < device.memory_bytes < 210e9 and 0.3e12 <= device.bytes_per_second <= 8e12
+    assert 14e9 < device.memory_bytes < 300e9 and 0.3e12 <= device.bytes_per_second <= 8e12
     assert device.link is not None and 15e9 < device.link.bytes_per_second <= 900e9
     assert 1e-6 < device.link.latency_seconds < 1e-4 and 1e-6 < device.kernel_seconds < 2e-5 and not device.measured
     # A balanced device reads a byte for every 40 to 500 products; beyond, a figure has a wrong power of ten.

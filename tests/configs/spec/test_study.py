@@ -45,7 +45,7 @@ BAD = {
     "no experiments": (study(experiments={}), "experiments: "),
     "kind missing": (
         study(workload={"new_tokens": 1}),
-        "workload: kind is missing\n  use one of: generate, seq2seq, encode, train, script, noop, communication",
+        "workload: kind is missing\n  use one of: generate, seq2seq, encode, train, serve, script, noop, communication",
     ),
     "unknown kind": (study(workload={"kind": "sing"}), "workload: kind: unknown value 'sing'\n  use one of: gen"),
     "axis": (
