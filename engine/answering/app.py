@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -178,7 +178,7 @@ def _prompts(model: str, given: Prompt, service: Service, field: str, new_tokens
     if model != service.model.name:
         raise ApiError(404, f"model {model!r} is not served here; {service.model.name} is", "model", "model_not_found")
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-    each = [given] if one else list(given)  # type: ignore[call-overload]
+    each: list[Any] = [given] if one else list(given)
     if not 1 <= len(each) <= service.settings.limits.max_queue:
         raise ApiError(400, f"{field}: expected 1 to {service.settings.limits.max_queue} prompts", field)
     found = [service.model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]
