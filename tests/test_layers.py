@@ -40,6 +40,7 @@ OWNERS = {
     "pyarrow": {"reports"},
     "scipy": {"reports", "engine.planner"},
     "matplotlib": {"reports"},
+    "typst": {"reports"},
     "jinja2": {"reports", "engine"},  # reports; chat templates
     "fastapi": {"engine"},
     "uvicorn": {"engine", "flows"},
