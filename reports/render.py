@@ -19,8 +19,13 @@ from configs.plans.paths import RunPaths
 from reports import provenance, tables
 from reports.answer import Sentence, answer
 from reports.correctness.section import JudgedCell, judge_experiment
+from reports.document.album import Album
+from reports.document.assemble import assemble, rentals_section
+from reports.document.cells import cells_data
+from reports.document.html import Live, report_page
+from reports.document.paper import compile_paper, paper_text, paper_time
+from reports.document.structure import Document, as_markdown
 from reports.export import cells_csv, records_parquet
-from reports.plots.album import Album
 from reports.preflight import preflight_sections
 from reports.quality import quality_lines, stopped_table
 from reports.reading.devices import load_comparable
@@ -78,10 +83,19 @@ class Analysis:
     def __init__(self, study: StudyResult, album: Album, context: dict[str, Any]) -> None:
         self.study, self.album, self.context = study, album, context
 
+    @property
+    def document(self) -> Document:
+        """The structure that all forms are rendered from."""
+        found: Document = self.context["document"]
+        return found
 
-def analyze_run(run: RunPaths) -> Analysis:
-    """Compute all that a report says. Raises the errors of `configs.plans.record` for files that cannot be read."""
-    study, album = load_comparable(run), Album()
+
+def analyze_run(run: RunPaths, draws: bool = True) -> Analysis:
+    """Compute all that a report says. Raises the errors of `configs.plans.record` for files that cannot be read.
+
+    draws: whether images are wanted; the HTML page draws its charts itself.
+    """
+    study, album = load_comparable(run), Album(draws=draws)
     return Analysis(study, album, analyzed(study, album))
 
 
@@ -107,6 +121,24 @@ def render_report(run: RunPaths) -> ReportSummary:
     return render_analysis(run, analyze_run(run))
 
 
+def render_page(run: RunPaths, live: Live | None = None) -> str:
+    """The report as one HTML page; writes nothing. Raises as `analyze_run`."""
+    analysis = analyze_run(run, draws=False)
+    return report_page(analysis.document, cells_data(analysis.study), live)
+
+
+def write_page(run: RunPaths, analysis: Analysis) -> None:
+    """Write `report.html`."""
+    write_atomically(run.page, report_page(analysis.document, cells_data(analysis.study)))
+
+
+def write_paper(run: RunPaths, analysis: Analysis) -> None:
+    """Write `paper.typ`, the figures that it shows, and `paper.pdf`. Raises ValueError without the extra `paper`."""
+    analysis.album.write(run)
+    write_atomically(run.paper_source, paper_text(analysis.study, analysis.context))
+    write_atomically(run.paper, compile_paper(run.paper_source, paper_time(analysis.study)))
+
+
 def compose(study: StudyResult, album: Album) -> tuple[list[Sentence], str, str]:
     """The opening sentences, the report and its appendix; the figures go to `album`."""
     context = analyzed(study, album)
@@ -127,7 +159,8 @@ def analyzed(study: StudyResult, album: Album) -> dict[str, Any]:
     shown = [section for kind in SHOWN_KINDS for section in sections[kind]]
     if wide["sides"]:
         shown += wide["sides"]
-    return {**sections, **wide, "sections_shown": shown, "sentences": answer(study, judged, wide["decisions"])}
+    context = {**sections, **wide, "sections_shown": shown, "sentences": answer(study, judged, wide["decisions"])}
+    return {**context, "rented": rentals_section(context), "document": assemble(context, album.charts)}
 
 
 def report_text(context: dict[str, Any]) -> str:
@@ -150,6 +183,7 @@ def _rendered(template: str, context: dict[str, Any]) -> str:
 
 def _environment() -> "Environment":
     environment = template_environment()
+    environment.filters["md"] = as_markdown
     environment.filters["short"] = partial(tables.first_rows, where="the appendix", max_rows=MAX_ROWS)
     return environment
 

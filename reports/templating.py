@@ -27,3 +27,8 @@ def template_environment() -> "Environment":
     )
     environment.filters.update(anchor=anchor, escaped=escaped, plural=plural)
     return environment
+
+
+def template_source(name: str) -> str:
+    """A file beside the templates, as it is."""
+    return template_environment().loader.get_source(template_environment(), name)[0]  # type: ignore[union-attr]

@@ -40,6 +40,7 @@ OWNERS = {
     "pyarrow": {"reports"},
     "scipy": {"reports", "engine.planner"},
     "matplotlib": {"reports"},
+    "typst": {"reports"},
     "jinja2": {"reports", "engine", "tasks"},  # reports; chat templates; templates of scripts
     "fastapi": {"engine"},
     "uvicorn": {"engine", "flows"},

@@ -28,7 +28,7 @@ from configs.plans.samples import DamagedSamplesError, read_archive
 from configs.spec.cell import Cell
 from configs.spec.study import parse_study
 from flows.cli.results.inspect import status_rows
-from reports.plots.album import Album
+from reports.document.album import Album
 from reports.reading.load import load_run
 from reports.reading.run_figures import run_figures
 from reports.render import compose
@@ -38,7 +38,7 @@ from tasks.campaign.ledger import read_ledger
 from tasks.campaign.run_lock import FolderInUse, is_locked, run_lock
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 _AT = "2026-01-01T00:00:0{}+00:00"
 _STUDY = {
@@ -59,13 +59,6 @@ _OTHER_KINDS = {
     "links": {"kind": "communication", "ranks": [2]},
 }
 _JOB = "0001-timed-abc"
-
-
-class _NoPlots(Album):
-    """Names figures and draws none: Matplotlib would take all of the time."""
-
-    def add(self, title: str, draw: Callable[["Figure"], None], height: float = 3.1) -> str:
-        return f"{title}-{len(self.images)}"
 
 
 def targets() -> dict[str, Callable[[bytes], object]]:
@@ -156,7 +149,7 @@ def _look(run: RunPaths) -> None:
     plan = read_plan(run.plan)
     status_rows(run, plan, read_ledger(run))
     study = load_run(run)
-    _, *texts = compose(study, _NoPlots())
+    _, *texts = compose(study, Album(draws=False))  # Matplotlib would take all of the time
     assert not any(set(text) & set("\x1b\x00\u202e") for text in texts), "a control character in the report"
     figures = run_figures(study, "run")
     compare(figures, figures, 0.05, {})

@@ -1,7 +1,7 @@
 """Paths of all files in a run folder.
 
 <runs>/<study>/
-  study.yaml  plan.json  report.md  appendix.md  cells.csv  records.parquet  plots/
+  study.yaml  plan.json  report.md  appendix.md  report.html  paper.typ  paper.pdf  cells.csv  records.parquet  plots/
   run.lock            who works here now
   inputs/<sha256>.*   prompts and texts
   environments/<hash>.json
@@ -213,6 +213,21 @@ class RunPaths:
     def appendix(self) -> Path:
         """The evidence behind the report."""
         return self.folder / "appendix.md"
+
+    @property
+    def page(self) -> Path:
+        """The report as one HTML page."""
+        return self.folder / "report.html"
+
+    @property
+    def paper(self) -> Path:
+        """The report as a paper."""
+        return self.folder / "paper.pdf"
+
+    @property
+    def paper_source(self) -> Path:
+        """What the paper is compiled from, with the figures in `plots`."""
+        return self.folder / "paper.typ"
 
     @property
     def plots(self) -> Path:

@@ -237,13 +237,18 @@ def report(
         "joined.md"
     ),
     form: Annotated[
-        Literal["md", "json"],
-        typer.Option("--format", help="md: write report.md and appendix.md; json: print the answers, write nothing"),
+        Literal["md", "html", "pdf", "json"],
+        typer.Option(
+            "--format",
+            help="md: write report.md and appendix.md; html: report.html; pdf: paper.pdf and its source; "
+            "json: print the answers, write nothing",
+        ),
     ] = "md",
+    style: Annotated[Literal["paper"], typer.Option(help="of a PDF: a paper in two columns")] = "paper",
 ) -> None:
     """Re-render the report of a run, or compare several runs in one report."""
     from flows.cli.results.compare import join_runs
-    from flows.cli.results.inspect import print_answers, render_again
+    from flows.cli.results.inspect import print_answers, render_again, render_html, render_paper
     from flows.cli.run import guarded
 
     given = folders or []
@@ -256,7 +261,7 @@ def report(
             guarded(lambda: plainly(lambda: join_runs(patterns, output)), Path(results), context.obj["debug"])
         )
     run = Path(given[0])
-    made = print_answers if form == "json" else render_again
+    made = {"md": render_again, "html": render_html, "pdf": render_paper, "json": print_answers}[form]
     raise typer.Exit(guarded(lambda: plainly(lambda: made(run)), run, context.obj["debug"]))
 
 

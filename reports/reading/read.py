@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
+import numpy as np
+
 from configs.common.arrays import Floats
 from configs.common.base import SCHEMA_VERSION
 from configs.common.printable import printable
@@ -37,6 +39,8 @@ from configs.workloads import descriptor_of
 from reports.numbers.percentiles import P99, Pooled, pool, quantiles
 from reports.numbers.steady import Steady, steady
 
+Floats32 = np.ndarray[tuple[int], np.dtype[np.float32]]
+MAX_SAMPLES = 64
 _LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e9
 """Of all passes of a measurement: a nanosecond to thirty years."""
 
@@ -54,6 +58,8 @@ class Reading:
     rates: Rates | None = None
     steady: Steady | None = None
     p99_seconds: Mapping[str, float] = field(default_factory=dict)
+    sample_seconds: Floats32 | None = field(default=None, compare=False)
+    """At most MAX_SAMPLES of its latencies, evenly chosen by rank: what a page shows of many records."""
 
     @property
     def completed(self) -> bool:
@@ -234,7 +240,18 @@ def measured(record: Record, path: Path, relative: str, seen: dict[str, list[Flo
     for kind, values in kinds.items():
         p99[kind] = quantiles(values, (P99,))[0]
         seen[kind].append(values)
-    return Reading(record, relative, True, rates, found, p99)
+    latency = descriptor_of(work).latency
+    waited = latency.waited_for if latency is not None and latency.waited_for in kinds else next(iter(kinds), None)
+    kept = None if waited is None else _thinned(kinds[waited])
+    return Reading(record, relative, True, rates, found, p99, kept)
+
+
+def _thinned(values: Floats) -> Floats32:
+    """The smallest, the largest, and values at equal distances of rank between them."""
+    ordered = np.sort(values)
+    places = np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_SAMPLES)).round().astype(int)
+    thin: Floats32 = ordered[places].astype(np.float32)
+    return thin
 
 
 def _check_seconds(name: str, values: Floats) -> None:

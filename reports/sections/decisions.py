@@ -1,14 +1,15 @@
 """Decision sections: recommendations, objectives, cost, savings, trade-offs, nodes.
 
-    context |= decision_context(study, album, judged)      # names that the parts of the template ask for
+    context |= decision_context(study, album, judged)      # what the document is assembled from
 
-Parts: `recommendation.md.j2`, `objectives.md.j2`, `cost.md.j2`, `nodes.md.j2`.
+`reports.document.assemble` makes sections of them.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from reports.charts.others import cost_charts, pareto_charts
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import (
     CellCost,
@@ -34,12 +35,12 @@ from reports.decisions.pareto import Pareto, cost_fronts, pareto_sentence, paret
 from reports.decisions.recommendation import open_questions, recommend, recommendation_table
 from reports.decisions.savings import savings, savings_table, unknown_savings
 from reports.decisions.spending import study_costs
-from reports.plots.album import Album
+from reports.document.album import Album
+from reports.document.structure import Section
 from reports.plots.decisions.cost import cheapest_first, cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
 from reports.plots.style import MOST_BARS
 from reports.reading.load import StudyResult
-from reports.sections.experiments import Section
 
 MOST_FRONTS = 8
 """Figures of fronts a report holds; each is drawn in a second or so."""
@@ -87,7 +88,9 @@ def _cost_plots(costs: Sequence[CellCost], album: Album) -> dict[str, str]:
     for kind in dict.fromkeys(cost.result.cell.workload.kind for cost in costs):
         bars = [cost for cost in costs if cost.result.cell.workload.kind == kind]
         if len(cheapest_first(bars)) > 1:
-            plots[kind] = album.add(f"cost {kind}", partial(draw_costs, costs=bars), cost_height(bars))
+            plots[kind] = album.add(
+                f"cost {kind}", partial(draw_costs, costs=bars), cost_charts(bars), cost_height(bars)
+            )
     return plots
 
 
@@ -99,7 +102,9 @@ def _fronts(fronts: Iterable[Pareto], album: Album) -> list[Section]:
             front.title,
             pareto_sentence(front),
             pareto_table(front),
-            album.add(f"pareto {front.title}", partial(draw_pareto, pareto=front), pareto_height(front)),
+            album.add(
+                f"pareto {front.title}", partial(draw_pareto, pareto=front), pareto_charts(front), pareto_height(front)
+            ),
         )
         for front in drawn
     ]

@@ -1,11 +1,24 @@
 """One section per experiment and model: a figure, its explanation and its table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from configs.plans.plan import PlannedExperiment
+from reports.charts.experiments import (
+    compression_charts,
+    gain_charts,
+    latency_charts,
+    load_charts,
+    scaling_charts,
+    split_charts,
+    sweep_charts,
+    target_charts,
+)
+from reports.charts.others import forecast_charts, layout_charts, profile_charts
 from reports.correctness.section import JudgedCell, completions_table, correctness_table, reference_sentence
+from reports.document.album import Album
+from reports.document.structure import Section
 from reports.experiments.communication import communication, communication_sentence, communication_table, links_table
 from reports.experiments.comparison import (
     optimization,
@@ -36,7 +49,6 @@ from reports.experiments.scaling import Scaling, scaling, scaling_law_lines, sca
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence, targets_table
 from reports.planning.forecast import forecast_lines, forecast_sentence, forecast_table, study_forecast
 from reports.planning.layouts import layout_ranking, layouts_lines, layouts_sentence, layouts_table
-from reports.plots.album import Album
 from reports.plots.experiments.compression import compression_height, draw_compression, drawn_rows
 from reports.plots.experiments.latency import draw_latency
 from reports.plots.experiments.load import draw_load, drawn_axis
@@ -52,7 +64,9 @@ from reports.profiles.perf import perf_lines, perf_sentence, perf_table, recorde
 from reports.profiles.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
 from reports.reading.load import CellResult, StudyResult
-from reports.text import Table
+
+MAX_RECORDS = 60
+"""Named under a figure; the page's cells and `records.parquet` have all."""
 
 LINKS_SENTENCE = "A line, seconds = latency + size / bandwidth, was fitted to each repeat with relative errors."
 
@@ -66,35 +80,6 @@ LIMITS_SENTENCE = (
     "Each rate passes where the wanted quantile of latency over objective is surely below 1, and fails where it is "
     "surely above."
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """One experiment of one model: a figure, what to see in it, and the table behind it."""
-
-    title: str
-    sentence: str
-    table: Table
-    plot: str | None = None
-    completions: Table | None = None
-    lines: tuple[str, ...] = ()
-    more: tuple["Section", ...] = ()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the report: a heading, a text, a figure, a table, and sections below; what is empty is left out.
-
-    alt, caption: of the figure, in plain text.
-    """
-
-    title: str
-    text: str = ""
-    plot: str | None = None
-    alt: str = ""
-    caption: str = ""
-    table: Table | None = None
-    sections: tuple[Section, ...] = ()
 
 
 def experiments_of(study: StudyResult, kind: str) -> list[PlannedExperiment]:
@@ -117,11 +102,20 @@ def experiment_sections(
     }
     return {
         kind: [
-            _with_engines(study, experiment, maker(study, experiment, album), judged)
+            replace(
+                _with_engines(study, experiment, maker(study, experiment, album), judged),
+                records=records_of(study, experiment),
+            )
             for experiment in experiments_of(study, kind)
         ]
         for kind, maker in makers.items()
     }
+
+
+def records_of(study: StudyResult, experiment: PlannedExperiment) -> tuple[str, ...]:
+    """Paths of the records behind an experiment's figures, the first MAX_RECORDS of them."""
+    paths = [reading.path for result in study.points(experiment) for reading in result.completed.values()]
+    return tuple(dict.fromkeys(paths))[:MAX_RECORDS]
 
 
 def target_sections(study: StudyResult, album: Album) -> list[Section]:
@@ -129,7 +123,11 @@ def target_sections(study: StudyResult, album: Album) -> list[Section]:
     sections = []
     for found in side_by_side(study):
         drawn = any(side.ranked for side in found.sides)
-        plot = album.add(f"targets {found.title}", partial(draw_targets, found=found), 3.3) if drawn else None
+        plot = (
+            album.add(f"targets {found.title}", partial(draw_targets, found=found), target_charts(found), 3.3)
+            if drawn
+            else None
+        )
         lines = tuple(targets_lines(found))
         sections.append(Section(found.title, targets_sentence(found), targets_table(found), plot, lines=lines))
     return sections
@@ -154,7 +152,9 @@ def _compression(study: StudyResult, experiment: PlannedExperiment, album: Album
     result, title = compression(study, experiment), study.title(experiment)
     plot = None
     if len(drawn_rows(result)) > 1:
-        plot = album.add(title, partial(draw_compression, result=result), compression_height(result))
+        plot = album.add(
+            title, partial(draw_compression, result=result), compression_charts(result), compression_height(result)
+        )
     lines = tuple(compression_lines(result))
     return Section(title, compression_sentence(result), compression_table(result), plot, lines=lines)
 
@@ -162,7 +162,7 @@ def _compression(study: StudyResult, experiment: PlannedExperiment, album: Album
 def _scaling(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     result, title = scaling(study, experiment), study.title(experiment)
     measured = any(point.throughput for point in result.points)
-    plot = album.add(title, partial(draw_scaling, result=result)) if measured else None
+    plot = album.add(title, partial(draw_scaling, result=result), scaling_charts(result)) if measured else None
     forecast, why_not = _forecast(study, result, title, album)
     more = (*_time_split(study, experiment, album), *forecast, *_latency(study, experiment, album))
     lines = (*scaling_law_lines(result), *why_not)
@@ -176,7 +176,7 @@ def _forecast(
     found = study_forecast(study, result)
     if found is None or isinstance(found, str):
         return (), () if found is None else (found,)
-    plot = album.add(f"{title} forecast", partial(draw_forecast, result=found))
+    plot = album.add(f"{title} forecast", partial(draw_forecast, result=found), forecast_charts(found))
     lines = tuple(forecast_lines(found))
     return (Section("Forecast", forecast_sentence(found), forecast_table(found), plot, lines=lines),), ()
 
@@ -184,7 +184,11 @@ def _forecast(
 def _layouts(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     result, title = layout_ranking(study, experiment), study.title(experiment)
     drawn = drawn_layouts(result)
-    plot = album.add(title, partial(draw_layouts, result=result), layouts_height(result)) if drawn else None
+    plot = (
+        album.add(title, partial(draw_layouts, result=result), layout_charts(result), layouts_height(result))
+        if drawn
+        else None
+    )
     more, lines = _latency(study, experiment, album), tuple(layouts_lines(result))
     return Section(title, layouts_sentence(result), layouts_table(result), plot, lines=lines, more=more)
 
@@ -198,7 +202,7 @@ def _communication(study: StudyResult, experiment: PlannedExperiment, album: Alb
 
 def _load(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     found, title = load_experiment(study, experiment), study.title(experiment)
-    plot = album.add(title, partial(draw_load, found=found)) if drawn_axis(found) else None
+    plot = album.add(title, partial(draw_load, found=found), load_charts(found)) if drawn_axis(found) else None
     more = [
         Section("Latencies under load", LATENCIES_SENTENCE, latencies_table(found)),
         Section("Servers", SERVERS_SENTENCE, servers_table(found)),
@@ -213,7 +217,7 @@ def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> S
     points, title = sweep(study, experiment), study.title(experiment)
     measured = any(point.result.estimate("throughput") for point in points)
     height = 3.1 + 0.2 * (len(sweep_axes(points)[1]) // 3)  # the legend has a line for three series
-    plot = album.add(title, partial(draw_sweep, points=points), height) if measured else None
+    plot = album.add(title, partial(draw_sweep, points=points), sweep_charts(points), height) if measured else None
     more = _latency(study, experiment, album)
     return Section(title, sweep_sentence(points), sweep_table(points), plot, more=more)
 
@@ -222,7 +226,9 @@ def _optimization(study: StudyResult, experiment: PlannedExperiment, album: Albu
     (base, gains), title = optimization(study, experiment), study.title(experiment)
     plot = None
     if any(gain.throughput for gain in gains):
-        plot = album.add(title, partial(draw_optimization, gains=gains), height=1.2 + 0.45 * len(gains))
+        plot = album.add(
+            title, partial(draw_optimization, gains=gains), gain_charts(gains), height=1.2 + 0.45 * len(gains)
+        )
     more = _latency(study, experiment, album)
     return Section(title, optimization_sentence(base, gains), optimization_table(base, gains), plot, more=more)
 
@@ -231,7 +237,9 @@ def _time_split(study: StudyResult, experiment: PlannedExperiment, album: Album)
     found = time_split(study, experiment)
     if found is None or not found.names:
         return ()
-    plot = album.add(f"{study.title(experiment)} time split", partial(draw_time_split, result=found))
+    plot = album.add(
+        f"{study.title(experiment)} time split", partial(draw_time_split, result=found), split_charts(found)
+    )
     return (Section("Where the time goes", time_split_sentence(found), time_split_table(found), plot),)
 
 
@@ -241,7 +249,7 @@ def _latency(study: StudyResult, experiment: PlannedExperiment, album: Album) ->
     if found is None or not found.awaited:
         return ()
     curves = latency_curves(study, found)
-    plot = album.add(f"{study.title(experiment)} latency", partial(draw_latency, drawn=curves))
+    plot = album.add(f"{study.title(experiment)} latency", partial(draw_latency, drawn=curves), latency_charts(curves))
     return (Section("Latency", latency_sentence(found), latency_table(found), plot),)
 
 
@@ -250,7 +258,7 @@ def profile_section(study: StudyResult, album: Album) -> Section | None:
     cells = profiled_cells(study)
     if not cells:
         return None
-    plot = album.add("time split", partial(draw_profiled, cells=cells), profiled_height(cells))
+    plot = album.add("time split", partial(draw_profiled, cells=cells), profile_charts(cells), profiled_height(cells))
     lines = tuple(profiled_lines(cells))
     return Section("Time split", profiled_sentence(cells), profiled_table(cells), plot, lines=lines)
 

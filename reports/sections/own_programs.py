@@ -3,10 +3,11 @@
 parts = program_parts(study, album)          # listed in reports.sections.kinds
 """
 
+from reports.document.album import Album
+from reports.document.methods import QUESTIONS
+from reports.document.structure import Section
 from reports.experiments.own_programs import agreement_sentence, agreement_table, same_losses, steps_table
-from reports.plots.album import Album
 from reports.reading.load import StudyResult
-from reports.sections.experiments import Part, Section
 
 MEASURED = (
     "Steps of the first repeat, without warm-up. A step takes as long as its slowest rank. Loss curves are compared "
@@ -14,7 +15,7 @@ MEASURED = (
 )
 
 
-def program_parts(study: StudyResult, album: Album) -> list[Part]:
+def program_parts(study: StudyResult, album: Album) -> list[Section]:
     """One part with what was measured, and a section for each set of loss curves."""
     table = steps_table(study)
     if table is None:
@@ -28,4 +29,4 @@ def program_parts(study: StudyResult, album: Album) -> list[Part]:
         )
         for each in found
     )
-    return [Part("Your own program", MEASURED, table=table, sections=sections)]
+    return [Section("Your own program", MEASURED, table, question=QUESTIONS["own programs"], more=sections)]

@@ -1,14 +1,15 @@
 """The part of the report that holds predictions against measurements.
 
-context |= planning_context(study, album)       # names that planning.md.j2 asks for
+context |= planning_context(study, album)       # what the document is assembled from
 """
 
 from functools import partial
 from typing import Any
 
+from reports.charts.others import prediction_charts
+from reports.document.album import Album
 from reports.planning.accuracy import error_groups, judge
 from reports.planning.text import cell_table, error_table, prediction_lines, prediction_sentence
-from reports.plots.album import Album
 from reports.plots.planning.prediction import draw_predictions, prediction_height
 from reports.reading.load import StudyResult
 
@@ -19,7 +20,7 @@ def planning_context(study: StudyResult, album: Album) -> dict[str, Any]:
     plot = None
     if judged:
         draw = partial(draw_predictions, judged=judged)
-        plot = album.add("prediction against measurement", draw, prediction_height(judged))
+        plot = album.add("prediction against measurement", draw, prediction_charts(judged), prediction_height(judged))
     return {
         "prediction_plot": plot,
         "prediction_sentence": prediction_sentence(study, judged),

@@ -6,12 +6,14 @@ the ways to train side by side.
 
 from functools import partial
 
+from reports.charts.others import equality_charts, loss_charts, step_charts, strategy_charts
+from reports.document.album import Album
+from reports.document.methods import QUESTIONS
+from reports.document.structure import Section
 from reports.experiments.losses import loss_curves, losses_table
-from reports.plots.album import Album
 from reports.plots.experiments.training import bars_height, draw_equality, draw_losses, draw_step_split, draw_strategies
 from reports.plots.style import COLOURS
 from reports.reading.load import StudyResult
-from reports.sections.experiments import Part, Section
 from reports.training.cells import (
     checkpoints_table,
     memory_table,
@@ -50,19 +52,22 @@ STRATEGIES = (
 )
 
 
-def training_parts(study: StudyResult, album: Album) -> list[Part]:
+def training_parts(study: StudyResult, album: Album) -> list[Section]:
     """What was learnt and at what speed, then the strategies side by side; each only where there is something."""
     curves = loss_curves(study)
     height = 2.6 + 0.2 * min(len(curves), len(COLOURS))  # the legend has a line for each
-    plot = album.add("training loss", partial(draw_losses, curves=curves), height) if curves else None
+    plot = (
+        album.add("training loss", partial(draw_losses, curves=curves), loss_charts(curves), height) if curves else None
+    )
     learnt, compared = trained_sections(study, album), strategy_sections(study, album)
     caption = "Loss of the first repeat of each cell, warm-up steps included."
     parts = []
     table = losses_table(study)
     if table is not None:
-        parts.append(Part("Training", "", plot, "Training loss by step", caption, table, tuple(learnt)))
+        parts.append(Section("Training", caption, table, plot, question=QUESTIONS["training"], more=tuple(learnt)))
     if compared:
-        parts.append(Part("Strategies", STRATEGIES, sections=tuple(compared)))
+        question = QUESTIONS["strategies"]
+        parts.append(Section("Strategies", question=question, method=STRATEGIES, more=tuple(compared)))
     return parts
 
 
@@ -78,7 +83,9 @@ def trained_sections(study: StudyResult, album: Album) -> list[Section]:
     split = split_table(cells)
     if split is not None:
         drawn = split_cells(cells)
-        plot = album.add("training steps", partial(draw_step_split, cells=drawn), bars_height(len(drawn)))
+        plot = album.add(
+            "training steps", partial(draw_step_split, cells=drawn), step_charts(drawn), bars_height(len(drawn))
+        )
         sections.append(Section("Where a step goes", split_sentence(cells), split, plot))
     sections += _equality(study, album)
     for title, sentence, table in (
@@ -97,7 +104,7 @@ def _equality(study: StudyResult, album: Album) -> list[Section]:
     for each in found:
         more = f": {each.reference.result.title}" if len(found) > 1 else ""
         height = 2.8 + 0.2 * min(1 + len(each.others), len(COLOURS))  # the legend has a line for each
-        plot = album.add("same learning", partial(draw_equality, found=each), height)
+        plot = album.add("same learning", partial(draw_equality, found=each), equality_charts(each), height)
         sections.append(Section(f"The same learning{more}", equality_sentence(each), equality_table(each), plot))
     return sections
 
@@ -109,6 +116,6 @@ def strategy_sections(study: StudyResult, album: Album) -> list[Section]:
         plot = None
         if found.ranked:
             draw = partial(draw_strategies, found=found)
-            plot = album.add(f"strategies {found.title}", draw, bars_height(len(found.ways)))
+            plot = album.add(f"strategies {found.title}", draw, strategy_charts(found), bars_height(len(found.ways)))
         sections.append(Section(found.title, strategies_sentence(found), strategies_table(study, found), plot))
     return sections

@@ -163,6 +163,30 @@ def render_again(folder: Path) -> int:
     return 0 if set(summary.statuses) <= {"completed"} else 3
 
 
+def render_html(folder: Path) -> int:
+    """Write `report.html` from the current records."""
+    from reports.render import analyze_run, write_page
+
+    run, _ = open_run(folder)
+    analysis = analyze_run(run, draws=False)
+    write_page(run, analysis)
+    for sentence in analysis.context["sentences"]:
+        print(printable(sentence.text))
+    print(f"Report     {folder / run.page.name}")
+    return 0 if set(analysis.context["statuses"]) <= {"completed"} else 3
+
+
+def render_paper(folder: Path) -> int:
+    """Write `paper.pdf` and its source `paper.typ` from the current records."""
+    from reports.render import analyze_run, write_paper
+
+    run, _ = open_run(folder)
+    analysis = analyze_run(run)
+    write_paper(run, analysis)
+    print(f"Paper      {folder / run.paper.name}, from {folder / run.paper_source.name}")
+    return 0 if set(analysis.context["statuses"]) <= {"completed"} else 3
+
+
 def print_answers(folder: Path) -> int:
     """Print the answers of a run as JSON; writes nothing."""
     from reports.json_form import run_answers

@@ -17,10 +17,10 @@ from reports.decisions.objectives import judge_objectives
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
 from reports.decisions.savings import Saving, savings, savings_table, unknown_savings
 from reports.decisions.spending import study_costs
-from reports.plots.album import Album
+from reports.document.album import Album
 from reports.reading.load import StudyResult, load_run
+from reports.render import compose
 from reports.sections.decisions import decision_context
-from reports.templating import template_environment
 from tests.support.run_folders.priced_runs import (
     LARGE,
     TINY,
@@ -279,10 +279,9 @@ def test_the_parts_of_the_report(tmp_path: Path, repeats: int, priced: bool) -> 
     texts = []
     for _ in range(2):
         album = Album()
-        context = decision_context(load_run(run), album)
-        parts = ("recommendation", "objectives", "cost", "nodes")
-        texts.append("".join(template_environment().get_template(f"{part}.md.j2").render(context) for part in parts))
-        assert all(f"plots/{name}" in texts[-1] for name in album.images)
+        _, _, appendix = compose(load_run(run), album)
+        assert all(f"plots/{name}" in appendix for name in album.images)
+        texts.append(appendix.partition("\n## Prediction against measurement")[0])
     assert texts[0] == texts[1]
     assert "ti\\|ny &lt;b&gt;" in texts[0] and "<b>" not in texts[0]
     assert ("USD per million tokens" in texts[0]) is priced
@@ -294,5 +293,4 @@ def test_nothing_measured_recommends_nothing(tmp_path: Path) -> None:
     study = study_of(tmp_path, make_plan([cell()]), [])
     context = decision_context(study, Album())
     assert context["recommendations"] is None and context["savings"] is None and context["unit_costs"] is None
-    text = template_environment().get_template("recommendation.md.j2").render(context)
-    assert text.strip() == ""
+    assert "## Recommendations" not in compose(study, Album())[2]

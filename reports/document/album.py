@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from configs.common.base import write_atomically
 from configs.common.printable import file_slug
 from configs.plans.paths import RunPaths
+from reports.charts.chart import Chart
 from reports.plots.style import drawn
 
 if TYPE_CHECKING:
@@ -15,18 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class Album:
-    """The images drawn so far, by file name in `plots/`."""
+    """The images drawn so far, by file name in `plots/`, and the charts by the figure's name.
+
+    draws: whether images are wanted; charts alone cost next to nothing.
+    """
 
     images: dict[str, bytes] = field(default_factory=dict)
+    charts: dict[str, tuple[Chart, ...]] = field(default_factory=dict)
+    draws: bool = True
 
-    def add(self, title: str, draw: Callable[["Figure"], None], height: float = 3.1) -> str:
+    def add(self, title: str, draw: Callable[["Figure"], None], charts: tuple[Chart, ...], height: float = 3.1) -> str:
         """Draw and keep both formats; gives the name without suffix, which no other figure has."""
         slug = file_slug(title)
         name, count = slug, 1
-        while f"{name}.png" in self.images:
+        while name in self.charts:
             count += 1
             name = f"{slug}-{count}"
-        for suffix, content in drawn(draw, height).items():
+        self.charts[name] = charts
+        for suffix, content in drawn(draw, height).items() if self.draws else ():
             self.images[f"{name}.{suffix}"] = content
         return name
 

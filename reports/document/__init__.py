@@ -1,0 +1,1 @@
+"""One structure of sections, and its forms: Markdown, HTML, PDF, JSON."""

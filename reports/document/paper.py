@@ -1,0 +1,239 @@
+"""The report as a paper in two columns: Typst source made by Jinja, compiled to PDF/A by the package `typst`.
+
+    source = paper_text(study, context)             # paper.typ; its figures are plots/*.svg beside it
+    pdf = compile_paper(run.paper_source, paper_time(study))     # the extra `paper`
+
+Every text goes into the source as a string literal, so that no name or log is read as markup. Compiling again gives
+the same bytes: the time is that of the last record, and fonts are those of the package.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.common.printable import printable, shortened
+from reports.document.assemble import EXPERIMENTS
+from reports.document.inline import inline_plain, tokens
+from reports.document.references import REFERENCES
+from reports.document.structure import Document, Markdown, Section
+from reports.reading.load import StudyResult
+from reports.text import UNKNOWN, Table, joined, plural
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MAX_ROWS, MAX_COLUMNS = 9, 9
+"""Of a table in the paper; the appendix has all of it."""
+MAX_CELL = 44
+_WHERE_SCALING_ENDS = ("strong", "weak")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A section of the results, with its sections below in one list."""
+
+    title: str
+    question: str
+    method: str
+    parts: tuple[Section, ...]
+
+
+def paper_text(study: StudyResult, context: Mapping[str, Any]) -> str:
+    """The Typst source."""
+    document: Document = context["document"]
+    return (
+        _environment()
+        .get_template("paper.typ.j2")
+        .render(
+            document=document,
+            facts=_facts(study),
+            results=_results(document),
+            limits=_limits(context),
+            threats=_threats(study, context),
+            how=next(section for section in document.sections if section.title == "How it was measured"),
+            reproducing=_reproducing(study, context),
+            references=REFERENCES,
+            date=paper_time(study).date().isoformat(),
+        )
+    )
+
+
+def compile_paper(source: Path, moment: datetime) -> bytes:
+    """The PDF. Raises ValueError where the extra is missing, or the source does not compile."""
+    try:
+        import typst
+    except ImportError as error:
+        raise ValueError("--format pdf: typst is not installed. Run: pip install 'rankwise[paper]'") from error
+    try:
+        found = typst.compile(
+            str(source),
+            root=str(source.parent),
+            timestamp=moment,
+            ignore_system_fonts=True,
+            pdf_standards=["a-2b"],
+        )
+    except typst.TypstError as error:
+        raise ValueError(f"{source}: typst cannot compile it: {printable(str(error), 300)}") from error
+    assert isinstance(found, bytes)
+    return found
+
+
+def paper_time(study: StudyResult) -> datetime:
+    """When the last record was finished; the epoch without one."""
+    ended = [reading.record.finished_at for reading in study.readings if reading.record.finished_at]
+    return (
+        datetime.fromisoformat(max(ended)).astimezone(UTC).replace(microsecond=0)
+        if ended
+        else datetime(1970, 1, 1, tzinfo=UTC)
+    )
+
+
+def _facts(study: StudyResult) -> dict[str, str]:
+    plan = study.plan
+    kinds = [kind for kind in EXPERIMENTS if any(one.kind == kind and one.points for one in plan.experiments)]
+    known = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
+    most = max((result.cell.layout.ranks for result in study.cells.values()), default=1)
+    return {
+        "models": joined(known) or "no model",
+        "targets": joined([target.name for target in plan.targets]),
+        "experiments": joined([EXPERIMENTS[kind].lower() for kind in kinds]) or "correctness alone",
+        "cells": plural(len(study.cells), "cell"),
+        "measurements": plural(sum(plan.repeats.values()), "measurement"),
+        "ranks": plural(most, "rank"),
+    }
+
+
+def _results(document: Document) -> tuple[Result, ...]:
+    """The sections that answer a question of the study, flat."""
+    wanted = {*EXPERIMENTS.values(), "Targets side by side", "Time split", "Correctness", "Training", "Strategies"}
+    wanted |= {"Objectives", "Prediction against measurement"}
+    return tuple(
+        Result(section.title, section.question, section.method, tuple(_flat(section)))
+        for section in document.sections
+        if section.title in wanted
+    )
+
+
+def _flat(section: Section) -> Iterator[Section]:
+    if section.sentence or section.table or section.plot:
+        yield section
+    for part in section.more:
+        yield from _flat(part)
+
+
+def _limits(context: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the scaling sections say of the end of scaling: sentences, laws, forecasts."""
+    found: list[str] = []
+    for kind in _WHERE_SCALING_ENDS:
+        for section in context[kind]:
+            below = [part for part in section.more if part.title in ("Forecast", "Where the time goes")]
+            lines = [*section.lines, *(part.sentence for part in below), *(line for p in below for line in p.lines)]
+            found += [f"{section.title}. {section.sentence}", *lines]
+    return tuple(found) or ("No experiment of this study varies the number of ranks.",)
+
+
+def _threats(study: StudyResult, context: Mapping[str, Any]) -> tuple[str, ...]:
+    """What could make the figures wrong, as far as the records show it."""
+    found = []
+    few = [result for result in study.cells.values() if result.completed and len(result.completed) < 6]
+    if few:
+        found.append(
+            f"{plural(len(few), 'cell')} of {len(study.cells)} have fewer than six repeats: their bounds are the range "
+            "of the repeats, which is not a confidence interval."
+        )
+    if context["noise"]:
+        found.append(context["noise"])
+    lost = [result for result in study.cells.values() if not result.completed]
+    if lost:
+        named = joined([f"{result.title} ({result.status.replace('_', ' ')})" for result in lost[:4]])
+        found.append(f"{plural(len(lost), 'cell')} without a figure: {shortened(named, 400)}.")
+    random = [model.name for model in study.plan.models if model.synthetic]
+    if random:
+        found.append(
+            f"{joined(random)} {'has' if len(random) == 1 else 'have'} random weights: speed and memory are those of "
+            "the architecture, and answers mean nothing."
+        )
+    if context["unsteady"]:
+        found.append("Some measurements reached no steady state; the appendix lists them.")
+    if study.unreadable:
+        found.append(f"{plural(len(study.unreadable), 'file')} could not be read and are left out.")
+    hosts = {host for reading in study.readings if reading.used for host in reading.record.hosts}
+    if len(hosts) == 1:
+        found.append("All ranks ran on one machine: nothing here shows what a network between machines would cost.")
+    found.append("Each repeat is a launch of its own; what changes between days or sites is not in the intervals.")
+    return tuple(found)
+
+
+def _reproducing(study: StudyResult, context: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Name and value of what one needs to measure it again."""
+    wanted = ("commit", "dirty", "python", "torch", "cpu", "cores", "kernel", "platform", "slurm")
+    table = context["environment"]
+    known = {inline_plain(row[0]): inline_plain(row[1]) for row in table.rows} if table else {}
+    found = [(name, value) for name, value in known.items() if name.rpartition(".")[2] in wanted or name in wanted]
+    return (
+        ("study", study.plan.study),
+        ("models", joined([model.identity for model in study.plan.models]) or UNKNOWN),
+        ("command", "rankwise run study.yaml (kept in the run folder)"),
+        ("data", "records.parquet has a row for each record, cells.csv one for each cell"),
+        *((name, shortened(value, 90)) for name, value in found[:12]),
+    )
+
+
+@cache
+def _environment() -> "Environment":
+    """Jinja whose every text must go through `typ` or `rich`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from reports.templating import TEMPLATES
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        variable_start_string="<<", variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
+    )  # fmt: skip
+    environment.filters.update(typ=literal, rich=rich, grid=_grid, quoted=_quoted, cite=_cite)
+    return environment
+
+
+def _cite(key: str) -> str:
+    """`[3]`, by the order of the references."""
+    return literal(f"[{list(REFERENCES).index(key) + 1}]")
+
+
+def literal(text: str) -> str:
+    """A text as a string literal that ends its own expression: nothing after it is taken for a call."""
+    return f"#{_quoted(text)};"
+
+
+def rich(text: str) -> str:
+    """A text of a section: code and emphasis where it is Markdown."""
+    if not isinstance(text, Markdown):
+        return literal(text)
+    parts, bold = [], False
+    for kind, value in tokens(text):
+        if kind == "bold":
+            bold = not bold
+        elif kind == "code":
+            parts.append(f"#raw({_quoted(value)});")
+        else:
+            parts.append(f"#strong({_quoted(value)});" if bold else literal(value))
+    return "".join(parts)
+
+
+def _quoted(text: str) -> str:
+    flat = printable(" ".join(str(text).split(" ")))
+    return '"' + flat.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+
+
+def _grid(table: Table) -> str:
+    """A table, cut to what fits on a page: the first rows, and the columns that say most."""
+    cut = table.without_empty_columns()
+    columns = range(min(len(cut.columns), MAX_COLUMNS))
+    align = ", ".join("left" if index < cut.text_columns else "right" for index in columns)
+    cells = [f"[*{literal(inline_plain(cut.columns[index]))}*]" for index in columns]
+    for row in cut.rows[:MAX_ROWS]:
+        cells += [f"[{literal(shortened(inline_plain(row[index]), MAX_CELL))}]" for index in columns]
+    widths = ", ".join("auto" for _ in columns)
+    return f"table(columns: ({widths},), align: ({align},), {', '.join(cells)})"

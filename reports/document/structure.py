@@ -1,0 +1,61 @@
+"""A report as data: a tree of sections, each a question with its answer, figure, tables, method and records.
+
+The Markdown, the HTML page, the paper and the JSON form are rendered from it. Texts are plain and escaped by the form
+that shows them; what is `Markdown` holds inline marks (code, emphasis) already, as the cells of a `Table` do.
+"""
+
+from dataclasses import dataclass, field
+
+from reports.charts.chart import Chart
+from reports.text import Table, escaped
+
+
+class Markdown(str):
+    """A text that is inline Markdown already."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A question, the sentence that answers it, the figure to see it in, the tables behind it, and how it was measured.
+
+    plot: name of the figure in the album. records: paths of the records, relative to the run folder.
+    short: whether the short form shows it.
+    """
+
+    title: str
+    sentence: str = ""
+    table: Table | None = None
+    plot: str | None = None
+    completions: Table | None = None
+    lines: tuple[str, ...] = ()
+    more: tuple["Section", ...] = ()
+    question: str = ""
+    method: str = ""
+    caption: str = ""
+    tables: tuple[tuple[str, Table], ...] = ()
+    records: tuple[str, ...] = ()
+
+    @property
+    def all_tables(self) -> list[tuple[str, Table]]:
+        """(title, table) of each; the first has none."""
+        first = [("", self.table)] if self.table is not None else []
+        prompts = [("Completions side by side:", self.completions)] if self.completions is not None else []
+        return [*first, *self.tables, *prompts]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report: what is decided, the sections behind it, and the charts of its figures by name."""
+
+    title: str
+    sentences: tuple[tuple[str, str, str | None], ...]
+    """(lead, body, title of the section that has the evidence)."""
+    counts: str
+    sections: tuple[Section, ...]
+    next_lines: tuple[str, ...] = ()
+    charts: dict[str, tuple[Chart, ...]] = field(default_factory=dict)
+
+
+def as_markdown(text: str) -> str:
+    """The text with inline marks: as it is where it has them, else escaped."""
+    return text if isinstance(text, Markdown) else escaped(text)
