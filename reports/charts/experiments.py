@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reports.charts.chart import MAX_ROWS, Chart, Point, Series, grows, measured_point
+from reports.charts.chart import MAX_ROWS, Chart, Form, Point, Series, grows, measured_point
 from reports.experiments.comparison import Gain, SweepPoint
 from reports.experiments.compression import CompressionResult
 from reports.experiments.latency import Curves
@@ -74,7 +74,8 @@ def sweep_charts(points: Sequence[SweepPoint]) -> tuple[Chart, ...]:
         speed.append(Series(name, tuple(sorted(rates, key=lambda point: point.x))))
         memory.append(Series(name, tuple(sorted(peaks, key=lambda point: point.x))))
     field, unit = axis.removeprefix("workload.").replace("_", " "), points[0].result.unit
-    form, wide = ("xy" if numeric else "dots"), numeric and grows(xs)
+    form: Form = "xy" if numeric else "dots"
+    wide = numeric and grows(xs)
     charts = [Chart("Throughput", field, f"throughput, {unit}", tuple(speed), form, unit, labels, wide, lost=lost)]
     if any(each.points for each in memory):
         charts.append(

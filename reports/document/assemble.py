@@ -97,7 +97,7 @@ def _recommendations(context: Context) -> Section | None:
     known, saved, unknown = context["recommendations"], context["savings"], context["unknown_savings"]
     if not (known or saved or unknown):
         return None
-    more = ()
+    more: tuple[Section, ...] = ()
     if saved or unknown:
         purpose = context["purpose"]
         told = (
