@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +36,6 @@ from reports.runs.compare import compare
 from slurm.launcher.job_files import measurement_under_way, read_launcher
 from tasks.campaign.ledger import read_ledger
 from tasks.campaign.run_lock import FolderInUse, is_locked, run_lock
-
-if TYPE_CHECKING:
-    pass
 
 _AT = "2026-01-01T00:00:0{}+00:00"
 _STUDY = {

@@ -144,8 +144,7 @@ def forecast_charts(result: StudyForecast) -> tuple[Chart, ...]:
     measured = tuple(measured_point(ranks, value) for ranks, value in sorted(seconds.items()))
     ahead = tuple(Point(point.ranks, 1000 * point.seconds, *_ms(point.seconds_interval), True) for point in points)
     times = tuple((float(p.ranks), *_ms(p.seconds_interval)) for p in points)
-    bounds = [(float(point.ranks), point.efficiency_interval) for point in points]
-    shares = tuple((ranks, 100 * low, 100 * high) for ranks, (low, high) in bounds)
+    shares = tuple((float(p.ranks), 100 * p.efficiency_interval[0], 100 * p.efficiency_interval[1]) for p in points)
     efficient = tuple(
         Point(p.ranks, 100 * p.efficiency, shares[place][1], shares[place][2], True) for place, p in enumerate(points)
     )

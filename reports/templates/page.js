@@ -86,7 +86,7 @@ function chart(figure) {
   if (scale) scale.addEventListener("click", () => {
     const log = !svg.classList.contains("log");
     rescale(svg, log);
-    scale.textContent = log ? "Logarithmic" : "Linear";
+    scale.textContent = log ? "Scale: logarithmic" : "Scale: linear";
   });
 }
 

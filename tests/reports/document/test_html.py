@@ -1,0 +1,141 @@
+"""The HTML page: hostile names and logs, one policy, the same bytes, and a real browser that uses it."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+from playwright.sync_api import Page, expect
+
+from configs.plans.paths import RunPaths
+from configs.plans.record import Failure, Status
+from reports.document.html import json_block, policy
+from reports.document.inline import inline_html, inline_plain
+from reports.render import render_page, render_report
+from tests.support.browser import chromium, find_chromium
+from tests.support.made_studies import cells_of, planned, write_measurements, write_plan, write_record
+
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}{% x %}`'\"\\"
+)
+STUDY = """
+workload: {kind: generate, prompt_tokens: 8, new_tokens: 3, batch_size: 4}
+experiments:
+  sizes: {kind: sweep, over: {batch_size: [1, 2, 4]}}
+  more: {kind: strong, grow: dp, to: 2, base: {num_prompts: 8}}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """A sweep and a scaling experiment, one cell of which failed with a hostile message; the model's name is too."""
+    plan = planned(STUDY)
+    named = plan.models[0].model_copy(update={"name": HOSTILE})
+    again = [one.model_copy(update={"model": HOSTILE}) for one in plan.experiments]
+    plan = plan.model_copy(update={"models": (named,), "experiments": tuple(again)})
+    made = write_plan(tmp_path_factory.mktemp("page") / "run", plan)
+    cells = {cell.key: cell for place in (0, 1) for _, cell in cells_of(plan, place)}
+    lost, *kept = cells.values()
+    for index, cell in enumerate(kept):
+        write_measurements(made, cell, 0.01 * (index + 1))
+    write_record(made, lost, 0, status=Status.FAILED, failure=Failure(message=HOSTILE))
+    return made
+
+
+class _Attributes(HTMLParser):
+    """Names of all attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names |= {name for name, _ in attrs}
+
+
+def test_the_page_is_one_file_without_network(run: RunPaths) -> None:
+    text = render_page(run)
+    assert text == render_page(run), "another rendering has other bytes"
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", text) and "@import" not in text
+    found = _Attributes()
+    found.feed(text)
+    assert {"class", "href"} <= found.names, found.names
+    assert not {name for name in found.names if name == "style" or name.startswith("on")}, "refused by the policy"
+    assert text.count("<script") == text.count("</script>") == 2
+    assert str(escape(policy())) in text and "default-src 'none'" in policy() and "unsafe" not in policy()
+
+
+def test_markdown_and_page_hold_the_same_sections(run: RunPaths) -> None:
+    render_report(run)
+    text = render_page(run)
+    for heading in re.findall(r"^## (.+)$", run.appendix.read_text(), flags=re.M):
+        assert f">{heading}</h2>" in text
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    text = json_block({"name": HOSTILE})
+    assert "<" not in text and json.loads(text) == {"name": HOSTILE}
+
+
+@pytest.mark.parametrize(
+    ("text", "html", "plain"),
+    [
+        ("a\\_b `x<y` **c**", "a_b <code>x&lt;y</code> <strong>c</strong>", "a_b x<y c"),
+        ("&lt;b&gt; <b>", "&lt;b&gt; &lt;b&gt;", "<b> <b>"),
+        ("**open `", "<strong>open `</strong>", "open `"),
+    ],
+)
+def test_inline_marks(text: str, html: str, plain: str) -> None:
+    assert inline_html(text) == html and inline_plain(text) == plain
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_a_browser_uses_the_page(run: RunPaths, tmp_path: Path) -> None:
+    """Values by keyboard, series, scale, sorting, filtering, a cell's detail; nothing hostile has run."""
+    page_file = tmp_path / "report.html"
+    page_file.write_text(render_page(run))
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(page_file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
+        _use_chart(page)
+        _use_cells(page)
+        assert "owned" not in page.title() and page.locator("img").count() == 0
+        assert said == []
+
+
+def _use_chart(page: Page) -> None:
+    figure = page.locator("figure.chart", has=page.locator(".scale")).first
+    figure.locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    expect(figure.locator(".tip")).to_contain_text("10 repeats")
+    before = figure.locator("circle.m").last.get_attribute("cy")
+    figure.locator(".scale").click()
+    expect(figure.locator(".scale")).to_have_text("Scale: logarithmic")
+    assert figure.locator("circle.m").last.get_attribute("cy") != before or figure.locator("circle.m").count() == 1
+    several = page.locator("figure.chart", has=page.locator('[data-s="1"][aria-pressed]')).first
+    several.locator('[data-s="0"][aria-pressed]').click()
+    expect(several.locator('g[data-s="0"]')).to_be_hidden()
+
+
+def _use_cells(page: Page) -> None:
+    rows = page.locator("#cells-table tbody tr")
+    count = rows.count()
+    page.locator("#cells-table th button").nth(4).click()
+    expect(page.locator("#cells-table th").nth(4)).to_have_attribute("aria-sort", "ascending")
+    page.locator("#cells-filter").fill("failed")
+    expect(rows).to_have_count(1)
+    page.locator("#cells-filter").fill("")
+    expect(rows).to_have_count(count)
+    page.locator("#cells-filter").fill("completed")
+    rows.first.locator("button").click()
+    expect(page.locator("#cell")).to_be_visible()
+    expect(page.locator("#cell-body svg path.line")).to_have_count(10)
+    assert (page.locator("#cell-body a").first.get_attribute("href") or "").startswith("records/")
+    page.locator("#cell-close").click()
+    expect(page.locator("#cell")).to_be_hidden()
