@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -29,6 +29,12 @@ test-nightly: $(VENV)/.installed-dev  ## tests that CI leaves out: grids of opti
 
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m benchmarks.faults.bench $(if $(KEEP),--runs $(KEEP))
+
+walkthrough: $(VENV)/.installed-dev  ## run the command lines of the first documents, write docs/walkthrough.md; as root for hosts and clouds, about 15 minutes
+	$(BIN)/python -m benchmarks.walkthrough
+
+bench-deploy: $(VENV)/.installed-dev  ## deploy two models at every level to five targets; as root, needs sshd
+	$(BIN)/python -m benchmarks.deploy.bench
 
 test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nodes against the APIs of EC2, Compute Engine and Azure on this machine, print the table; as root, needs sshd
 	$(BIN)/python -m pytest -q tests/tasks/providers/test_cloud_faults.py tests/tasks/providers/test_azure_faults.py

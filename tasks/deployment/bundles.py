@@ -76,15 +76,15 @@ def make_bundle(
     verdict, reason = ("not judged", "--no-verify") if judge is None else judge(wanted.model, wanted.layout, "float32")
     if verdict == "defect":
         raise ValueError(f"{model.name}: answers differ from transformers', so nothing is deployed: {reason}")
-    levels = LEVEL_ORDER[1 : LEVEL_ORDER.index(wanted.level) + 1]
-    found, requests = check_levels(model, target, levels, wanted.dtype, folder, cache, wanted.max_loss, say,
-                                   wanted.layout.tp, nodes)  # fmt: skip
-    level = chosen_level(wanted.level, found, say)
-    compression = () if level == "none" else found[level].passes
     limit = manifest.config.get("max_position_embeddings") or manifest.config.get("n_positions")
     length = min(limit, _MAX_LENGTH) if isinstance(limit, int) and limit > 0 else _MAX_LENGTH
     if wanted.max_length is not None:
         length = min(length, wanted.max_length)
+    levels = LEVEL_ORDER[1 : LEVEL_ORDER.index(wanted.level) + 1]
+    found, requests = check_levels(model, target, levels, wanted.dtype, folder, cache, wanted.max_loss, say,
+                                   wanted.layout.tp, nodes, length)  # fmt: skip
+    level = chosen_level(wanted.level, found, say)
+    compression = () if level == "none" else found[level].passes
     made_of = {
         "identity": model.identity,
         "layout": wanted.layout.model_dump(),

@@ -49,14 +49,15 @@ def check_levels(
     say: Say,
     tp: int = 1,
     nodes: int = 1,
+    max_length: int = _POSITIONS,
 ) -> tuple[dict[OptimizationLevel, LevelCheck], dict[OptimizationLevel, tuple[FirstRequest, ...]]]:
     """Return the check of each level, and requests with the answers that this level gives on the target.
 
-    levels: those above `none`, which is always measured. tp: ranks of a launch, over `nodes` of the target. Raises
-    ValueError where `none` could not be measured.
+    levels: those above `none`, which is always measured. tp: ranks of a launch, over `nodes` of the target.
+    max_length: of prompt and answer, as it will be served. Raises ValueError where `none` could not be measured.
     """
     run = RunPaths(folder.absolute())
-    plan, prompts = _plan(model, target, levels, dtype, run, tp, nodes)
+    plan, prompts = _plan(model, target, levels, dtype, run, tp, nodes, min(_POSITIONS, max_length))
     _measure(plan, run, cache, say)
     study = load_run(run)
     [experiment] = plan.experiments
@@ -88,12 +89,13 @@ def _plan(
     run: RunPaths,
     tp: int,
     nodes: int,
+    positions: int,
 ) -> tuple[Plan, list[Prompt]]:
     run.inputs.mkdir(parents=True, exist_ok=True)
     manifest = load_manifest(Path(model.manifest))
     kind = KINDS[kind_of(manifest)]
     limit = manifest.config.get("max_position_embeddings")
-    positions = min(_POSITIONS, limit) if isinstance(limit, int) and limit > 0 else _POSITIONS
+    positions = min(positions, limit) if isinstance(limit, int) and limit > 0 else positions
     file = made_prompts(manifest, run, _PROMPTS, _NEW_TOKENS, positions)
     workload: dict[str, Any] = {"kind": kind, "prompts": str(file), "batch_size": 1}
     workload |= {} if kind == "encode" else {"new_tokens": _NEW_TOKENS}

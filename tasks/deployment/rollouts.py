@@ -30,7 +30,7 @@ from tasks.deployment.fronts import Front
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import Say
-from tasks.providers.leases import open_ledger
+from tasks.providers.leases import Ledger, open_ledger
 
 DRAIN_SECONDS, WATCH_SECONDS = 60.0, 5.0
 _LOOK_SECONDS = 0.5
@@ -73,7 +73,7 @@ def replace(
     with open_ledger(store.folder(name)) as ledger:
         ledger.write("rolling_out", bundle=bundle_name(bundle))
         try:
-            new = _place_all(placer, bundle, _next(deployment), len(old), ready_seconds)
+            new = _place_all(placer, bundle, _next(deployment, ledger, len(old)), len(old), ready_seconds)
         except (ServerNotReady, FirstAnswerWrong) as error:
             ledger.write("deployed", rolled_back=str(error)[:500])
             raise RolledBack(f"{name}: rolled back before any traffic: {_text(error)}") from error
@@ -112,7 +112,8 @@ def scale(store: Store, name: str, replicas: int, say: Say, ready_seconds: float
         try:
             if replicas > len(servers):
                 missing = replicas - len(servers)
-                servers += _place_all(placer, bundle, _next(deployment), missing, ready_seconds, share=replicas)
+                first = _next(deployment, ledger, missing)
+                servers += _place_all(placer, bundle, first, missing, ready_seconds, share=replicas)
                 _switch(front, placer, servers, ())
             else:
                 kept, gone = servers[:replicas], servers[replicas:]
@@ -127,9 +128,12 @@ def scale(store: Store, name: str, replicas: int, say: Say, ready_seconds: float
     return deployment
 
 
-def _next(deployment: Deployment) -> int:
-    """Return the first number that no server has had, for a folder that is not there yet."""
-    return 1 + max(server.generation for server in deployment.servers)
+def _next(deployment: Deployment, ledger: Ledger, count: int) -> int:
+    """Return the first of `count` numbers that no server has had, be it one that was rolled back; notes them."""
+    noted = [int(entry["last"]) for entry in ledger.entries if entry["event"] == "numbers"]
+    first = 1 + max([server.generation for server in deployment.servers] + noted)
+    ledger.write("numbers", first=first, last=first + count - 1)
+    return first
 
 
 def _place_all(

@@ -66,6 +66,10 @@ ALLOWED = {
     "flows/cli/plan/learned.py": (4, "a plan of training or of generation, which past runs correct"),
     "flows/cli/verify/text.py": (3, "`rankwise verify` is for the kinds that take prompts"),
     "reports/correctness/reach.py": (4, "only workloads with prompts have answers"),
+    "reports/document/methods.py": (
+        2,
+        "questions and methods by the kind of an experiment, `communication` among them",
+    ),
     "reports/experiments/targets.py": (1, "the kind of an experiment, not of a workload"),
     "tasks/planning/inputs.py": (1, "counts the prompts of a file"),
     "tasks/planning/predictions.py": (1, "the training that a script is predicted as"),

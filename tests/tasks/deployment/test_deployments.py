@@ -180,8 +180,8 @@ def test_scale_and_a_server_that_is_killed(store: Store, deployed: tuple[Deploym
     assert is_ready(deployment.url, key_of(deployment))
 
 
-def test_a_deployment_needs_its_token(deployed: tuple[Deployment, ServingBundle]) -> None:
-    deployment, bundle = deployed
+def test_a_deployment_needs_its_token(store: Store, deployed: tuple[Deployment, ServingBundle]) -> None:
+    deployment, bundle = store.read("tiny"), deployed[1]
     body = {"model": bundle.model, "prompt": "x", "max_tokens": 1}
     for url in (deployment.url, f"http://127.0.0.1:{deployment.servers[0].local_port}"):
         assert httpx.post(f"{url}/v1/completions", json=body, trust_env=False).status_code == 401
