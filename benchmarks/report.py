@@ -1,6 +1,6 @@
 """What analysis and report cost for many records, on this machine, now: python -m benchmarks.report
 
-    python -m benchmarks.report [--records 1000 10000 100000]
+    python -m benchmarks.report [--records 1000 10000 100000] [--forms md+html]
 
 For each number it makes up a run folder as the engine leaves one (ten repeats a cell, two models, strong
 and weak scaling, optimizations, and two sweeps that grow; 512 samples in every column of every rank),
@@ -52,8 +52,13 @@ _CODE = """
 import sys
 from pathlib import Path
 from configs.plans.paths import RunPaths
-from reports.render import render_report
-render_report(RunPaths(Path(sys.argv[1])))
+from reports.render import analyze_run, render_analysis, write_page
+run, forms = RunPaths(Path(sys.argv[1])), sys.argv[2].split("+")
+analysis = analyze_run(run, draws="md" in forms)
+if "md" in forms:
+    render_analysis(run, analysis)
+if "html" in forms:
+    write_page(run, analysis)
 """
 
 
@@ -65,6 +70,7 @@ class Rendering:
     seconds: float
     peak_bytes: int
     report_bytes: int
+    page_bytes: int = 0
 
     @property
     def microseconds_per_record(self) -> float:
@@ -190,11 +196,14 @@ def _samples(cell: Cell, count: int, rng: np.random.Generator) -> dict[str, np.n
     return samples
 
 
-def render_alone(folder: Path, records: int) -> Rendering:
-    """Render in a fresh process on two cores. Raises RuntimeError with its output where it fails."""
+def render_alone(folder: Path, records: int, forms: str = "md") -> Rendering:
+    """Render `md`, `html` or `md+html` in a fresh process on two cores.
+
+    Raises RuntimeError with its output where it fails.
+    """
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
-        process = psutil.Popen([sys.executable, "-c", _CODE, str(folder)], stdout=log, stderr=subprocess.STDOUT)
+        process = psutil.Popen([sys.executable, "-c", _CODE, str(folder), forms], stdout=log, stderr=subprocess.STDOUT)
         process.cpu_affinity(sorted(os.sched_getaffinity(0))[:CORES])
         peak = 0
         while process.poll() is None:
@@ -204,7 +213,10 @@ def render_alone(folder: Path, records: int) -> Rendering:
         log.seek(0)
         if process.returncode != 0:
             raise RuntimeError(f"{records:,} records: exit code {process.returncode}\n{log.read()}")
-    return Rendering(records, seconds, peak, RunPaths(folder).report.stat().st_size)
+    run = RunPaths(folder)
+    written = run.page if forms == "html" else run.report
+    page = run.page.stat().st_size if "html" in forms else 0
+    return Rendering(records, seconds, peak, written.stat().st_size, page)
 
 
 def _resident_bytes(process: psutil.Process) -> int:
@@ -234,23 +246,27 @@ def main() -> int:
     """Write, render and print each; 1 where the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, nargs="+", default=[1000, 10_000, BAR_RECORDS])
+    parser.add_argument("--forms", choices=("md", "html", "md+html"), default="md+html")
     arguments = parser.parse_args()
     if min(arguments.records) < 200:
         parser.error("--records: expected at least 200, less than the smallest study that this makes up")
     renderings = []
     cores = len(os.sched_getaffinity(0))
     print(f"{cores} cores, of which {min(cores, CORES)} are used; load average at the start {os.getloadavg()[0]:.1f}")
-    print(f"{'records':>9} {'wall s':>8} {'us/record':>10} {'peak MB':>8} {'report kB':>10} {'made in s':>10}")
+    print(
+        f"{'records':>9} {'wall s':>8} {'us/record':>10} {'peak MB':>8} {'report kB':>10} {'page kB':>8} "
+        f"{'made in s':>10}"
+    )
     for records in sorted(arguments.records):
         with tempfile.TemporaryDirectory(prefix="rankwise-bench-") as scratch:
             began = time.monotonic()
             written = write_run(Path(scratch) / "run", records)
             os.sync()  # or the disk would be written to while the report is timed
             made = time.monotonic() - began
-            item = render_alone(Path(scratch) / "run", written)
+            item = render_alone(Path(scratch) / "run", written, arguments.forms)
         renderings.append(item)
-        row = "{:>9,} {:>8.1f} {:>10.0f} {:>8.0f} {:>10.0f} {:>10.1f}"
-        sizes = (item.peak_bytes / 1e6, item.report_bytes / 1e3, made)
+        row = "{:>9,} {:>8.1f} {:>10.0f} {:>8.0f} {:>10.0f} {:>8.0f} {:>10.1f}"
+        sizes = (item.peak_bytes / 1e6, item.report_bytes / 1e3, item.page_bytes / 1e3, made)
         print(row.format(item.records, item.seconds, item.microseconds_per_record, *sizes), flush=True)
     lines = missed(renderings)
     print("\n".join(f"MISSED: {line}" for line in lines) or "the bar is met")

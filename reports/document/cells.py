@@ -19,9 +19,9 @@ from reports.reading.read import MAX_SAMPLES, Floats32, Reading
 from reports.tables import others_share
 from reports.text import UNKNOWN, estimate_cell, mebibytes, number, percent
 
-MAX_QUANTILES = 640_000
+MAX_QUANTILES = 320_000
 """On one page, of all repeats together."""
-MIN_QUANTILES = 9
+MIN_QUANTILES = 5
 FIRST_ROWS = 100
 """Drawn without the script."""
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -67,6 +67,9 @@ def _cell(result: CellResult, quantiles: int) -> dict[str, Any]:
     kept = [one.sample_seconds for one in result.completed.values() if one.sample_seconds is not None]
     ends = _ends(kept)
     cell: dict[str, Any] = {"key": result.key, "row": row}
+    paths = [reading.path for reading in result.measurements.values()]
+    if paths:
+        cell["folder"] = paths[0].rpartition("/")[0]
     if ends is not None:
         cell["range"] = [float(f"{end:.5g}") for end in ends]
     cell["repeats"] = [
@@ -86,13 +89,14 @@ def _ends(samples: list[Floats32]) -> tuple[float, float] | None:
 
 
 def _repeat(repeat: int, reading: Reading, ends: tuple[float, float] | None, quantiles: int) -> list[Any]:
-    """Repeat, state, throughput, share of others, quantiles, path of the record."""
+    """Repeat, state, throughput, share of others, quantiles, name of the record in the cell's folder."""
+    name = reading.path.rpartition("/")[2]
     rates = reading.rates
     rate = None if rates is None else rates.throughput
     samples = reading.sample_seconds
     told = "" if samples is None or ends is None else encoded(samples, ends, quantiles)
     status, share = reading.record.status.value.replace("_", " "), reading.figure("others_cpu_share")
-    return [repeat, status, number(rate, 4), percent(share, 2) if share is not None else UNKNOWN, told, reading.path]
+    return [repeat, status, number(rate, 4), percent(share, 2) if share is not None else UNKNOWN, told, name]
 
 
 def encoded(samples: Floats32, ends: tuple[float, float], quantiles: int) -> str:

@@ -8,7 +8,7 @@ the same bytes: the time is that of the last record, and fonts are those of the 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MAX_ROWS, MAX_COLUMNS = 9, 9
 """Of a table in the paper; the appendix has all of it."""
 MAX_CELL = 44
+IN_WORDS = ("Latency", "Memory by rank", "Network", "Checkpoints", "Speed and utilization")
+"""Sections whose sentence stands alone; the appendix has their figures and tables."""
 _WHERE_SCALING_ENDS = ("strong", "weak")
 
 
@@ -119,7 +121,7 @@ def _results(document: Document) -> tuple[Result, ...]:
 
 def _flat(section: Section) -> Iterator[Section]:
     if section.sentence or section.table or section.plot:
-        yield section
+        yield replace(section, plot=None, table=None) if section.title in IN_WORDS else section
     for part in section.more:
         yield from _flat(part)
 
