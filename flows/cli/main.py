@@ -156,6 +156,19 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
 
 
 @app.command()
+def watch(
+    context: typer.Context,
+    folder: RunFolder,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port on 127.0.0.1; 0: any free one")] = 0,
+) -> None:
+    """Serve the report's page on loopback while a run goes on, until Ctrl-C."""
+    from flows.cli.results.watch import watch as serve_page
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: plainly(lambda: serve_page(folder, port)), folder, context.obj["debug"]))
+
+
+@app.command()
 def logs(
     context: typer.Context,
     folder: RunFolder,
