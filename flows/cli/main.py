@@ -155,6 +155,23 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
     raise typer.Exit(guarded(lambda: plainly(lambda: print_status(folder, as_json)), folder, context.obj["debug"]))
 
 
+@app.command("export-run")
+def export_run(
+    context: typer.Context,
+    folder: RunFolder,
+    to: Annotated[
+        Literal["parquet", "prometheus", "tensorboard", "mlflow", "wandb", "optimum", "huggingface"],
+        typer.Option("--to", help="format"),
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="folder  [default: RUN/exports/FORMAT]")] = None,
+) -> None:
+    """Write a run's figures in the format of another program; nothing is sent."""
+    from flows.cli.results.inspect import export_figures
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: plainly(lambda: export_figures(folder, to, out)), folder, context.obj["debug"]))
+
+
 @app.command()
 def watch(
     context: typer.Context,
