@@ -172,6 +172,36 @@ def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -
     raise typer.Exit(guarded(lambda: plainly(lambda: print_status(folder, as_json)), folder, context.obj["debug"]))
 
 
+@app.command("export-run")
+def export_run(
+    context: typer.Context,
+    folder: RunFolder,
+    to: Annotated[
+        Literal["parquet", "prometheus", "tensorboard", "mlflow", "wandb", "optimum", "huggingface"],
+        typer.Option("--to", help="format"),
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="folder  [default: RUN/exports/FORMAT]")] = None,
+) -> None:
+    """Write a run's figures in the format of another program; nothing is sent."""
+    from flows.cli.results.inspect import export_figures
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: plainly(lambda: export_figures(folder, to, out)), folder, context.obj["debug"]))
+
+
+@app.command()
+def watch(
+    context: typer.Context,
+    folder: RunFolder,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port on 127.0.0.1; 0: any free one")] = 0,
+) -> None:
+    """Serve the report's page on loopback while a run goes on, until Ctrl-C."""
+    from flows.cli.results.watch import watch as serve_page
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: plainly(lambda: serve_page(folder, port)), folder, context.obj["debug"]))
+
+
 @app.command()
 def logs(
     context: typer.Context,

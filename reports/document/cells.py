@@ -1,6 +1,6 @@
 """The cells of a study for the page: a row each, and for each repeat its record and quantiles of its samples.
 
-    data = cells_data(study)            # page(document, cells=data)
+    data = cells_data(study)            # report_page(document, data)
 
 Quantiles are numbers of 12 bits on a logarithmic scale between the cell's smallest and largest sample, two characters
 each (base64url digits). A page has room for MAX_QUANTILES of them: many repeats have fewer than 64 each.

@@ -38,12 +38,7 @@ class Live:
 
 
 def report_page(document: Document, cells: "CellsData | None" = None, live: Live | None = None) -> str:
-    """The page of one report."""
-    return page(document, cells=cells, live=live)
-
-
-def page(document: Document, cells: "CellsData | None" = None, live: Live | None = None, extra: str = "") -> str:
-    """A page with a document's sections. `extra`: HTML of our own, put after them."""
+    """The page of one report; `cells`: all cells with their samples, `live`: where its run is under way."""
     from markupsafe import Markup
 
     environment = html_environment()
@@ -59,7 +54,6 @@ def page(document: Document, cells: "CellsData | None" = None, live: Live | None
         css=Markup(css),
         js=Markup(js),
         policy=policy(live is not None),
-        extra=Markup(extra),
     )
     return "\n".join(line for line in text.split("\n") if line.strip()) + "\n"
 

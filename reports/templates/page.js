@@ -251,13 +251,4 @@ if (live) {
     } catch { /* the server has ended: what is shown stays */ }
   }, 2000);
 }
-
-// Compare: two chosen runs name a page.
-const pair = $("#pair");
-if (pair) pair.addEventListener("submit", event => {
-  event.preventDefault();
-  const a = $("#first").value, b = $("#second").value, known = JSON.parse($("#pairs-data").textContent);
-  const page = known[`${a} ${b}`] || known[`${b} ${a}`];
-  if (page) location.href = page; else $("#pair-note").textContent = a === b ? "Choose two different runs." : "These runs share no cell.";
-});
 })();

@@ -43,6 +43,7 @@ NODE_LIBRARIES = (
     "accelerate",
     "deepspeed",
     "fastapi",
+    "httpx",
     "jinja2",
     "numpy",
     "nvidia-ml-py",

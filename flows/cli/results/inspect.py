@@ -187,6 +187,22 @@ def render_paper(folder: Path) -> int:
     return 0 if set(analysis.context["statuses"]) <= {"completed"} else 3
 
 
+def export_figures(folder: Path, to: str, out: Path | None) -> int:
+    """Write a run's figures as another program reads them. Raises ValueError where its library is missing."""
+    from reports.exports.writers import EXPORTS
+    from reports.reading.devices import load_comparable
+
+    run, _ = open_run(folder)
+    place = out or run.folder / "exports" / to
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        paths = EXPORTS[to](load_comparable(run), place)
+    except ImportError as error:
+        raise ValueError(f"--to {to}: {error.name} is not installed. Run: pip install 'rankwise[{to}]'") from error
+    print(f"Exported   {place}  ({len(paths)} {'path' if len(paths) == 1 else 'paths'})")
+    return 0
+
+
 def print_answers(folder: Path) -> int:
     """Print the answers of a run as JSON; writes nothing."""
     from reports.json_form import run_answers

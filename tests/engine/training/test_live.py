@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from engine.training.live import open_live
 from engine.training.live import sender as telling
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
 from tests.support.training.live_streams import LOSSES, context_of, opened, tell
+from tests.support.wandb_files import offline_records
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "training.json"
 Told = tuple[Path, str, dict[str, Any], str]
@@ -114,29 +114,6 @@ def test_wandb_offline_file_holds_the_curve(told: Told) -> None:
     assert [(row["step"], row["loss"]) for row in history if "loss" in row] == list(enumerate(LOSSES, 1))
     assert [row["validation_loss"] for row in history if "validation_loss" in row] == [3.75]
     assert [each.exit.exit_code for each in records if each.WhichOneof("record_type") == "exit"] == [0]
-
-
-def offline_records(path: Path) -> Iterator[Any]:
-    """Records of a .wandb file by wandb's own messages: LevelDB's log format after a header of 7 bytes.
-
-    32 KiB blocks; a piece is CRC, length, kind (whole, first, middle, last) and bytes.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, record = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
-    while at < len(data):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        record += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            message = wandb_internal_pb2.Record()
-            message.ParseFromString(record)
-            record = b""
-            yield message
 
 
 def test_wandb_knows_its_own_file(told: Told) -> None:

@@ -1,0 +1,146 @@
+"""`rankwise watch`: the report's page on loopback, made anew while a run goes on.
+
+The page asks for `version` every two seconds and takes the new page when that has changed. Only GET is answered, only
+to a browser that names loopback as the host (a page elsewhere could otherwise read it through a name that it points
+here), and of the run folder only records are served.
+"""
+
+import re
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from configs.common.reading import read_bytes
+from configs.plans.paths import RunPaths
+from flows.cli.results.inspect import open_run
+from reports.document.html import Live, policy
+from reports.render import render_page
+
+_RECORD = re.compile(r"/(records/[0-9a-f]{4,64}/[A-Za-z0-9_.-]{1,100}\.(?:json|npz))")
+_RECORD_BYTES = 256 * 2**20
+_LEAST_SECONDS = 2.0
+"""Between two renderings: one takes as long on a large run."""
+
+
+class LivePage:
+    """The page of a run, rendered again where the records have changed since. Safe to ask from several threads."""
+
+    def __init__(self, run: RunPaths) -> None:
+        self._run, self._lock = run, threading.Lock()
+        self._version, self._page, self._made = "", b"", 0.0
+
+    def version(self) -> str:
+        """Changes with each record."""
+        records = list(self._run.records.glob("*/*.json"))
+        newest = max((path.stat().st_mtime_ns for path in records if path.exists()), default=0)
+        plan = self._run.plan.stat().st_mtime_ns
+        return f"{len(records)}-{newest}-{plan}"
+
+    def page(self) -> bytes:
+        """The page of now; of a moment ago where it was just made."""
+        with self._lock:
+            version = self.version()
+            if not self._page or (version != self._version and time.monotonic() - self._made > _LEAST_SECONDS):
+                self._page = render_page(self._run, progress(self._run, version)).encode()
+                self._version, self._made = version, time.monotonic()
+            return self._page
+
+    def shown(self) -> str:
+        """The version that a reader should have; the last one until a newer page may be made."""
+        version = self.version()
+        return version if time.monotonic() - self._made > _LEAST_SECONDS else self._version
+
+
+def progress(run: RunPaths, version: str) -> Live:
+    """How far a run is, and how long and at what price the rest may take, judged by the measurements so far."""
+    from flows.cli.results.inspect import status_rows
+    from tasks.campaign.ledger import read_ledger
+
+    _, plan = open_run(run.folder)
+    rows = status_rows(run, plan, read_ledger(run))
+    ended = [row for row in rows if row["finished_at"]]
+    failed = sum(row["status"] != "completed" for row in ended)
+    running = sum(row["status"] == "running" for row in rows)
+    text = f"{len(ended)} of {len(rows)} measurements, {failed} failed, {running} running"
+    left = len(rows) - len(ended)
+    if left and len(ended) > 1:
+        seconds = _seconds_a_measurement([str(row["finished_at"]) for row in ended]) * left
+        text += f"; about {int(seconds // 60)}:{int(seconds % 60):02} to go"
+        prices = [found.price.usd_per_hour for found in plan.prices.values() if found.price is not None]
+        if len(plan.targets) == len(prices) == 1:
+            nodes = max(cell.nodes for cell in plan.cells.values())
+            text += f", about {seconds / 3600 * prices[0] * nodes:.2f} USD"
+    elif not left:
+        text += "; complete"
+    return Live(version, text + ".", len(ended), len(rows))
+
+
+def _seconds_a_measurement(finished: list[str]) -> float:
+    """From the first end to the last, over the measurements between them."""
+    from datetime import datetime
+
+    moments = sorted(datetime.fromisoformat(text).timestamp() for text in finished)
+    return (moments[-1] - moments[0]) / (len(moments) - 1)
+
+
+def live_server(run: RunPaths, port: int) -> ThreadingHTTPServer:
+    """A server on loopback, not yet serving; port 0 takes any free one."""
+    live = LivePage(run)
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version = "rankwise", ""
+
+        def do_GET(self) -> None:
+            host = self.headers.get("Host", "")
+            if host not in {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}:  # type: ignore[attr-defined]
+                return self._answer(HTTPStatus.FORBIDDEN, b"open the address that rankwise watch printed", "text/plain")
+            try:
+                self._serve(self.path.partition("?")[0])
+            except (OSError, ValueError) as error:
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error).encode(), "text/plain")
+
+        def _serve(self, path: str) -> None:
+            record = _RECORD.fullmatch(path)
+            if path == "/":
+                self._answer(HTTPStatus.OK, live.page(), "text/html; charset=utf-8")
+            elif path == "/version":
+                self._answer(HTTPStatus.OK, live.shown().encode(), "text/plain")
+            elif record:
+                content = read_bytes(run.folder / record[1], _RECORD_BYTES)
+                kind = "application/json" if path.endswith(".json") else "application/octet-stream"
+                self._answer(HTTPStatus.OK, content, kind)
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, b"no such page", "text/plain")
+
+        def _answer(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+            self.send_response(status)
+            for name, value in {
+                "Content-Type": kind,
+                "Content-Length": str(len(content)),
+                "Cache-Control": "no-store",
+                "X-Content-Type-Options": "nosniff",
+                "Content-Security-Policy": policy(live=True),
+                "Cross-Origin-Resource-Policy": "same-origin",
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: a request every two seconds is no news."""
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def watch(folder: Path, port: int) -> int:
+    """Serve until Ctrl-C. Raises WrongArgument for a folder without a run, OSError for a port in use."""
+    run, _ = open_run(folder)
+    with live_server(run, port) as server:
+        print(f"Page       http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

@@ -1,0 +1,1 @@
+"""Figures of a run in the formats of other programs."""

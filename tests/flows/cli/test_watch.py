@@ -1,0 +1,90 @@
+"""The live page: a real server and a real browser see a run fill in; nothing else of the folder is served."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from configs.plans.paths import RunPaths
+from flows.cli.results.watch import live_server, progress
+from tests.support.browser import SLOW, chromium, find_chromium
+from tests.support.made_studies import cells_of, planned, write_measurements, write_plan
+
+STUDY = """
+workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}
+experiments: {sizes: {kind: sweep, over: {batch_size: [1, 2]}}}
+"""
+
+
+@contextmanager
+def served(run: RunPaths) -> Iterator[int]:
+    """The port of a server of this run."""
+    with live_server(run, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def get(port: int, path: str, host: str | None = None) -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_only_records_are_served_and_only_to_loopback(tmp_path: Path) -> None:
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    _, cell = cells_of(plan)[0]
+    write_measurements(run, cell, 0.01)
+    (run.folder / "secret.json").write_text("{}")
+    record = next(run.records.glob("*/*.json"))
+    with served(run) as port:
+        assert get(port, "/")[0] == 200
+        assert get(port, f"/{record.relative_to(run.folder)}") == (200, record.read_bytes())
+        for path in ("/secret.json", "/plan.json", "/records/../plan.json", "/records/%2e%2e/plan.json"):
+            assert get(port, path)[0] == 404, path
+        assert get(port, "/", host=f"rebound.example:{port}")[0] == 403
+
+
+def test_how_far_a_run_is(tmp_path: Path) -> None:
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    assert progress(run, "v").text == "0 of 20 measurements, 0 failed, 0 running."
+    (_, first), (_, second) = cells_of(plan)
+    write_measurements(run, first, 0.01)
+    found = progress(run, "v")
+    assert (found.done, found.planned) == (10, 20) and "about 10:00 to go" in found.text
+    write_measurements(run, second, 0.01)
+    assert progress(run, "v").text.endswith("complete.")
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_a_browser_sees_cells_fill_in(tmp_path: Path) -> None:
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    (_, first), (_, second) = cells_of(plan)
+    write_measurements(run, first, 0.01)
+    with served(run) as port, chromium() as browser:
+        page = browser.new_page()
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.goto(f"http://127.0.0.1:{port}/")
+        expect(page.locator(".live")).to_contain_text("10 of 20 measurements")
+        write_measurements(run, second, 0.02)
+        expect(page.locator(".live")).to_contain_text("20 of 20 measurements", timeout=SLOW)
+        expect(page.locator("#cells-table tbody")).not_to_contain_text("missing")
+        page.locator("#cells-table tbody button").first.click()
+        expect(page.locator("#cell")).to_be_visible()
+        assert [text for text in said if "favicon" not in text and "404" not in text] == []
