@@ -141,6 +141,7 @@ def wandb(study: StudyResult, folder: Path) -> list[Path]:
             run.log({**row, "repeat": repeat})
         paths.append(Path(run.dir).parent)
         run.finish(exit_code=0 if cell.status == Status.COMPLETED else 1)
+    library.teardown()  # waits for the process that writes the files, which a busy machine leaves behind `finish`
     return paths
 
 
