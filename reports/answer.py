@@ -230,9 +230,9 @@ def _lost(study: StudyResult) -> Sentence:
         failed = sum(len(result.measurements) - len(result.completed) for result in study.cells.values())
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
-            done = f"Each of {plural(total, 'cell')} was measured as often as planned"
+            done = f"Each of {plural(total, 'cell')} has all planned repeats"
             told = f"{done}{unsupported}."
-            return Sentence("Models are missing:" if unusable else "Nothing is missing.", told, FAILURES)
+            return Sentence("Models are missing:" if unusable else "All measurements completed.", told, FAILURES)
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
         return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.", FAILURES)

@@ -119,7 +119,7 @@ def test_the_page_of_a_run_shows_the_stages(ui: Ui, by_hand: FlowRun) -> None:
 
 def test_the_report_has_its_figures(ui: Ui, by_hand: FlowRun) -> None:
     ui.artifact(by_hand.id, "report-by-hand")
-    ui.sees("Nothing is missing.")
+    ui.sees("All measurements completed.")
     figure = ui.page.locator("img.markdown-renderer__image").first
     figure.wait_for()
     assert figure.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300

@@ -66,7 +66,7 @@ def test_the_decision_comes_first_and_nothing_lost_last() -> None:
         "much per rank."
     )
     assert best.evidence == "Recommendations"
-    assert rest.text == "Nothing is missing. Each of 3 cells was measured as often as planned."
+    assert rest.text == "All measurements completed. Each of 3 cells has all planned repeats."
 
 
 def test_no_more_than_six_sentences_the_weightiest_ones() -> None:
@@ -75,7 +75,7 @@ def test_no_more_than_six_sentences_the_weightiest_ones() -> None:
     unread = Unreadable("records/x.json", "not JSON")
     told = opening(replace(study, unreadable=(unread,)), [judged("agrees", "a")])
     assert len(told) <= MAX_SENTENCES
-    assert any("cannot be read" in one.lead for one in told) and told[-1].lead == "Nothing is missing."
+    assert any("cannot be read" in one.lead for one in told) and told[-1].lead == "All measurements completed."
     assert any(one.lead.startswith("Run ") for one in told) and any("answers are right" in one.lead for one in told)
 
 

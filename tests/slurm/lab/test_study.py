@@ -71,7 +71,7 @@ def test_weak_scaling_from_one_node_to_two(lab: Lab, tmp_path: Path) -> None:
     assert len(hosts[0]) == 1 and hosts[1] == sorted(lab.plan.node_names)
     environment = json.loads((run.folder / "environment.json").read_text())
     assert "partition lab, nodes of 1 CPU, " in environment["target lab"] and "cores" not in environment
-    # Nothing is missing: the same folder goes on from whatever machine submits.
+    # Everything is there: the same folder goes on from whatever machine submits.
     again = rankwise("run", study, cwd=tmp_path)
     assert again.returncode == 0 and "2 of 2 measurements were already completed" in again.stdout
 
