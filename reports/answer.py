@@ -70,11 +70,7 @@ def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
 
 
 def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
-    """Up to how many ranks scaling pays: efficiency of a half or more, as measured; then the forecast.
-
-    At the knee of speed-up against efficiency the latter is a half or more: D. L. Eager, J. Zahorjan, E. D. Lazowska,
-    "Speedup versus efficiency in parallel systems", IEEE Transactions on Computers 38 (1989) 408-423.
-    """
+    """Up to how many ranks scaling pays, as measured; then the forecast."""
     kinds = ("strong", "weak")
     of_model = [one for one in study.plan.experiments if one.kind in kinds and one.points]
     for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
@@ -83,7 +79,9 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
         if all(one is not found.baseline.result for one in decision.members) or not grown:
             continue
         base = found.baseline.ranks
-        paid = [ranks for ranks, efficiency in grown if efficiency is not None and efficiency.value >= HALF]
+        paid = [
+            ranks for ranks, efficiency in grown if efficiency is not None and _pays(ranks / base, efficiency.value)
+        ]
         most = max(ranks for ranks, _ in grown)
         if not paid:
             lead = f"Scaling does not pay beyond {plural(base, 'rank')}:"
@@ -99,6 +97,16 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
             text += f"; forecast: {half[:1].lower()}{half[1:].rstrip('.')}"
         return [Sentence(lead, f"{text}.", study.title(experiment))]
     return []
+
+
+def _pays(growth: float, efficiency: float) -> bool:
+    """Whether each rank added to the baseline's does at least half of what one of those does.
+
+    At the knee of speed-up against efficiency the latter is a half or more (D. L. Eager, J. Zahorjan, E. D. Lazowska,
+    "Speedup versus efficiency in parallel systems", IEEE Transactions on Computers 38 (1989) 408-423). That alone would
+    call it paid when the second of two ranks does nothing at all; of many ranks both say the same.
+    """
+    return efficiency * growth - 1 >= HALF * (growth - 1)
 
 
 def _damaged(study: StudyResult) -> list[Sentence]:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from configs.common.execution import Layout
 from configs.plans.plan import Plan
 from configs.plans.rates import Rates
@@ -11,7 +13,7 @@ from configs.plans.record import Failure, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
-from reports.answer import MAX_SENTENCES, Sentence, answer
+from reports.answer import MAX_SENTENCES, Sentence, _pays, answer
 from reports.correctness.judge import CorrectnessVerdict, CorrectnessWord
 from reports.correctness.ladder import Ladder
 from reports.correctness.section import JudgedCell
@@ -112,3 +114,19 @@ def test_right_and_unknown_answers() -> None:
     both = opening(study, [judged("agrees", "a"), judged("agrees", "b")])[1]
     assert both.text.startswith("The answers are right. 2 cells of tiny differ from the reference by")
     assert "every token equal on 38 of 40 prompts" in both.text
+
+
+@pytest.mark.parametrize(
+    ("growth", "efficiency", "pays"),
+    [
+        (2, 0.52, False),  # the second rank does next to nothing
+        (2, 0.74, False),
+        (2, 0.75, True),
+        (4, 0.62, False),
+        (4, 0.63, True),
+        (64, 0.50, False),
+        (64, 0.51, True),  # with many ranks it is an efficiency of a half
+    ],
+)
+def test_scaling_pays_where_an_added_rank_does_half_of_the_first(growth: float, efficiency: float, pays: bool) -> None:
+    assert _pays(growth, efficiency) is pays
