@@ -150,8 +150,9 @@ def _xy(chart: Chart) -> str:
 
 
 def _x_ticks(x: Scale, xs: Sequence[float]) -> str:
-    """At the values themselves where they are few, else at round ones."""
-    places = list(xs) if len(xs) <= 7 else x.ticks()
+    """At the values themselves where they are few and whole, else at round ones."""
+    few = len(xs) <= 7 and all(value == int(value) for value in xs)
+    places = list(xs) if few else x.ticks()
     drawn, last = [], -1e9
     for place in places:
         at = x.at(place)

@@ -201,8 +201,8 @@ function cells() {
     const grid = make("table"), head = make("tr"), rowsBody = make("tbody"), top = make("thead");
     for (const name of ["repeat", "state", all.unit, "CPU taken by others", "record"]) head.append(make("th", name, {scope: "col"}));
     for (const r of c.repeats) {
-      const tr = make("tr"), path = `${c.folder}/${r[5]}`, link = make("a", path, {href: path});
-      tr.append(make("td", r[0]), make("td", r[1]), make("td", r[2]), make("td", r[3]), make("td"));
+      const tr = make("tr"), path = `records/${c.key}/${all.record.replace("{repeat}", r[0]).replace("{attempt}", r[5])}`, link = make("a", path, {href: path});
+      tr.append(make("td", r[0]), make("td", r[1] || "completed"), make("td", r[2]), make("td", r[3]), make("td"));
       tr.lastChild.append(link);
       rowsBody.append(tr);
     }

@@ -104,7 +104,8 @@ def test_a_browser_uses_the_page(run: RunPaths, tmp_path: Path) -> None:
         page.goto(page_file.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "scrolls sideways"
         _use_chart(page)
-        _use_cells(page)
+        record = _use_cells(page)
+        assert (run.folder / record).is_file(), record
         assert "owned" not in page.title() and page.locator("img").count() == 0
         assert said == []
 
@@ -123,7 +124,8 @@ def _use_chart(page: Page) -> None:
     expect(several.locator('g[data-s="0"]')).to_be_hidden()
 
 
-def _use_cells(page: Page) -> None:
+def _use_cells(page: Page) -> str:
+    """Sort, filter, open a cell; gives the address of its first record."""
     rows = page.locator("#cells-table tbody tr")
     count = rows.count()
     page.locator("#cells-table th button").nth(4).click()
@@ -136,6 +138,7 @@ def _use_cells(page: Page) -> None:
     rows.first.locator("button").click()
     expect(page.locator("#cell")).to_be_visible()
     expect(page.locator("#cell-body svg path.line")).to_have_count(10)
-    assert (page.locator("#cell-body a").first.get_attribute("href") or "").startswith("records/")
+    record = page.locator("#cell-body a").first.get_attribute("href") or ""
     page.locator("#cell-close").click()
     expect(page.locator("#cell")).to_be_hidden()
+    return record
