@@ -18,11 +18,11 @@ from configs.plans.record import record_name
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import MAX_SAMPLES, Floats32, Reading
 from reports.tables import others_share
-from reports.text import UNKNOWN, estimate_cell, mebibytes, number, percent
+from reports.text import estimate_cell, mebibytes, percent
 
 MAX_QUANTILES = 320_000
 """On one page, of all repeats together."""
-MIN_QUANTILES = 5
+MIN_QUANTILES = 3
 FIRST_ROWS = 100
 """Drawn without the script."""
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -91,7 +91,7 @@ def _ends(samples: list[Floats32]) -> tuple[float, float] | None:
 
 
 def _repeat(repeat: int, reading: Reading, ends: tuple[float, float] | None, quantiles: int) -> list[Any]:
-    """Repeat, state ("" where completed), throughput, share of others, quantiles, attempt."""
+    """Repeat, state ("" where completed), throughput, per cent of CPU of others, quantiles, attempt."""
     rates = reading.rates
     rate = None if rates is None else rates.throughput
     samples = reading.sample_seconds
@@ -101,8 +101,8 @@ def _repeat(repeat: int, reading: Reading, ends: tuple[float, float] | None, qua
     return [
         repeat,
         status,
-        number(rate, 4),
-        percent(share, 2) if share is not None else UNKNOWN,
+        None if rate is None else float(f"{rate:.4g}"),
+        None if share is None else round(100 * share, 1),
         told,
         reading.record.attempt,
     ]

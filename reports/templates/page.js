@@ -7,6 +7,7 @@ const make = (name, text, attributes = {}) => {
   for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
   return e;
 };
+const known = (v, unit) => v === null ? "–" : v.toLocaleString("en", {maximumSignificantDigits: 4}) + unit;
 const near = v => v === 0 ? "0" : Number(v.toPrecision(3)).toLocaleString("en", {maximumSignificantDigits: 3});
 
 // Theme: as the system has it, until chosen.
@@ -202,7 +203,7 @@ function cells() {
     for (const name of ["repeat", "state", all.unit, "CPU taken by others", "record"]) head.append(make("th", name, {scope: "col"}));
     for (const r of c.repeats) {
       const tr = make("tr"), path = `records/${c.key}/${all.record.replace("{repeat}", r[0]).replace("{attempt}", r[5])}`, link = make("a", path, {href: path});
-      tr.append(make("td", r[0]), make("td", r[1] || "completed"), make("td", r[2]), make("td", r[3]), make("td"));
+      tr.append(make("td", r[0]), make("td", r[1] || "completed"), make("td", known(r[2], "")), make("td", known(r[3], " %")), make("td"));
       tr.lastChild.append(link);
       rowsBody.append(tr);
     }
