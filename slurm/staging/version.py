@@ -7,7 +7,6 @@ import functools
 import subprocess
 
 from configs.common.project_files import ROOT
-from configs.common.reading import read_json_object
 
 BUILT_FROM = "configs/built_from.json"
 """In a wheel: the variables that `code_version` gave where it was packed."""
@@ -30,6 +29,8 @@ def code_version() -> dict[str, str]:
 
 def _packed_version() -> dict[str, str]:
     try:
+        from configs.common.reading import read_json_object  # needs pydantic, which an isolated build has not
+
         return read_json_object(ROOT / BUILT_FROM)
-    except (OSError, ValueError):
+    except (ImportError, OSError, ValueError):
         return {}

@@ -191,6 +191,20 @@ def test_what_pip_says_is_told(shared: Path, monkeypatch: pytest.MonkeyPatch, tm
     assert list((shared / "rankwise" / "libraries").iterdir()) == []
 
 
+def test_an_isolated_build_knows_its_commit_and_files() -> None:
+    """`pip install .` builds where hatchling alone is installed."""
+    code = (
+        "import sys; sys.modules['pydantic'] = None\n"
+        "from configs.common.project_files import packed_files\n"
+        "from slurm.staging.version import code_version\n"
+        "print(len(packed_files()), sorted(code_version()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    count, _, names = done.stdout.partition(" ")
+    assert int(count) > 0 and names.strip() == str(sorted(code_version()))
+
+
 def imports_of(folder: str) -> set[str]:
     """Top names of what the modules of a folder import when they are imported, not within functions."""
     found = set()
