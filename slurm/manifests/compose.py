@@ -87,7 +87,12 @@ def compose_of_study(study: str, nodes: int, ranks_per_node: int, gpus: int = 0)
 
     def node(rank: int) -> dict[str, Any]:
         words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks_per_node}", f"--node-rank={rank}"]
-        words += ["--rdzv-backend=static", "--master-addr=node-0", f"--master-port={_MASTER_PORT}", "/work/train.py"]
+        words += [
+            "--rdzv-backend=static",
+            "--master-addr=node-0",
+            f"--master-port={_MASTER_PORT}",
+            "/workspace/train.py",
+        ]
         told: dict[str, Any] = {
             "build": ".",
             "image": f"rankwise-{study}",
@@ -96,7 +101,7 @@ def compose_of_study(study: str, nodes: int, ranks_per_node: int, gpus: int = 0)
             "hostname": f"node-{rank}",
             "shm_size": "1gb",
             "environment": {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"},
-            "volumes": ["./train.py:/work/train.py:ro", "runs:/home/rankwise/runs"],
+            "volumes": ["./train.py:/workspace/train.py:ro", "runs:/home/rankwise/runs"],
             "networks": ["ranks"],
         }
         if gpus:

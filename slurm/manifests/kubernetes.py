@@ -103,7 +103,7 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
         "--rdzv-backend=static",
         f"--master-addr={name}-0.{name}",
         f"--master-port={_MASTER_PORT}",
-        "/work/train.py",
+        "/workspace/train.py",
     ]
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     environment = [
@@ -118,7 +118,7 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
         "ports": [{"name": "rendezvous", "containerPort": _MASTER_PORT}],
         "resources": {"requests": {"cpu": str(ranks_per_node), "memory": "4Gi"}, "limits": {"memory": "16Gi"}},
         "securityContext": _CONTAINER_SECURITY,
-        "volumeMounts": [_SHM_MOUNT, {"name": "script", "mountPath": "/work", "readOnly": True}],
+        "volumeMounts": [_SHM_MOUNT, {"name": "script", "mountPath": "/workspace", "readOnly": True}],
     }
     job = _job(name, labels, container, [_SHM, {"name": "script", "configMap": {"name": f"{name}-script"}}])
     job["spec"] |= {"completions": nodes, "parallelism": nodes, "completionMode": "Indexed"}
