@@ -19,6 +19,7 @@ from configs.common.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.record import MeasuringPass
+from configs.spec.target import LocalTarget
 from flows.cluster_launches import run_on_clusters
 from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of
@@ -115,9 +116,9 @@ def _run_launches(session: Session, launches: list[Launch], retries: Retries, bu
         threading.Thread(target=preload_reports, name="preload", daemon=True).start()
     rows = [(launch, row_of(launch, session.plan)) for launch in launches]
     session.run_progress.rows += [row for _, row in rows]
-    kinds = {target.name: target.kind for target in session.plan.targets}
-    there = [(launch, row) for launch, row in rows if kinds[launch.measurements[0].cell.target] != "local"]
-    here = [(launch, row) for launch, row in rows if kinds[launch.measurements[0].cell.target] == "local"]
+    local = {target.name for target in session.plan.targets if isinstance(target, LocalTarget)}
+    there = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target not in local]
+    here = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target in local]
     if len(there) > MAX_UNGROUPED:
         # All in one: jobs of several blocks are in the queue at a time.
         with_group(

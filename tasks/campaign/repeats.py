@@ -13,6 +13,7 @@ from configs.common.base import write_atomically
 from configs.hardware.prices import TargetPrices
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, Stop
+from configs.spec.target import LocalTarget
 from reports.decisions.spending import launch_times
 from reports.numbers.stopping import next_look, reason
 from reports.reading.load import CellResult, load_run
@@ -41,7 +42,7 @@ class Budget:
             assert self._usd_per_second is not None, "checked before anything was started"
             self._paid_usd = launched_usd(session.plan, session.run)
         if self._usd_per_second is not None:
-            here = [target.name for target in session.plan.targets if target.kind == "local"]
+            here = [target.name for target in session.plan.targets if isinstance(target, LocalTarget)]
             self._here_usd_per_second = max((self._usd_per_second[name] for name in here), default=0.0)
         self._paid_before_usd = self._paid_usd
         self._told_near = False
