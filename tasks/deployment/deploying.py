@@ -95,6 +95,11 @@ class Deploying:
         wanted = self.wanted
         if (self._folder / "deployment.json").exists():
             raise ValueError(f"--name: {wanted.name} exists. `rankwise undeploy {wanted.name}` takes it down")
+        if wanted.name in self.store.unfinished():
+            raise ValueError(
+                f"--name: deploying {wanted.name} was interrupted before. `rankwise undeploy {wanted.name}` removes "
+                "what it left"
+            )
         model = resolved_model(wanted.bundle.model, self.store.cache, Path.cwd())
         fit_text = self._fit(model.manifest)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -356,7 +361,7 @@ def placer_of(store: Store, deployment: Deployment, say: Say) -> Placer:
 def undeploy(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
     """Take a deployment down; returns what it cost, None: unknown. Raises ValueError, LeftBehind, PlaceError."""
     folder = store.folder(name)
-    if "/" in name or not (folder / "ledger.jsonl").exists():
+    if not (folder / "ledger.jsonl").exists():
         store.read(name)  # says which there are
     with open_ledger(folder) as ledger:
         ledger.write("undeploying")

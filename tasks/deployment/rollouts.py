@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from configs.plans.deployment import Deployment, Placed, ServingBundle
+from configs.plans.deployment import Deployment, FrontConfig, Placed, ServingBundle
 from configs.spec.target import LocalTarget
 from tasks.deployment.bundles import (
     Judge,
@@ -74,16 +74,22 @@ def replace(
         ledger.write("rolling_out", bundle=bundle_name(bundle))
         try:
             new = _place_all(placer, bundle, _next(deployment, ledger, len(old)), len(old), ready_seconds)
-        except (ServerNotReady, FirstAnswerWrong) as error:
-            ledger.write("deployed", rolled_back=str(error)[:500])
-            raise RolledBack(f"{name}: rolled back before any traffic: {_text(error)}") from error
+        except BaseException as error:
+            ledger.write("deployed", rolled_back=str(error)[:500] or type(error).__name__)
+            if isinstance(error, ServerNotReady | FirstAnswerWrong):
+                raise RolledBack(f"{name}: rolled back before any traffic: {_text(error)}") from error
+            raise
         front = Front(placer.here, deployment.front)
         before = front.config
-        _switch(front, placer, new, old)
-        problem = _watch(front, placer, new, bundle, watch_seconds)
+        try:
+            _switch(front, placer, new, old)
+            problem = _watch(front, placer, new, bundle, watch_seconds)
+        except BaseException as error:
+            _go_back(front, placer, before, new, say)
+            ledger.write("deployed", rolled_back=str(error)[:500] or type(error).__name__)
+            raise
         if problem is not None:
-            front.apply(before)
-            _end_all(front, placer, new, say)
+            _go_back(front, placer, before, new, say)
             ledger.write("deployed", rolled_back=problem[:500])
             raise RolledBack(f"{name}: rolled back after {watch_seconds:g} s of traffic at most: {problem}")
         _end_all(front, placer, old, say)
@@ -94,6 +100,18 @@ def replace(
         store.save(deployment)
         ledger.write("deployed", bundle=bundle_name(bundle))
     return deployment
+
+
+def _go_back(front: Front, placer: Placer, before: FrontConfig, new: Sequence[Placed], say: Say) -> None:
+    """Send requests to the old servers again and end the new ones; what cannot be done is named, and expires."""
+    try:
+        front.apply(before)
+    except OSError as error:
+        say(f"the front did not go back: {_text(error)}")
+    try:
+        _end_all(front, placer, new, say)
+    except OSError as error:
+        say(f"a new server was not ended: {_text(error)}")
 
 
 def scale(store: Store, name: str, replicas: int, say: Say, ready_seconds: float = READY_SECONDS) -> Deployment:

@@ -6,15 +6,19 @@
 The ledger has a line before everything that is started, as that of rented nodes has.
 """
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.printable import printable
 from configs.common.reading import read_model
 from configs.plans.deployment import Deployment, ServingBundle
 from tasks.deployment.bundles import read_bundle
 from tasks.providers.leases import open_ledger, read_entries
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,12 @@ class Store:
         return self.data / "bundles"
 
     def folder(self, name: str) -> Path:
-        """That of one deployment."""
+        """That of one deployment. Raises ValueError for a name that is none: the folder is removed in the end."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"--name: got {printable(repr(name), 80)}, expected letters, digits, '.', '_' and '-', at most 64, a "
+                "letter or digit first"
+            )
         return self.data / "deployments" / name
 
     def save(self, deployment: Deployment) -> None:
@@ -43,7 +52,7 @@ class Store:
     def read(self, name: str) -> Deployment:
         """Read a deployment. Raises ValueError naming those that there are."""
         path = self.folder(name) / "deployment.json"
-        if "/" in name or not path.exists():
+        if not path.exists():
             known = ", ".join(each.name for each in self.all()) or "none"
             raise ValueError(f"{name}: no deployment of this name. Known: {known}")
         return read_model(path, Deployment)
@@ -62,11 +71,16 @@ class Store:
         shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def unfinished(self) -> list[str]:
-        """Return names of deployments whose process died between the first start and the end."""
+        """Return names of deployments whose process died between the first start and the end.
+
+        One that serves is finished, whatever became of a later rollout: its servers go on.
+        """
         found = []
         for path in sorted((self.data / "deployments").glob("*/ledger.jsonl")):
             entries = read_entries(path)
-            if entries and entries[-1]["event"] not in ("deployed", "undeployed") and _is_free(path.parent):
+            last = entries[-1]["event"] if entries else "undeployed"
+            serves = (path.parent / "deployment.json").exists() and last != "undeploying"
+            if not serves and last not in ("deployed", "undeployed") and _is_free(path.parent):
                 found.append(path.parent.name)
         return found
 
