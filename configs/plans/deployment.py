@@ -127,6 +127,7 @@ class FrontConfig(Frozen):
     key: str | None = None
     host: str = "127.0.0.1"
     backends: tuple[Backend, ...] = ()
+    body_seconds: PositiveFloat = Field(15.0, description="time in which a request's body must have arrived")
     wait_seconds: PositiveFloat = Field(30.0, description="how long a request waits for a backend that is ready")
 
     @property

@@ -5,10 +5,8 @@
 Completions are greedy: `temperature` other than 0 is refused, as is every field that is not listed below.
 """
 
-import hmac
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from configs.plans.serving import ServingSettings
 from engine.answering.computing import Computing
+from engine.serving.http.admission import authorise, read_body
 from engine.serving.http.errors import ApiError
 from engine.serving.http.model import ServedModel
 from engine.serving.http.schema import ApiRequest, TokenId, read_request
@@ -92,12 +91,12 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
 
     async def models(request: Request) -> Response:
-        _authorise(request, service)
+        authorise(request, service.api_key)
         entry = {"id": service.model.name, "object": "model", "created": service.model.created, "owned_by": "rankwise"}
         return JSONResponse({"object": "list", "data": [entry | {"max_model_len": service.model.max_length}]})
 
     async def metrics(request: Request) -> Response:
-        _authorise(request, service)
+        authorise(request, service.api_key)
         return Response(service.figures.write(service.computing.waiting), media_type="text/plain; version=0.0.4")
 
     async def health(request: Request) -> Response:
@@ -209,23 +208,9 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return JSONResponse(body, error.status_code)
 
 
-def _authorise(request: Request, service: Service) -> None:
-    if service.api_key is None:
-        return
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), service.api_key.encode()):
-        raise ApiError(401, "the Authorization header needs this server's bearer token", code="invalid_api_key")
-
-
 async def _admitted(request: Request, service: Service) -> bytes:
-    """Return the body of a request that may be answered. Raises ApiError 401, 413, 503."""
-    _authorise(request, service)
+    """Return the body of a request that may be answered. Raises ApiError 401, 408, 413, 503."""
+    authorise(request, service.api_key)
     if service.draining:
         raise ApiError(503, "the server is shutting down", retry_after=30)
-    limit, body = service.settings.limits.max_body_bytes, bytearray()
-    with suppress(TimeoutError):
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise ApiError(413, f"a request has at most {limit} bytes")
-    return bytes(body)
+    return await read_body(request, service.settings.limits)

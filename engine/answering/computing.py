@@ -2,7 +2,7 @@
 
 computing = Computing(settings_path, log_path)
 await computing.start()
-vectors = (await computing.ask([[101, 102]], 0))["vectors"]       # ApiError 503: it is not ready; 500: it failed
+vectors = (await computing.ask([[101, 102]], 0))["vectors"]       # ApiError 500, 503, 504
 """
 
 import asyncio
@@ -22,13 +22,13 @@ _LONGEST_PAUSE_SECONDS = 15.0
 class Computing:
     """The process and its pipe. failures: starts in a row that did not get ready."""
 
-    def __init__(self, settings: Path, log: Path, max_waiting: int) -> None:
+    def __init__(self, settings: Path, log: Path, max_waiting: int, limit_seconds: float) -> None:
         self.log = log
         self.ready = False
         self.was_ready = False
         self.failures = 0
         self.waiting = 0
-        self._settings, self._max_waiting = settings, max_waiting
+        self._settings, self._max_waiting, self._limit_seconds = settings, max_waiting, limit_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +62,13 @@ class Computing:
                 asked = {"id": self._number, "tokens": tokens, "new_tokens": new_tokens}
                 self._answer = asyncio.get_running_loop().create_future()
                 self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-                told = await self._answer
+                try:
+                    async with asyncio.timeout(self._limit_seconds):
+                        told = await self._answer
+                except TimeoutError:
+                    self.ready = False
+                    self._process.kill()  # it hangs, and would keep every further request waiting
+                    raise ApiError(504, f"no answer within {self._limit_seconds:.0f} s") from None
         finally:
             self.waiting -= 1
         if "error" in told:

@@ -37,7 +37,8 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     except OSError as error:
         raise ValueError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
     config = ModelConfig.parse(read_model_manifest(Path(settings.manifest)).config)
-    computing = Computing(path, Path(settings.folder) / "rank.log", settings.limits.max_queue)
+    limits = settings.limits
+    computing = Computing(path, Path(settings.folder) / "rank.log", limits.max_queue, limits.request_seconds)
     key = os.environ.get("RANKWISE_API_KEY") or None
     model, figures = ServedModel.read(settings), Figures(settings.name)
     service = Service(settings, model, computing, figures, key, encodes=encodes(config))

@@ -91,8 +91,16 @@ class Front:
             ready = choose(self.config.backends, self.loads) is not None
             await _answer(send, 200 if ready else 503, self._state().model_dump())
         else:
-            with suppress(ClientGone):
-                await self._pass_on(scope, await _body(receive), receive, send)
+            try:
+                async with asyncio.timeout(self.config.body_seconds):
+                    body = await _body(receive)
+            except ClientGone:
+                return
+            except TimeoutError:
+                limit = self.config.body_seconds
+                await _answer(send, 408, _error(f"the request's body did not arrive within {limit:g} s"))
+                return
+            await self._pass_on(scope, body, receive, send)
 
     def _is_allowed(self, scope: Message) -> bool:
         if self.config.key is None:
@@ -143,7 +151,9 @@ class Front:
         begun = False
         gone = asyncio.create_task(_until_gone(receive))
         try:
-            response = await self._client.send(request, stream=True)
+            response = await self._sent(request, gone)
+            if response is None:
+                return None
             try:
                 if response.status_code in (429, 503):
                     return response.status_code, _kept(response), await response.aread()
@@ -169,6 +179,15 @@ class Front:
         finally:
             load.in_flight -= 1
             gone.cancel()
+
+    async def _sent(self, request: httpx.Request, gone: "asyncio.Task[None]") -> httpx.Response | None:
+        """Return the beginning of an answer; None: the client is gone, and its request was given up there too."""
+        sending = asyncio.create_task(self._client.send(request, stream=True))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return sending.result() if sending.done() else None
+        finally:
+            sending.cancel()
 
     async def _watch_files(self) -> None:
         while True:

@@ -74,7 +74,8 @@ def place_server(place: Place, bundle: ServingBundle, spec: ServerSpec, local: b
     )
     place.ask("make", paths=[spec.folder])
     write(place, f"{spec.folder}/settings.json", settings.model_dump_json())
-    write(place, f"{spec.folder}/key", spec.key + "\n")
+    if first:  # the other nodes' ranks answer nobody
+        write(place, f"{spec.folder}/key", spec.key + "\n")
     write(place, f"{spec.folder}/service.json", service.model_dump_json())
     start(place, spec.folder)
 

@@ -6,7 +6,6 @@ Every refusal has the form of OpenAI's API. A body is read with a limit of size 
 """
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from configs.plans.serving import ServingSettings
+from engine.serving.http.admission import authorise, read_body
 from engine.serving.http.endpoints import Choice, Form, Generation, events, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
@@ -54,13 +54,13 @@ def make_app(server: Server) -> FastAPI:
         return await _respond(request, server, service, wanted, *await service.chat(wanted))
 
     async def models(request: Request) -> Response:
-        _authorise(request, server)
+        authorise(request, server.api_key)
         model = server.model
         entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "rankwise"}
         return JSONResponse({"object": "list", "data": [entry | {"max_model_len": model.max_length}]})
 
     async def metrics(request: Request) -> Response:
-        _authorise(request, server)
+        authorise(request, server.api_key)
         return Response(server.metrics.write(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(request: Request) -> Response:
@@ -106,37 +106,15 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return JSONResponse(body, error.status_code, getattr(error, "headers", None))
 
 
-def _authorise(request: Request, server: Server) -> None:
-    """Raise ApiError 401 without the bearer token."""
-    if server.api_key is None:
-        return
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), server.api_key.encode()):
-        raise ApiError(401, "the Authorization header needs this server's bearer token", code="invalid_api_key")
-
-
 async def _admitted(request: Request, server: Server) -> bytes:
     """Return the body of a request that may be answered. Raises ApiError 401, 408, 411, 413, 503."""
-    _authorise(request, server)
+    authorise(request, server.api_key)
     if server.draining:
         raise ApiError(503, "the server is shutting down", retry_after=30)
     if not any(replica.ready for replica in server.router.replicas):
         failed = server.router.replicas[0].last_error
         raise ApiError(503, f"the model is being loaded{f' again: {failed}' if failed else ''}", retry_after=5)
-    limits, body = server.settings.limits, bytearray()
-    too_large = ApiError(413, f"a request has at most {limits.max_body_bytes} bytes")
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > limits.max_body_bytes:
-        raise too_large
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > limits.max_body_bytes:
-                    raise too_large
-    except TimeoutError:
-        raise ApiError(408, f"the request's body did not arrive within {limits.body_seconds:.0f} s") from None
-    return bytes(body)
+    return await read_body(request, server.settings.limits)
 
 
 async def _respond(

@@ -1,6 +1,7 @@
 """A front over real servers: tokens, refusals passed on, a backend that dies, a configuration that changes."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from configs.plans.deployment import Backend, FrontConfig, FrontState
 from tests.support.fronts import running_front
+from tests.support.studies import wait_until
 
 
 class Upstream:
@@ -20,6 +22,8 @@ class Upstream:
 
     def __init__(self, name: str) -> None:
         self.name, self.status, self.cut, self.keys = name, 200, False, list[str | None]()
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
         upstream = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,6 +38,8 @@ class Upstream:
             def do_POST(self) -> None:
                 upstream.keys.append(self.headers.get("Authorization"))
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                upstream.asked.set()
+                upstream.go_on.wait(60)
                 if upstream.cut:
                     self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
                     self.close_connection = True
@@ -134,3 +140,38 @@ def test_a_request_waits_for_a_backend_and_then_says_so(tmp_path: Path) -> None:
     with running_front(tmp_path, config(gone, wait_seconds=0.5)) as url:
         answer = post(url)
         assert answer.status_code == 503 and "no server of this address is ready" in answer.text
+
+
+def test_a_client_that_hangs_up_before_its_answer_frees_its_place(tmp_path: Path) -> None:
+    """The server behind is told so by its closed connection, and stops computing."""
+    with upstreams("a") as [one], running_front(tmp_path, config(one.backend)) as url:
+        one.go_on.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url + "/v1/completions", json={}, headers={"Authorization": "Bearer front-key"},
+                       timeout=httpx.Timeout(60, read=1.0), trust_env=False)  # fmt: skip
+        assert one.asked.wait(60)
+
+        def in_flight() -> int:
+            return sum(each.in_flight for each in state(tmp_path).backends)
+
+        wait_until(lambda: in_flight() == 0, 60, "the place of a client that is gone")
+        assert not one.go_on.is_set() and state(tmp_path).failed == 0
+        one.go_on.set()
+
+
+def test_a_body_that_does_not_arrive_is_refused(tmp_path: Path) -> None:
+    with upstreams("a") as [one]:
+        slow = config(one.backend).model_copy(update={"body_seconds": 0.3})
+        with (
+            running_front(tmp_path, slow) as url,
+            socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as raw,
+        ):
+            raw.settimeout(60)
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer front-key\r\n"
+                        b"Content-Length: 10\r\n\r\n{")  # fmt: skip
+            assert raw.recv(4096).startswith(b"HTTP/1.1 408")
+        assert one.keys == []
+
+
+def state(folder: Path) -> FrontState:
+    return FrontState.model_validate_json((folder / "state.json").read_text())

@@ -1,0 +1,54 @@
+"""The computing process of an encoder's server: one that hangs is ended, and the next request is answered."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.answering import computing
+from engine.answering.computing import Computing
+from engine.serving.http.errors import ApiError
+
+SCRIPT = """#!/bin/sh
+echo '{"ready": {}}'
+read asked
+[ -e "$0.hung" ] || { touch "$0.hung"; exec sleep 600; }
+echo '{"id": 2, "vectors": [[1.0]]}'
+read asked
+"""
+"""The first one hangs when it is asked; the second one answers."""
+
+
+def test_a_process_that_hangs_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text(SCRIPT)
+    program.chmod(0o755)
+    monkeypatch.setattr(computing, "sys", SimpleNamespace(executable=str(program)))
+
+    async def scenario() -> dict[str, object]:
+        made = Computing(tmp_path / "settings.json", tmp_path / "rank.log", max_waiting=4, limit_seconds=0.3)
+        await made.start()
+        try:
+            await ready(made)
+            hung = made._process
+            assert hung is not None
+            with pytest.raises(ApiError) as caught:
+                await made.ask([[1]], 0)
+            assert caught.value.status == 504
+            await asyncio.wait_for(hung.wait(), 60)
+            await ready(made)
+            made._limit_seconds = 60.0
+            return await made.ask([[1]], 0)
+        finally:
+            await made.stop()
+
+    assert asyncio.run(scenario())["vectors"] == [[1.0]]
+    assert os.path.exists(f"{program}.hung")
+
+
+async def ready(made: Computing) -> None:
+    async with asyncio.timeout(60):
+        while not made.ready:
+            await asyncio.sleep(0.01)
