@@ -169,7 +169,7 @@ class Placed(Frozen):
 
 
 class Deployment(Frozen):
-    """Where a bundle is served. rental: name of the rented nodes; price_at: since when they are paid for."""
+    """Where a bundle is served. rental: name of the rented nodes; none: own machines."""
 
     schema_version: int = SCHEMA_VERSION
     name: str

@@ -1,7 +1,7 @@
 """What a manifest serves, and the command in the container.
 
 what = Served.of_bundle(bundle)
-what.command          # python -m slurm.manifests.entrypoint ... of the image's entrypoint
+what.command          # ["serve", "--model", "/bundle/model", ...]: arguments of the image's entrypoint, `rankwise`
 """
 
 import re
