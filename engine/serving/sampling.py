@@ -102,7 +102,7 @@ def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
     weights[weights < sampling.min_p] = 0.0  # the largest is 1
     words = None
     if sampling.top_k or sampling.top_p < 1.0:
-        words = _kept(weights, sampling)
+        words = _kept(logits, weights, sampling)
         weights = weights[words]
     sums = np.cumsum(weights)
     drawn = np.random.Generator(
@@ -113,14 +113,17 @@ def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
     return index if words is None else int(words[index])
 
 
-def _kept(weights: NDArray[np.float64], sampling: Sampling) -> NDArray[np.int64]:
-    """Return the words that top_k and top_p keep, the most likely first."""
+def _kept(logits: Logits, weights: NDArray[np.float64], sampling: Sampling) -> NDArray[np.int64]:
+    """Return the words that top_k and top_p keep, the most likely first.
+
+    They are ranked by logits: weights of different logits can round to one number.
+    """
     if sampling.top_k and sampling.top_k < len(weights):
-        words = _best(weights, sampling.top_k)
+        words = _best(logits, sampling.top_k)
         return words[: _within(weights[words], float(weights[words].sum()), sampling.top_p)]
     total, count = float(weights.sum()), _FIRST_CANDIDATES
     while True:
-        words = _best(weights, count)
+        words = _best(logits, count)
         kept = _within(weights[words], total, sampling.top_p)
         if kept < len(words) or len(words) == len(weights):
             return words[:kept]

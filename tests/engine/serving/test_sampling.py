@@ -122,6 +122,14 @@ def test_top_p_is_the_smallest_set(values: list[float], top_p: float, top_k: int
     assert token in order[:count]
 
 
+@pytest.mark.parametrize("fields", [{"top_k": 1}, {"top_p": 0.4}], ids=str)
+def test_logits_whose_weights_round_to_one_number_keep_their_order(fields: dict[str, Any]) -> None:
+    logits = np.array([0.0, 1e-45], dtype=np.float32)
+    assert choose(logits, Sampling(), [0], []).token == 1, "greedy"
+    drawn = {choose(logits, Sampling(temperature=1.0, seed=seed, **fields), [0], []).token for seed in range(20)}
+    assert drawn == {1}
+
+
 def test_equal_logits_beyond_the_first_candidates() -> None:
     flat = np.zeros(5000, dtype=np.float32)
     drawn = {choose(flat, Sampling(temperature=1.0, top_p=0.8, seed=seed), [0], []).token for seed in range(300)}
