@@ -1,4 +1,4 @@
-"""Arguments and results of a workload: `Context` and `Outcome`.
+"""Arguments and results of a workload: `Context` and `RankResult`.
 
 A workload is a plain function `(measurement, context) -> Outcome`, listed in `engine.worker`. It
 never writes a record: the worker does, when the function returns or raises.
@@ -16,7 +16,7 @@ import torch
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.record import PROFILING_PASSES, Figure, MeasuringPass
+from configs.records.record import PROFILING_PASSES, Figure, MeasuringPass
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
 
@@ -83,11 +83,11 @@ class Context:
 
 
 @dataclass
-class Outcome:
+class RankResult:
     """Figures (units in their names) and one-dimensional columns of raw samples of one rank."""
 
     figures: dict[str, Figure] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
 
 
-WorkloadFunction = Callable[[Measurement, Context], Outcome]
+WorkloadFunction = Callable[[Measurement, Context], RankResult]

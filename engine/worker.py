@@ -31,9 +31,9 @@ from engine.rank.processes import (
 if TYPE_CHECKING:
     from configs.plans.job import Job, Measurement
     from configs.plans.paths import JobPaths
-    from configs.plans.record import Failure, Figure, RankPart
+    from configs.records.record import Failure, Figure, RankPart
     from configs.spec.cell import Cell
-    from engine.context import Context, Outcome, Samples, WorkloadFunction
+    from engine.context import Context, RankResult, Samples, WorkloadFunction
 
 # Module with a function `run(measurement, context) -> Outcome`, by kind of workload; then of the cells of other
 # engines.
@@ -94,7 +94,7 @@ def make_measurement(
     import socket
 
     from configs.common.base import utc_now
-    from configs.plans.record import Failure, RankPart, Status
+    from configs.records.record import Failure, RankPart, Status
     from engine.rank.measurement_meter import MeasurementMeter
 
     meter = MeasurementMeter(place)
@@ -106,7 +106,7 @@ def make_measurement(
         "environment": environment,
     }
     failure: Failure | None = None
-    outcome: Outcome | None = None
+    outcome: RankResult | None = None
     try:
         outcome, memory = run_workload(measurement, context, workload)
         figures = {**outcome.figures, **meter.figures(), **memory}
@@ -140,7 +140,7 @@ def refuse_all(job: "Job", paths: "JobPaths", place: RankPlace, progress: Progre
     import socket
 
     from configs.common.base import utc_now
-    from configs.plans.record import Failure, RankPart
+    from configs.records.record import Failure, RankPart
 
     report("no measurement can be made here")
     status, kind = classify(error, place.world_size)
@@ -166,7 +166,7 @@ def keep_flight_recorder(measurement: "Measurement", context: "Context") -> None
 
 def run_workload(
     measurement: "Measurement", context: "Context", workload: "WorkloadFunction"
-) -> "tuple[Outcome, dict[str, Figure]]":
+) -> "tuple[RankResult, dict[str, Figure]]":
     """Return the workload's outcome; in the memory pass also its peak memory.
 
     After loading a model, a workload resets the peak, and reports that of the loading as a figure.
@@ -209,7 +209,7 @@ def run_workload(
 
 def timed_measurement(
     measurement: "Measurement", context: "Context", workload: "WorkloadFunction"
-) -> "tuple[Outcome, dict[str, Figure]]":
+) -> "tuple[RankResult, dict[str, Figure]]":
     """Return the workload's outcome; on a GPU also its name, clocks, power and temperature."""
     if context.device.type != "cuda":
         return workload(measurement, context), {}
@@ -337,7 +337,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m engine.worker JOB_JSON", file=sys.stderr)
         return 2
     path = Path(arguments[0]).resolve()
-    from configs.common.reading import PLAN_BYTES, read_model
+    from configs.common.files.reading import PLAN_BYTES, read_model
     from configs.plans.job import Job
     from configs.plans.paths import JobPaths
     from configs.workloads import descriptor_of

@@ -11,18 +11,18 @@ and after them: to ask a scheduler again and again, or a cluster whose nodes are
 import threading
 from typing import get_args
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
-from configs.plans.record import MeasuringPass
-from configs.spec.target import LocalTarget
+from configs.records.record import MeasuringPass
+from configs.targets.target import LocalTarget
 from flows.cluster_launches import run_on_clusters
 from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of
 from reports.render import preload_reports
 from tasks.adopt import adopt_jobs
 from tasks.campaign.graph import RunGraph
-from tasks.campaign.ledger import missing_measurements, places, set_aside_damaged
+from tasks.campaign.ledger import missing_measurements, planned_repeats, set_aside_damaged
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
@@ -89,7 +89,7 @@ def _missing(session: Session, only_failed: bool) -> list[Launch]:
             if not is_made(measurement)
         ]
         launches += pack_launches(measurements, measuring_pass, plan.measuring.seed, plan.pack)
-    run_progress.total = len(places(plan))
+    run_progress.total = len(planned_repeats(plan))
     run_progress.done = run_progress.total - sum(len(launch.measurements) for launch in launches) - len(under_way)
     return launches
 

@@ -22,10 +22,10 @@ from benchmarks.resume import processes_of
 from configs.plans.job import Job, Progress, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from slurm.lab import members
 from slurm.lab.plan import LabPlan
-from tasks.campaign.ledger import places, read_ledger
+from tasks.campaign.ledger import planned_repeats, read_ledger
 
 VICTIM = "victim"
 _STUDY = "faults"
@@ -248,7 +248,7 @@ def judge(scene: Scenario) -> Row:
     attempts: tuple[Record, ...] = ()
     others: list[Status | None] = []
     shared: list[str] = []
-    for place in places(plan):
+    for place in planned_repeats(plan):
         entries = sorted(ledger.entries.get(place, []), key=lambda entry: entry.attempt)
         label, decisive = getattr(plan.cells[place[0]].workload, "label", ""), ledger.decisive(place)
         if label == VICTIM:

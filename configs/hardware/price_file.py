@@ -18,11 +18,11 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from configs.common.base import Frozen
-from configs.common.reading import brief
+from configs.common.files.reading import brief
 from configs.hardware.prices import Market, Offer, Price
 from configs.spec.study import StudyError, read_mapping, suggestion
 
-Provider = Literal["azure", "aws"]
+PricedProvider = Literal["azure", "aws"]
 """Clouds whose price lists can be fetched (`tasks.providers.price_lists`)."""
 
 

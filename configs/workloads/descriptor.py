@@ -131,10 +131,10 @@ class BaseWorkload(Frozen):
 
 
 @dataclass(frozen=True)
-class Latency:
+class ComparedLatency:
     """The time that cells of a kind are compared by.
 
-    figure: a field of `configs.plans.rates.Rates`. unit: how a table heads it, in milliseconds. waited_for: the latency
+    figure: a field of `configs.records.rates.Rates`. unit: how a table heads it, in milliseconds. waited_for: the latency
     (key of `Descriptor.latencies`) whose percentiles a report gives. awaited: whether anybody waits for it: of a
     workload that only times the pipeline nobody does, and no section is written of it.
     """
@@ -173,7 +173,7 @@ class Descriptor:
     throughput: RateFigure
     columns: tuple[str, ...]
     latencies: dict[str, str]
-    latency: Latency | None
+    latency: ComparedLatency | None
     times: tuple[ShownTime, ...] = ()
     predicted: tuple[RateFigure | TimeFigure, ...] = ()
     series: str = "pass_seconds"

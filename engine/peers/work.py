@@ -1,6 +1,6 @@
 """What a loaded engine does with batches, whichever engine it is.
 
-transformers' models, shared out or not, are one `Work`, ONNX Runtime's graphs another (`engine.peers.onnx_peer`).
+transformers' models, shared out or not, are one `Work`, ONNX Runtime's graphs another (`engine.peers.onnx.peer`).
 
     loaded = model_work(load_peer(context, start), "generate", context.device)
     decode = loaded.work.decoder(new_tokens, capacity)
@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
 from engine.models.text_model import TextModel
 from engine.peers.decoding import generate_decoder
 from engine.peers.loading import Peer
 from engine.prompts.decoded import Decode
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 
 class Work(Protocol):
@@ -29,7 +29,7 @@ class Work(Protocol):
     def decoder(self, new_tokens: int, capacity: int) -> Decode:
         """Greedy decoding; capacity: positions of the longest sequence, or source."""
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: PromptBatch) -> Tensor:
         """Last hidden states [rows, length, hidden]; at filling anything."""
 
     def scorer(self) -> Any:
@@ -67,7 +67,7 @@ class ModelWork:
         """Its own `generate`."""
         return generate_decoder(self._peer.model, new_tokens, capacity, self._device, self._peer.start.settings)
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: PromptBatch) -> Tensor:
         """Its own forward pass."""
         states: Tensor = self._scorer.states(batch)
         return states

@@ -3,7 +3,7 @@
     python -m engine.tools.export MANIFEST.json --to onnx --out FOLDER [--dtype float32] [--optimization all]
     [--no-check]
 
-MANIFEST.json is a model's manifest (`configs.plans.model_manifest`). FOLDER gets the graphs (`engine.peers.graphs`),
+MANIFEST.json is a model's manifest (`configs.plans.model_manifest`). FOLDER gets the graphs (`engine.peers.onnx.graphs`),
 their weights, the model's config.json and tokenizer.json, and export.json with files, versions and check results: each
 graph is checked by onnx.checker, and ONNX Runtime's output for some tokens at the given optimisation level is compared
 with transformers'. On failure the exit code is 2, with one line on stderr. Existing files in FOLDER are never
@@ -30,8 +30,8 @@ from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
 from engine.models.weights import DTYPES, weight_files, write_folder
 from engine.peers.folder_model import WorkKind, from_folder
-from engine.peers.graphs import OPSET, GraphOptimization, write_graphs
-from engine.prompts.tokens import filled
+from engine.peers.onnx.graphs import OPSET, GraphOptimization, write_graphs
+from engine.prompts.tokens import padded_batch
 
 SAID = "export.json"
 NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "tensorrt": ("onnx", "onnxscript", "onnxruntime", "tensorrt")}
@@ -78,7 +78,7 @@ def export(
             f"whose largest is {said['largest_output']:.3g}; the graphs are wrong"
         )
     if target == "tensorrt":
-        from engine.peers.tensorrt_plan import build_plans
+        from engine.peers.onnx.tensorrt_plan import build_plans
 
         said["plans"] = [path.name for path in build_plans(graphs, dtype)]
     write_atomically(folder / SAID, json.dumps(said, indent=2) + "\n")
@@ -122,7 +122,7 @@ def _check(
     """
     import onnx
 
-    from engine.peers.onnx_session import OnnxDecoder, OnnxEncoder
+    from engine.peers.onnx.session import OnnxDecoder, OnnxEncoder
 
     for path in graphs:
         onnx.checker.check_model(str(path))
@@ -153,13 +153,13 @@ def _check(
 
 def _outputs(scorer: Any, config: ModelConfig, rows: list[list[int]], steps: int = 0) -> list[Tensor]:
     """Return states or logits [length, width] of each row, computed together; with steps the last ones, cached."""
-    batch = filled(rows, torch.device("cpu"))
+    batch = padded_batch(rows, torch.device("cpu"))
     lengths = [len(row) for row in rows]
     if config.kind == "encoder":
         states = scorer.states(batch)
         return [states[place, -length:].float() for place, length in enumerate(lengths)]
     if config.kind == "encoder_decoder":
-        told = filled([[config.start_token, *row] for row in rows], torch.device("cpu"))
+        told = padded_batch([[config.start_token, *row] for row in rows], torch.device("cpu"))
         batch, lengths = replace(told, source=batch), [length + 1 for length in lengths]
     pieces: list[Tensor] = []
 

@@ -8,10 +8,10 @@ import typer
 if TYPE_CHECKING:
     from configs.spec.study import StudySpec
     from tasks.providers.rental import RentalRequest
-    from tasks.providers.renting import Offer
+    from tasks.providers.renting import RentalOffer
 
 
-def offer_lines(request: "RentalRequest", offer: "Offer") -> list[str]:
+def offer_lines(request: "RentalRequest", offer: "RentalOffer") -> list[str]:
     """Return what is left out, the price of the first place to be asked and of the dearest."""
     from tasks.providers.clouds import BILLED_WHEN_OFF
 
@@ -38,7 +38,7 @@ def agreed_to_rent(study: "StudySpec", yes: bool) -> bool:
 
     Where nobody can be asked, a cap in every rented target stands for that. Raises ValueError: nothing may be rented.
     """
-    from configs.spec.rented import RentedTarget
+    from configs.targets.rented import RentedTarget
 
     rented = [target for target in study.targets if isinstance(target, RentedTarget)]
     if not rented:
@@ -62,7 +62,7 @@ def agreed_to_rent(study: "StudySpec", yes: bool) -> bool:
 
 
 def _priced(target: object) -> list[str]:
-    from configs.spec.rented import RentedTarget
+    from configs.targets.rented import RentedTarget
     from tasks.providers.rental import ProviderError
     from tasks.providers.study_nodes import offer_of, request_of
 

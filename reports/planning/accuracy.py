@@ -5,7 +5,7 @@
     error_groups(study, judged)                 # the planner's own error table
     unjudged(study, judged)                     # why the other cells are not in it; none is dropped
 
-Figures bear the names of `configs.plans.rates.Rates`; `peak_memory_bytes` is that of the fullest rank, from the memory
+Figures bear the names of `configs.records.rates.Rates`; `peak_memory_bytes` is that of the fullest rank, from the memory
 pass.
 """
 

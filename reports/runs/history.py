@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.common.base import content_hash, utc_now
+from configs.common.files.reading import brief, check_regular
 from configs.common.printable import printable
-from configs.common.reading import brief, check_regular
-from configs.plans.record import SchemaError
+from configs.records.record import SchemaError
 from reports.reading.run_figures import CellFigures, RunFigures
 
 HISTORY_VERSION = 2
@@ -35,7 +35,7 @@ APPLICATION_ID = 0x52_4B_57_53
 _AMONG = "key IN (SELECT value FROM json_each(:keys))"
 BUSY_SECONDS = 30.0
 MOST_LISTED = 20
-FILE_NAME = "history.sqlite"
+HISTORY_FILE = "history.sqlite"
 
 _SCHEMA = (
     """CREATE TABLE runs (

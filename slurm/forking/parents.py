@@ -29,8 +29,8 @@ from typing import Any
 import submitit
 from submitit.core.utils import CommandFunction
 
-from configs.common.forking import binds_threads
-from configs.common.reading import MIB, read_tail
+from configs.common.files.reading import MIB, read_tail
+from configs.common.system.forking import binds_threads
 from configs.plans.job import Job
 from slurm.forking.fork_parent import socket_in
 from slurm.launcher.starting import is_private, rank_environment
@@ -192,7 +192,7 @@ def launch(job: Job, job_json: Path) -> int:
         return _add_parent(wanted, job, job_json).launch(job_json)
 
 
-def prepare(job: Job, job_json: Path) -> None:
+def start_parent(job: Job, job_json: Path) -> None:
     """Start the parent that will serve a launch of this kind, and return when it has imported. Raises OSError.
 
     job_json: read by the parent while it imports, and not needed later.

@@ -7,13 +7,13 @@ usable_nodes(target)                                  # names of nodes that can 
 
 from collections.abc import Sequence
 
-from configs.spec.resources import ClusterTarget
-from configs.spec.target import PbsTarget, SlurmTarget, SshTarget
-from slurm.schedulers import partitions
-from slurm.schedulers.allocation import allocation_lacks, current_allocation
-from slurm.schedulers.partitions import Clusters, Need
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import PbsTarget, SlurmTarget, SshTarget
+from slurm.schedulers.commands import partitions
+from slurm.schedulers.commands.allocation import allocation_lacks, current_allocation
+from slurm.schedulers.commands.partitions import Clusters, Need
+from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.pbs.vnodes import PbsCluster, read_pbs_cluster
-from slurm.schedulers.trial import trial
 from slurm.ssh.connection import hosts_of
 
 
@@ -43,7 +43,7 @@ class Inventory:
         if isinstance(target, PbsTarget):
             return self._pbs_cluster(target).identity(target)
         assert isinstance(target, SlurmTarget)
-        return partitions.identity(target, self._clusters.of(target))
+        return partitions.cluster_identity(target, self._clusters.of(target))
 
     def _pbs_cluster(self, target: PbsTarget) -> PbsCluster:
         if target.server not in self._pbs:
@@ -58,7 +58,7 @@ def usable_nodes(target: ClusterTarget) -> tuple[str, ...]:
     """
     if isinstance(target, SshTarget):
         return tuple(host.name for host in hosts_of(target) if host.away_seconds == 0)
-    return partitions.usable_nodes(target) if isinstance(target, SlurmTarget) else ()
+    return partitions.partition_nodes(target) if isinstance(target, SlurmTarget) else ()
 
 
 def _refused_by_sbatch(target: SlurmTarget, needs: Sequence[Need]) -> list[str]:

@@ -3,10 +3,10 @@
 from functools import lru_cache
 from pathlib import Path
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Launcher
 from configs.plans.paths import JobPaths
-from configs.spec.resources import ScheduledTarget
+from configs.targets.resources import ScheduledTarget
 
 
 def cluster_target(job: Job) -> ScheduledTarget:
@@ -16,7 +16,7 @@ def cluster_target(job: Job) -> ScheduledTarget:
 
 
 @lru_cache(maxsize=1024)
-def job_of(folder: Path) -> Job:
+def job_in(folder: Path) -> Job:
     """A job as it was written; it does not change."""
     return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
 

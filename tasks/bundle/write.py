@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from configs.common.base import write_atomically
-from configs.common.reading import TEXT_BYTES, read_text
+from configs.common.files.reading import TEXT_BYTES, read_text
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 from configs.spec.measuring import Profiler
 from configs.spec.study import StudyError, StudySpec, study_yaml
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from slurm.sbatch_bundle.scripts import BundleLaunch, LargeModel, SbatchBundle, readme, run_script, sbatch_script
-from tasks.campaign.jobs import write_job
+from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note
@@ -36,7 +36,7 @@ _PROFILERS: tuple[Profiler, ...] = get_args(Profiler)
 
 
 @dataclass(frozen=True)
-class Written:
+class RequestedFiles:
     """What a manifest asks for."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Written:
     notes: tuple[str, ...]
 
 
-def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target: str | None) -> Written:
+def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target: str | None) -> RequestedFiles:
     """Make the folder. target: name of one of the study's Slurm targets; none: its only one.
 
     Raises StudyError for what the study cannot have, `TransientFetchError` where a model could not be fetched now.
@@ -89,7 +89,9 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     measurements = sum(plan.repeats.values())
     notes = tuple(filter(None, map(resolved_note, study.models, models)))
-    return Written(folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large, notes)
+    return RequestedFiles(
+        folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large, notes
+    )
 
 
 def _chosen(study: StudySpec, name: str | None) -> SlurmTarget:

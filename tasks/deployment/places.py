@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from configs.common.reading import parse_model
-from configs.plans.deployment import ServiceState
-from configs.spec.target import SshTarget
+from configs.common.files.reading import parse_model
+from configs.serving.deployment import ServiceState
+from configs.targets.target import SshTarget
 from slurm.ssh import node_files, node_program
 from slurm.ssh.connection import HostAway, HostError, HostRefused, host_of
 from slurm.ssh.loop import wait_for
@@ -30,9 +30,9 @@ _OPERATIONS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "sizes": node_files.sizes,
     "remove": node_files.remove,
     "make": node_files.make,
-    "start": node_program.start,
+    "start": node_program.start_job,
     "look": node_program.look,
-    "cancel": node_program.cancel,
+    "cancel": node_program.end_job,
 }
 
 
@@ -84,7 +84,7 @@ class LocalPlace:
 
     def memory_bytes(self) -> int:
         """Return the memory that is free now."""
-        from configs.common.memory import host_memory_available
+        from configs.common.system.memory import host_memory_available
 
         return host_memory_available()
 
@@ -144,13 +144,13 @@ def read(place: Place, path: str, tail_bytes: int = _STATE_BYTES) -> bytes | Non
     return place.ask("get", path=path, offset=offset, size=tail_bytes)[1]
 
 
-def start(place: Place, folder: str) -> None:
+def start_supervisor(place: Place, folder: str) -> None:
     """Start the supervisor of a folder, in a session of its own. Raises PlaceError."""
     argv = [place.python, "-m", "slurm.supervision.supervisor", folder]
     place.ask("start", folder=folder, rank=0, argv=argv, environment={})
 
 
-def is_alive(place: Place, folder: str) -> bool:
+def is_supervised(place: Place, folder: str) -> bool:
     """Return whether the supervisor of a folder lives. Raises PlaceError."""
     return bool(place.ask("look", jobs=[{"folder": folder, "rank": 0, "known": None}])[0]["jobs"][0]["alive"])
 

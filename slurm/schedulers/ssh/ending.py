@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from configs.common.base import utc_now
-from configs.common.reading import read_tail
+from configs.common.files.reading import read_tail
 from configs.plans.job import Job, JobEnd
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.launcher.job_files import measurement_under_way
+from slurm.schedulers.commands.states import NEVER_BEGAN, composed
 from slurm.schedulers.job_files import node_end, node_launcher
-from slurm.schedulers.states import NEVER_BEGAN, composed
 from slurm.ssh.connection import HostRefused
 
 _LAST_BYTES = 600
 
 
 @dataclass(frozen=True)
-class Loss:
+class EndedFromOutside:
     """Why a job was ended from outside; nodes: those to blame."""
 
     status: Status
@@ -26,7 +26,7 @@ class Loss:
     kind: str | None = None
 
     @classmethod
-    def of_error(cls, error: Exception, names: Sequence[str]) -> "Loss":
+    def of_error(cls, error: Exception, names: Sequence[str]) -> "EndedFromOutside":
         """Of what a host refuses or cannot do; its message begins with the host's name."""
         said = str(getattr(error, "strerror", None) or error)
         blamed = tuple(name for name in names if said.startswith(f"{name}:"))
@@ -34,7 +34,7 @@ class Loss:
         return cls(Status.NODE_FAILED, f"host {said}", blamed, kind)
 
 
-def concluded(job: Job, paths: JobPaths, names: Sequence[str], losses: Sequence[Loss]) -> JobEnd:
+def concluded(job: Job, paths: JobPaths, names: Sequence[str], losses: Sequence[EndedFromOutside]) -> JobEnd:
     """The end of a job that is over on all its hosts, or given up. names: of the hosts, by node rank."""
     ends = [node_end(paths, rank) for rank in range(len(names))]
     measurement = measurement_under_way(paths)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.planner.accelerators import (
     LocalAccelerator,
     cores_of,
-    described,
+    device_text,
     local_accelerators,
     numa_node,
     unusable_reason,
@@ -24,7 +24,7 @@ from engine.planner.accelerators import local_accelerators
 print(json.dumps([dataclasses.astuple(device) for device in local_accelerators()]))
 """
 COUNT = """
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.planner.local import local_ranks
 print(local_ranks(LocalTarget(), 1), local_ranks(LocalTarget(max_ranks=4), 1),
       local_ranks(LocalTarget(env={"CUDA_VISIBLE_DEVICES": "0,5,1"}), 1), local_ranks(LocalTarget(device="cpu"), 1))
@@ -139,4 +139,4 @@ def test_a_machine_of_devices_has_their_memory(tmp_path: Path) -> None:
     assert (machine.accelerator.kind, machine.accelerators, machine.accelerator.memory_bytes) == ("cuda", 2, 123)
     with pytest.raises(ValueError, match=r"^3 ranks, but this machine has 2 x NVIDIA H100"):
         machine_of_devices([LocalAccelerator(name=H100)] * 2, 3, None)
-    assert described([]) == ""
+    assert device_text([]) == ""
