@@ -20,7 +20,7 @@ class RootFiles(BuildHookInterface[Any]):
         if version != "standard":
             return
         sys.path.insert(0, self.root)  # an isolated build does not have the project on its path
-        from configs.common.project_files import packed_files
+        from configs.common.files.project_files import packed_files
         from slurm.staging.version import BUILT_FROM, code_version
 
         self._made = tempfile.TemporaryDirectory()

@@ -18,9 +18,9 @@ from benchmarks.inference.rows import ByBlock, Measured, by_block
 from configs.common.execution import Dtype, Engine
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.rates import MeasurementSamples, rates_of
-from configs.plans.record import Status
-from configs.plans.samples import read_samples
+from configs.records.rates import MeasurementSamples, rates_of
+from configs.records.record import Status
+from configs.records.samples import read_samples
 from configs.spec.cell import Cell
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import PromptedWorkload

@@ -29,10 +29,10 @@ from configs.common.base import canonical_json
 from configs.common.execution import Layout
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 
 REPEATS = 10

@@ -19,7 +19,7 @@ import psutil
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import Status
+from configs.records.record import Status
 from tasks.campaign.ledger import places, read_ledger
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "studies" / "bench_resume.yaml"

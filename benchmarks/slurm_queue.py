@@ -30,7 +30,7 @@ from typing import Any
 from configs.plans.job import Submission
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment
 from reports.numbers.statistics import Estimate, estimate

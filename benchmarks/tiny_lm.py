@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from configs.workloads.train import TrainWorkload
 from tasks.campaign.ledger import read_ledger
 from tasks.planning.inputs import write_stdlib_text

@@ -16,7 +16,7 @@ import torch
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.record import PROFILING_PASSES, Figure, MeasuringPass
+from configs.records.record import PROFILING_PASSES, Figure, MeasuringPass
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
 

@@ -31,7 +31,7 @@ from engine.rank.processes import (
 if TYPE_CHECKING:
     from configs.plans.job import Job, Measurement
     from configs.plans.paths import JobPaths
-    from configs.plans.record import Failure, Figure, RankPart
+    from configs.records.record import Failure, Figure, RankPart
     from configs.spec.cell import Cell
     from engine.context import Context, Outcome, Samples, WorkloadFunction
 
@@ -94,7 +94,7 @@ def make_measurement(
     import socket
 
     from configs.common.base import utc_now
-    from configs.plans.record import Failure, RankPart, Status
+    from configs.records.record import Failure, RankPart, Status
     from engine.rank.measurement_meter import MeasurementMeter
 
     meter = MeasurementMeter(place)
@@ -140,7 +140,7 @@ def refuse_all(job: "Job", paths: "JobPaths", place: RankPlace, progress: Progre
     import socket
 
     from configs.common.base import utc_now
-    from configs.plans.record import Failure, RankPart
+    from configs.records.record import Failure, RankPart
 
     report("no measurement can be made here")
     status, kind = classify(error, place.world_size)
@@ -337,7 +337,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m engine.worker JOB_JSON", file=sys.stderr)
         return 2
     path = Path(arguments[0]).resolve()
-    from configs.common.reading import PLAN_BYTES, read_model
+    from configs.common.files.reading import PLAN_BYTES, read_model
     from configs.plans.job import Job
     from configs.plans.paths import JobPaths
     from configs.workloads import descriptor_of

@@ -12,21 +12,21 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.plan import Stop
-from configs.plans.record import Status
-from configs.spec.resources import ClusterTarget
+from configs.records.record import Status
+from configs.targets.resources import ClusterTarget
 from flows.held_groups import HeldGroup, HeldGroups, asked_of
 from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of
 from slurm.schedulers.adapter import adapter_for
+from slurm.schedulers.commands.partitions import ClusterError
 from slurm.schedulers.inventory import usable_nodes
-from slurm.schedulers.partitions import ClusterError
 from slurm.schedulers.waiting import note_waiting
-from tasks.campaign.active_jobs import ActiveJobs, Flown
-from tasks.campaign.jobs import write_job
-from tasks.campaign.leftovers import mark_collected
+from tasks.campaign.launches.active_jobs import ActiveJobs, Flown
+from tasks.campaign.launches.jobs import write_job
+from tasks.campaign.launches.leftovers import mark_collected
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.records import Collected
 from tasks.campaign.repeats import Budget

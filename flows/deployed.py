@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
-from configs.common.project_files import shipped_studies
+from configs.common.files.project_files import shipped_studies
 from configs.spec.form import StudyForm, study_of_form
 from configs.spec.study import StudyError, StudySpec, load_study
 from flows.folders import cache_folder

@@ -14,7 +14,7 @@ from configs.plans.packing import Launch
 from flows.outcomes import collect, leave_out, resolve_retries
 from slurm.forking.parents import end_parents
 from slurm.schedulers.local import cancel
-from tasks.campaign.jobs import write_job
+from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.records import Collected
 from tasks.campaign.repeats import Budget

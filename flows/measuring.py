@@ -11,11 +11,11 @@ and after them: to ask a scheduler again and again, or a cluster whose nodes are
 import threading
 from typing import get_args
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
-from configs.plans.record import MeasuringPass
-from configs.spec.target import LocalTarget
+from configs.records.record import MeasuringPass
+from configs.targets.target import LocalTarget
 from flows.cluster_launches import run_on_clusters
 from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of

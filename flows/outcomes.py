@@ -1,13 +1,13 @@
 """Record the outcome of a launch: progress row, records, and failure records for missing measurements."""
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch
 from configs.plans.plan import Plan
-from configs.plans.record import Status
-from configs.spec.target import LocalTarget
-from tasks.campaign.jobs import write_job
-from tasks.campaign.leftovers import mark_collected
+from configs.records.record import Status
+from configs.targets.target import LocalTarget
+from tasks.campaign.launches.jobs import write_job
+from tasks.campaign.launches.leftovers import mark_collected
 from tasks.campaign.progress import ProgressRow, RunProgress
 from tasks.campaign.records import Collected, failed_records
 from tasks.campaign.retries import Retries, RetryDecision

@@ -25,7 +25,7 @@ from configs.common.base import Frozen
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.study import ModelSpec, StudySpec, load_study
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
 from tasks.analyze import analyze

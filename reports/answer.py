@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from configs.common.printable import shortened
-from engine.planner.forecast import HALF
+from engine.planner.forecasting.forecast import HALF
 from reports.correctness.section import JudgedCell
 from reports.decisions.decision import Decision, decision_body, decision_lead, efficiency_text, shown_decisions
 from reports.experiments.compression import compression, compression_sentence

@@ -7,8 +7,8 @@ import io
 import json
 from typing import Any
 
-from configs.plans.rates import LATENCY_COLUMNS
-from configs.plans.record import Figure
+from configs.records.rates import LATENCY_COLUMNS
+from configs.records.record import Figure
 from configs.workloads import STUDIED
 from configs.workloads.train import TRAINING_PARTS
 from reports.decisions.cost import cell_cost, price_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import NodeFigures, PairFigures, Preflight, TargetPreflight
 from reports.text import UNKNOWN, Table, escaped, joined, number, percent, plural

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES

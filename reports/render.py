@@ -91,7 +91,7 @@ class Analysis:
 
 
 def analyze_run(run: RunPaths, draws: bool = True) -> Analysis:
-    """Compute all that a report says. Raises the errors of `configs.plans.record` for files that cannot be read.
+    """Compute all that a report says. Raises the errors of `configs.records.record` for files that cannot be read.
 
     draws: whether images are wanted; the HTML page draws its charts itself.
     """

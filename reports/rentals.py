@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.plans.paths import RunPaths
 from configs.plans.rentals import RentalAttempt, Rentals, StudyRental
 from reports.text import UNKNOWN, Table, escaped, number, plural

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.plans.record import Accounting, Record
+from configs.records.record import Accounting, Record
 from reports.reading.load import StudyResult
 from reports.text import UNKNOWN, Table, count, escaped, joined, mebibytes, number, percent
 

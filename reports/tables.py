@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from configs.common.printable import shortened
 from configs.plans.passes import passes_of
-from configs.plans.record import MeasuringPass, Status
+from configs.records.record import MeasuringPass, Status
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.text import UNKNOWN, Table, code, count, escaped, joined, mebibytes, number, percent, plural

@@ -22,12 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
-from configs.common.proc import become_subreaper, end_with_parent, start_ticks
-from configs.common.reading import PLAN_BYTES, read_json, read_model
+from configs.common.files.reading import PLAN_BYTES, read_json, read_model
+from configs.common.system.proc import become_subreaper, end_with_parent, start_ticks
 from configs.plans.job import Job, Launcher
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
-from configs.spec.resources import ClusterTarget
+from configs.records.record import Status
+from configs.targets.resources import ClusterTarget
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end

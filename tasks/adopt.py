@@ -3,7 +3,7 @@
 So no repeat is measured twice or lost.
 """
 
-from tasks.campaign.leftovers import Leftovers, resolve_leftovers
+from tasks.campaign.launches.leftovers import Leftovers, resolve_leftovers
 from tasks.campaign.session import Session
 from tasks.prefect_api.stages import stage
 

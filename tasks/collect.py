@@ -1,6 +1,6 @@
 """Stage 6: what the ranks left becomes records."""
 
-from configs.plans.record import Record
+from configs.records.record import Record
 from tasks.campaign.records import Collected, collect_job
 from tasks.campaign.session import Session
 from tasks.prefect_api.stages import run_logger, stage

@@ -10,7 +10,7 @@ from functools import partial
 from configs.common.base import write_atomically
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
-from configs.spec.resources import ClusterTarget
+from configs.targets.resources import ClusterTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.ledger import places, set_aside_damaged

@@ -6,8 +6,8 @@ are then copied to the shared folders of the clusters.
 
 from typing import Any
 
+from tasks.campaign.launches.staging import stage_targets
 from tasks.campaign.session import Session
-from tasks.campaign.staging import stage_targets
 from tasks.checks.machine import check_environment
 from tasks.prefect_api.stages import run_logger, stage
 

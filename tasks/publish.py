@@ -26,8 +26,8 @@ from prefect.client.schemas.filters import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from configs.common.files.reading import PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.common.printable import printable
-from configs.common.reading import PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.plans.paths import RunPaths
 from reports.text import MIB, UNKNOWN, number
 from tasks.campaign.progress import RunProgress

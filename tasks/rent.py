@@ -19,8 +19,8 @@ from configs.common.base import write_atomically
 from configs.common.secrets import redacted
 from configs.plans.paths import RunPaths
 from configs.plans.rentals import Rentals
-from configs.spec.rented import RentedTarget
 from configs.spec.study import StudySpec
+from configs.targets.rented import RentedTarget
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.rental_group import RentalGroup
 from tasks.campaign.session import Cancellation, Session

@@ -1,9 +1,9 @@
-"""Stage 4: job folders (`tasks.campaign.jobs`) become a submission; many of one shape are one array of a scheduler."""
+"""Stage 4: submit job folders (`tasks.campaign.launches.jobs`); many of one shape are one array of a scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import Limited, Refused, Unavailable
 from tasks.campaign.session import Session

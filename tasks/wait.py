@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import JobState
 from slurm.schedulers.waiting import read_waiting
-from tasks.campaign.active_jobs import ActiveJobs, Flown
-from tasks.campaign.jobs import follow_job, measured_so_far, waits_for
+from tasks.campaign.launches.active_jobs import ActiveJobs, Flown
+from tasks.campaign.launches.jobs import follow_job, measured_so_far, waits_for
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.session import Session
 from tasks.prefect_api.stages import stage

@@ -54,7 +54,19 @@ OWNERS = {
     "rich": {"flows"},
 }
 ORDER = {
-    "configs": ("plans", "hardware", "spec", "workloads", "load", "families", "common"),
+    "configs": (
+        "serving",
+        "plans",
+        "records",
+        "hardware",
+        "spec",
+        "targets",
+        "workloads",
+        "load",
+        "inputs",
+        "families",
+        "common",
+    ),
     "engine": (
         "agents",
         "worker",
@@ -173,10 +185,10 @@ def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:
 
 
 READERS_OF_THEIR_OWN = {
-    "configs/common/forking.py": "/dev/null",
-    "configs/common/memory.py": "/proc and /sys",
-    "configs/common/proc.py": "/proc",
-    "configs/common/reading.py": "the bounded reader",
+    "configs/common/system/forking.py": "/dev/null",
+    "configs/common/system/memory.py": "/proc and /sys",
+    "configs/common/system/proc.py": "/proc",
+    "configs/common/files/reading.py": "the bounded reader",
     "engine/kernels/build.py": "our own C sources",
     "engine/kernels/linear.py": "no file: a function of a library in C",
     "engine/loading/access.py": "weights in pieces, by the ranges of a header that was checked",
@@ -208,9 +220,9 @@ READERS_OF_THEIR_OWN = {
     "tasks/providers/leases.py": "a folder, to flush it",
     "flows/cli/doctor/optional.py": "/proc and /sys",
     "flows/server/process.py": "a lock",
-    "configs/common/lock_files.py": "locks, never waited for",
+    "configs/common/system/lock_files.py": "locks, never waited for",
 }
-"""Modules that open files otherwise than through `configs.common.reading`, and what they open."""
+"""Modules that open files otherwise than through `configs.common.files.reading`, and what they open."""
 
 
 def reads(path: Path) -> Iterator[str]:
@@ -245,7 +257,7 @@ def _opens_to_read(call: ast.Call, method: bool) -> bool:
 def test_files_of_others_are_read_within_bounds(path: Path) -> None:
     """A pipe, a device or a file of 50 GB in a run folder, a cache or a model must stop nobody."""
     if str(path.relative_to(ROOT)) not in READERS_OF_THEIR_OWN:
-        assert not list(reads(path)), "use configs.common.reading, or say in READERS_OF_THEIR_OWN why not"
+        assert not list(reads(path)), "use configs.common.files.reading, or say in READERS_OF_THEIR_OWN why not"
 
 
 def test_readers_of_their_own_are_still_needed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.common.project_files import PACKED_BELOW, PROJECT_FILES, ROOT
+from configs.common.files.project_files import PACKED_BELOW, PROJECT_FILES, ROOT
 
 LIMIT_SECONDS = 120
 
@@ -61,7 +61,7 @@ def test_files_of_the_root_and_the_commit_are_in_the_wheel(wheel: Path) -> None:
 
 def test_the_installed_code_reads_its_own_files(installed: Path, tmp_path: Path) -> None:
     code = (
-        "from configs.common.project_files import PROJECT_FILES, project_file\nfrom slurm.staging.version import "
+        "from configs.common.files.project_files import PROJECT_FILES, project_file\nfrom slurm.staging.version import "
         "code_version\n"
         "print(*map(project_file, PROJECT_FILES), *sorted(code_version()), sep='\\n')"
     )
@@ -83,7 +83,7 @@ def test_an_example_is_copied_and_planned_from_an_empty_folder(installed: Path, 
 
 def test_deployments_name_code_that_the_wheel_has(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import importlib, yaml\nfrom configs.common.project_files import project_file\n"
+        "import importlib, yaml\nfrom configs.common.files.project_files import project_file\n"
         "for each in yaml.safe_load(project_file('prefect.yaml').read_text())['deployments']:\n"
         "    module, _, flow = each['entrypoint'].rpartition('.')\n"
         "    found = importlib.import_module(module)\n    print(found.__file__, callable(getattr(found, flow)))"

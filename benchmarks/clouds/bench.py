@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.clouds import places as places_module
 from configs.plans.paths import RunPaths
 from configs.plans.plan import read_plan
-from configs.plans.record import Record, Status, read_record
 from configs.plans.rentals import Rentals
+from configs.records.record import Record, Status, read_record
 from flows.folders import rented_folder
 from tasks.campaign.ledger import places as places_of
 from tasks.providers.leases import read_entries

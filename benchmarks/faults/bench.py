@@ -38,7 +38,7 @@ from benchmarks.faults.injections import (
     stop_slurmdbd,
 )
 from benchmarks.faults.scenario import Fault, Row, Scenario, judge
-from configs.plans.record import Status
+from configs.records.record import Status
 from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment
 from slurm.lab import cluster, daemons

@@ -22,7 +22,7 @@ from benchmarks.resume import processes_of
 from configs.plans.job import Job, Progress, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from slurm.lab import members
 from slurm.lab.plan import LabPlan
 from tasks.campaign.ledger import places, read_ledger

@@ -23,8 +23,8 @@ from configs.plans.model_manifest import read_model_manifest
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan, PlannedModel, read_plan
 from configs.plans.preflight import NodeFigures, PairFigures, Preflight, TargetPreflight
-from configs.plans.record import Accounting, Failure, Record, SchemaError, Status
-from configs.plans.samples import DamagedSamplesError, read_archive
+from configs.records.record import Accounting, Failure, Record, SchemaError, Status
+from configs.records.samples import DamagedSamplesError, read_archive
 from configs.spec.cell import Cell
 from configs.spec.study import parse_study
 from flows.cli.results.inspect import status_rows

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.common.safetensors_header import stored_tensors
+from configs.common.files.safetensors_header import stored_tensors
 from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import WEIGHT_INDEX

@@ -4,8 +4,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from configs.spec.examples import read_examples
-from configs.spec.prompts import read_prompts
+from configs.inputs.examples import read_examples
+from configs.inputs.prompts import read_prompts
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="rankwise-fuzz-prompts-"))
 

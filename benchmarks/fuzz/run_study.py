@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from configs.common.reading import parse_json
+from configs.common.files.reading import parse_json
 from configs.hardware.catalog_file import read_catalog_file
 from configs.hardware.price_file import read_price_file
 from configs.plans.expand import LayoutChoice, expand

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.gpu.catalog import CHECKS
 from benchmarks.gpu.plants import PLANTS
 from benchmarks.gpu.results import Figure
-from configs.common.proc import end_with_parent
+from configs.common.system.proc import end_with_parent
 
 _CAUSE_CHARACTERS = 600
 

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.gpu.catalog import Check
 from benchmarks.gpu.needs import missing_packages
 from benchmarks.gpu.results import CheckResult, Figure, pack_results, read_results, write_result
-from configs.common.proc import become_subreaper, parent_of, process_ids
+from configs.common.system.proc import become_subreaper, parent_of, process_ids
 
 ROOT = Path(__file__).parents[2]
 _STACKS_SECONDS = 0.5

@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from configs.plans.paths import RunPaths
-from configs.plans.rates import Column, by_rank
-from configs.plans.record import Record, Status
-from configs.plans.samples import read_samples
+from configs.records.rates import Column, by_rank
+from configs.records.record import Record, Status
+from configs.records.samples import read_samples
 from configs.spec.cell import Cell
 from configs.workloads.communication import Collective, CommunicationWorkload
 from configs.workloads.generate import GenerateWorkload

@@ -23,7 +23,7 @@ import psutil
 from benchmarks.pipeline.pairs import compare
 from benchmarks.pipeline.phases import Phases, phases_of, print_phases
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from flows.server.local import lease_server
 from flows.server.settings import api_named_by_environment, data_folder
 from tasks.campaign.ledger import read_ledger

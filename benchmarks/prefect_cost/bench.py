@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.prefect_cost.parts import Samples, ask, server_cpu_seconds, server_processes
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from flows.server.local import lease_server
 from flows.server.process import prefect_version, read_server
 from flows.server.settings import api_named_by_environment, data_folder

@@ -32,10 +32,10 @@ from configs.plans.job import Measurement, Progress
 from configs.plans.packing import Launch
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from configs.spec.cell import Cell
 from configs.spec.study import StudySpec
-from tasks.campaign.jobs import run_job, write_job
+from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.retries import Retries
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 

@@ -2,7 +2,7 @@
 
 One schema version applies to everything written to disk. Increment it when an older reader would misread a new
 file, or a new reader an older file. Until the first release every other version is rejected
-(`configs.plans.record.check_schema`).
+(`configs.records.record.check_schema`).
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveFloat
 
-from configs.common.reading import open_regular
+from configs.common.files.reading import open_regular
 
 SCHEMA_VERSION = 2
 

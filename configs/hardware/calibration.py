@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.common.base import Frozen, content_hash
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 
 CALIBRATION_VERSION = 2

@@ -32,7 +32,7 @@ from configs.hardware.catalog_layers import (
 from configs.hardware.catalog_rows import FORMATS, TABLES, AcceleratorRow, CpuRow, InstanceRow, LinkRow
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat
 from configs.hardware.prices import Offer, Price, machine_parts, read_catalog, target_prices
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 
 HOME_REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
 """Where an instance is priced when no region is named. A price of another region is never taken instead."""

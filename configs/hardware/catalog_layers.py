@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 from configs.hardware.catalog_rows import TABLES, CatalogRow
 from configs.spec.study import suggestion
 

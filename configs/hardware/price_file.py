@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from configs.common.base import Frozen
-from configs.common.reading import brief
+from configs.common.files.reading import brief
 from configs.hardware.prices import Market, Offer, Price
 from configs.spec.study import StudyError, read_mapping, suggestion
 

@@ -19,8 +19,8 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from configs.common.base import Frozen
-from configs.common.reading import PLAN_BYTES, read_text
-from configs.spec.resources import Resources
+from configs.common.files.reading import PLAN_BYTES, read_text
+from configs.targets.resources import Resources
 
 Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
 CATALOG = Path(__file__).parents[1] / "catalog" / "prices.csv"

@@ -33,7 +33,7 @@ from configs.spec.experiments import (
 )
 from configs.spec.placement import grown_over_nodes, unplaced
 from configs.spec.study import StudyError, StudySpec
-from configs.spec.target import EndpointTarget, Target
+from configs.targets.target import EndpointTarget, Target
 from configs.workloads import STUDIED, kinds_with
 from configs.workloads.prompted import PromptedWorkload
 

@@ -12,11 +12,11 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from configs.common.base import SCHEMA_VERSION, Frozen
-from configs.plans.record import FILE_NAME, MeasuringPass, Moment, Status
+from configs.records.record import FILE_NAME, MeasuringPass, Moment, Status
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.measuring import Measuring
-from configs.spec.target import LocalTarget, Target
+from configs.targets.target import LocalTarget, Target
 
 PROGRESS_BYTES = 4096
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 
 WEIGHT_INDEX = "model.safetensors.index.json"
 """The file that names the file of each tensor, where a model has several."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from configs.common.base import content_hash
 from configs.plans.job import Measurement
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 
 Item = TypeVar("Item")
 

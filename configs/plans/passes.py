@@ -1,7 +1,7 @@
 """Which measuring passes beside the timed repeats a plan asks for, by cell."""
 
 from configs.plans.plan import Plan
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 

@@ -17,7 +17,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.plans.record import MeasuringPass, record_name
+from configs.records.record import MeasuringPass, record_name
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ from pydantic import AfterValidator, Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.common.execution import Layout
+from configs.common.files.reading import PLAN_BYTES, as_model, brief, read_json_object
 from configs.common.printable import printable
-from configs.common.reading import PLAN_BYTES, as_model, brief, read_json_object
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.prediction import Prediction
-from configs.plans.record import check_schema
+from configs.records.record import check_schema
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
-from configs.spec.target import Target
+from configs.targets.target import Target
 from configs.workloads import descriptor_of
 
 MAX_REPEATS = 100_000

@@ -18,7 +18,7 @@ from configs.spec.drafts import Draft, override
 from configs.spec.experiments import Overrides
 from configs.spec.placement import placed
 from configs.spec.study import StudySpec
-from configs.spec.target import EndpointTarget, Target
+from configs.targets.target import EndpointTarget, Target
 from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
 

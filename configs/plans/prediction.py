@@ -6,7 +6,7 @@ from configs.common.base import Frozen
 
 
 class Prediction(Frozen):
-    """Figures bear the names of `configs.plans.rates.Rates`, whose medians they are to be held against.
+    """Figures bear the names of `configs.records.rates.Rates`, whose medians they are to be held against.
 
     All None with a `reason` where the planner cannot say.
     """

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from configs.common.base import SCHEMA_VERSION, Frozen
-from configs.plans.record import Moment
+from configs.records.record import Moment
 
 MOST_ROUNDS = 7
 """Up to 8 nodes every pair is measured; of more nodes each has this many partners."""

@@ -5,8 +5,8 @@ assign(data, "experiments.batch.over={batch_size: [1, 2]}")       # values are Y
 
 from typing import Any
 
-from configs.common.reading import brief
-from configs.common.yaml_text import YamlError, parse_yaml
+from configs.common.files.reading import brief
+from configs.common.files.yaml_text import YamlError, parse_yaml
 
 _MAX_NAMES = 20
 """Of a dotted key; the deepest field of a study has 6."""

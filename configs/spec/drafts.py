@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from configs.common.execution import Layout
-from configs.common.reading import brief
+from configs.common.files.reading import brief
 from configs.spec.cell import Cell
 from configs.spec.study import suggestion
 from configs.workloads import STUDIED

@@ -27,7 +27,7 @@ from configs.spec.experiments import (
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.study import NAME_PATTERN, ModelSpec, StudyError, StudySpec, parse_study
-from configs.spec.target import LocalTarget, SlurmTarget
+from configs.targets.target import LocalTarget, SlurmTarget
 from configs.workloads import STUDIED, Workload
 from configs.workloads.generate import GenerateWorkload
 

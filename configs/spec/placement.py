@@ -3,14 +3,15 @@
     cell = placed(cell, target, asked=None)      # ValueError with the accepted values
 
 This machine is one node. A cell on a cluster gets the fewest nodes that hold its ranks in equal numbers, unless the
-study sets `nodes`. Slurm is not queried here: `slurm.schedulers.partitions` checks that a partition has the nodes.
+study sets `nodes`. Slurm is not queried here: whether a partition has the nodes is checked by
+`slurm.schedulers.commands.partitions`.
 """
 
 from configs.common.execution import Layout
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft
-from configs.spec.resources import ClusterTarget
-from configs.spec.target import EndpointTarget, LocalTarget, Target
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import EndpointTarget, LocalTarget, Target
 
 
 def placed(cell: Cell, target: Target, asked: int | None) -> Cell:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from configs.common.files.reading import brief
 from configs.common.printable import printable
-from configs.common.reading import brief
 
 _MAX_DEPTH = 50
 _MAX_VALUES = 50_000

@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_valid
 
 from configs.common.base import Frozen
 from configs.common.execution import Dtype, Engine, Layout
+from configs.common.files.reading import brief, read_text
+from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.common.printable import printable, printable_lines, shortened
-from configs.common.reading import brief, read_text
 from configs.common.secrets import secret_fields
-from configs.common.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.spec.assignments import assign
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.experiments import (
@@ -36,9 +36,9 @@ from configs.spec.experiments import (
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
 from configs.spec.plain import plain_problems
-from configs.spec.rented import RentedTarget
 from configs.spec.size import size_problems
-from configs.spec.target import EndpointTarget, LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
+from configs.targets.rented import RentedTarget
+from configs.targets.target import EndpointTarget, LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
 from configs.workloads import STUDIED, Workload
 
 MAX_NAME = 100

@@ -134,9 +134,9 @@ class BaseWorkload(Frozen):
 class Latency:
     """The time that cells of a kind are compared by.
 
-    figure: a field of `configs.plans.rates.Rates`. unit: how a table heads it, in milliseconds. waited_for: the latency
-    (key of `Descriptor.latencies`) whose percentiles a report gives. awaited: whether anybody waits for it: of a
-    workload that only times the pipeline nobody does, and no section is written of it.
+    figure: a field of `configs.records.rates.Rates`. unit: how a table heads it, in milliseconds. waited_for: the
+    latency (key of `Descriptor.latencies`) whose percentiles a report gives. awaited: whether anybody waits for it: of
+    a workload that only times the pipeline nobody does, and no section is written of it.
     """
 
     figure: TimeFigure

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from configs.common.base import Frozen
 from configs.common.execution import Layout
-from configs.common.reading import brief
+from configs.common.files.reading import brief
 from configs.common.secrets import holds_secret
 from configs.workloads.descriptor import BaseWorkload, Combination, Descriptor, Latency, ShownTime
 from configs.workloads.placeholders import Scalar, arithmetic, filled, named, shown

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from configs.common.forking import Forked, binds_threads, fork, run_module, unfit_to_fork
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.forking import Forked, binds_threads, fork, run_module, unfit_to_fork
 from engine.rank.processes import die_with_parent
 
 _WORKER = "engine.worker"

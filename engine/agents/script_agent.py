@@ -14,9 +14,9 @@ import sys
 import traceback
 from pathlib import Path
 
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import printable
-from configs.common.proc import become_subreaper, end_with_parent
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.system.proc import become_subreaper, end_with_parent
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from engine.planner.accelerators import local_accelerators

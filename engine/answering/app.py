@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from configs.plans.serving import ServingSettings
+from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
 from engine.serving.http.admission import authorise, read_body
 from engine.serving.http.errors import ApiError

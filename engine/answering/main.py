@@ -17,11 +17,11 @@ from pathlib import Path
 
 import uvicorn
 
-from configs.common.proc import end_with_parent
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.proc import end_with_parent
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import read_model_manifest
-from configs.plans.serving import ServingSettings
+from configs.serving.settings import ServingSettings
 from engine.answering.app import Figures, Service, make_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes

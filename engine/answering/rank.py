@@ -17,7 +17,7 @@ from engine.rank.processes import die_with_parent, leave, place_from_environment
 
 if TYPE_CHECKING:
     from configs.families.config import ModelConfig
-    from configs.plans.serving import ServingSettings
+    from configs.serving.settings import ServingSettings
     from engine.context import Context
 
 Answer = Callable[[list[list[int]], int], dict[str, Any]]
@@ -77,10 +77,10 @@ def seq2seq_answers(settings: "ServingSettings", context: "Context") -> Answer:
 def main(arguments: list[str]) -> int:
     """Compute until there are no more requests. Returns the exit code."""
     die_with_parent()
-    from configs.common.reading import PLAN_BYTES, read_model
+    from configs.common.files.reading import PLAN_BYTES, read_model
     from configs.families.config import ModelConfig
     from configs.plans.paths import JobPaths
-    from configs.plans.serving import ServingSettings
+    from configs.serving.settings import ServingSettings
     from engine.models.weights import required_manifest
     from engine.rank.binding import bind, devices_of_ranks
     from engine.rank.joining import make_context

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from configs.common.reading import read_json_object
+from configs.common.files.reading import read_json_object
 from configs.families.checkpoint import check_tensors, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.tensors import names_in_file, stored_weights

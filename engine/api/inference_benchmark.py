@@ -22,15 +22,15 @@ import torch
 
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype, Layout
-from configs.common.proc import read_fields
-from configs.common.reading import MIB, read_model, read_tail
+from configs.common.files.reading import MIB, read_model, read_tail
+from configs.common.system.proc import read_fields
 from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement, Progress
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.rates import MeasurementSamples, rates_of
-from configs.plans.record import RankPart, Status, read_part
-from configs.plans.samples import read_archive
+from configs.records.rates import MeasurementSamples, rates_of
+from configs.records.record import RankPart, Status, read_part
+from configs.records.samples import read_archive
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from configs.common.execution import Dtype
 from configs.hardware.quantised_products import why_not_multiplied
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.compression.passes import Hardware, hardware_of, resolve
 from engine.compression.pruning import pruned
 from engine.kernels.linear import PackedLinear, Packing, pack_linear

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from configs.common.base import write_atomically
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.context import Context, Samples
 from engine.prompts.tokenizer import load_tokenizer
 from engine.prompts.tokens import Batch, Prompts, filled, tokenizer_path

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from configs.workloads.encode import Pooling
 from engine.context import Context, Samples
 from engine.correctness.answers import Rows, kept_positions

@@ -26,7 +26,7 @@ from configs.families.config import ModelConfig
 from configs.families.tensors import StackName, names_in_file, stacks_of
 from configs.plans.job import Measurement
 from configs.plans.model_manifest import ModelManifest
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.compression import Compressor
 from engine.context import Context
 from engine.inference.assembly import Assembly

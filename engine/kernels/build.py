@@ -23,7 +23,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from configs.common.proc import read_fields
+from configs.common.system.proc import read_fields
 
 MODES = ("on", "off", "avx2")
 _COMPILE_SECONDS = 300

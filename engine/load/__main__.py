@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.load.job import LoadJob
 from engine.load.generator import Generator
 from engine.load.timing import run_precisely

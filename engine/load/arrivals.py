@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.common.arrays import Floats
-from configs.common.jsonl import parse_object
-from configs.common.reading import TEXT_BYTES, brief, read_bytes
+from configs.common.files.jsonl import parse_object
+from configs.common.files.reading import TEXT_BYTES, brief, read_bytes
 from configs.load.arrivals import ConstantArrivals, GammaArrivals, PoissonArrivals
 from configs.load.lengths import MAX_TOKENS
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.inputs.prompts import Prompt, numbered_prompts
 from configs.load.job import Contents, LoadJob
 from configs.load.lengths import Lengths
-from configs.spec.prompts import Prompt, numbered_prompts
 from engine.load.arrivals import TraceRow
 from engine.load.lengths import draw_length
 

@@ -11,8 +11,8 @@ Format of events: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from typing import Any
 
+from configs.common.files.reading import parse_json
 from configs.common.printable import printable
-from configs.common.reading import parse_json
 from configs.load.samples import Finish, Outcome
 
 _MAX_EVENT_BYTES = 1 << 20

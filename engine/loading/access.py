@@ -16,7 +16,7 @@ from types import TracebackType
 
 import numpy as np
 
-from configs.common.reading import check_regular
+from configs.common.files.reading import check_regular
 from engine.loading.pieces import FileRanges
 
 _BLOCK_BYTES = 8 << 20

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from configs.common import safetensors_header
-from configs.common.reading import brief
+from configs.common.files import safetensors_header
+from configs.common.files.reading import brief
 
 DTYPES = {
     "F64": torch.float64,

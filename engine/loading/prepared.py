@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.common.execution import PageCache
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.context import Context
 from engine.loading.page_cache import evict, raw_read_seconds, state_of, warm
 from engine.rank.agreement import raise_on_all_ranks

@@ -7,7 +7,7 @@ which only transformers runs.
 from typing import Protocol
 
 from configs.families.sizes import Kind, Positions
-from configs.plans.record import Figure
+from configs.records.record import Figure
 
 
 class TextModel(Protocol):

@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.common.base import write_atomically
-from configs.common.reading import PLAN_BYTES, read_json
+from configs.common.files.reading import PLAN_BYTES, read_json
 from configs.families.checkpoint import check_tensors, check_workload, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.tensors import embedding_name
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.context import Context
 from engine.loading import Piece, read_pieces, stored_tensors
 from engine.models.llama import Llama

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.common.proc import is_alive, start_ticks
+from configs.common.system.proc import is_alive, start_ticks
 
 _KEY = "rankwise/blame"
 _STORE_SECONDS = 2.0

@@ -18,7 +18,7 @@ def load_peer_work(measurement: Measurement, context: Context) -> LoadedWork:
     """Load a cell's engine and model. Raises ValueError for a model that cannot be used, NotImplementedError."""
     # Only here: these import transformers or onnxruntime, which nothing that lists this package should.
     if measurement.cell.engine == "onnxruntime":
-        from engine.peers.onnx_peer import load_onnx
+        from engine.peers.onnx.peer import load_onnx
 
         return load_onnx(measurement, context)
     from engine.peers.loading import load_peer

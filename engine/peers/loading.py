@@ -22,7 +22,7 @@ from torch import Tensor
 from configs.common.execution import Layout
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.context import Context
 from engine.loading.prepared import prepare_files
 from engine.models.text_model import TextModel

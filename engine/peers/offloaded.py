@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from configs.common.memory import host_memory_available
+from configs.common.system.memory import host_memory_available
 from engine.loading import stored_tensors
 from engine.peers.folder_model import WorkKind, from_folder
 from engine.planner.memory.reference import USED_SHARE, ReferenceMemory, reference_memory

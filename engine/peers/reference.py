@@ -17,7 +17,7 @@ import torch
 
 from configs.common.execution import Dtype
 from configs.plans.job import Measurement
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload

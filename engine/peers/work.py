@@ -1,6 +1,6 @@
 """What a loaded engine does with batches, whichever engine it is.
 
-transformers' models, shared out or not, are one `Work`, ONNX Runtime's graphs another (`engine.peers.onnx_peer`).
+transformers' models, shared out or not, are one `Work`, ONNX Runtime's graphs another (`engine.peers.onnx.peer`).
 
     loaded = model_work(load_peer(context, start), "generate", context.device)
     decode = loaded.work.decoder(new_tokens, capacity)
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
 from engine.models.text_model import TextModel
 from engine.peers.decoding import generate_decoder

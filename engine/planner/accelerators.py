@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 
 DriverKind = Literal["cuda", "rocm"]
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

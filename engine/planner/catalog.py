@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import configs
+from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_json_object
 from configs.common.printable import printable
-from configs.common.reading import PLAN_BYTES, brief, read_json, read_json_object
 from configs.hardware.architectures import ARCHITECTURES
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture

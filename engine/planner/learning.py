@@ -6,8 +6,8 @@
 
 The file stores the cell, the model's config.json and the measurement, not the prediction: errors are computed with the
 current planner and calibration. First the mean error of a kind of work (generate, train) is removed, shrunk towards
-zero if records are few; the rest is learned by similarity of cells (`engine.planner.correction`). Only the newest
-record of a cell counts.
+zero if records are few; the rest is learned by similarity of cells (`engine.planner.fitting.correction`). Only the
+newest record of a cell counts.
 """
 
 import json
@@ -20,15 +20,15 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from configs.common.base import Frozen, content_hash
-from configs.common.reading import TEXT_BYTES, parse_json, read_bytes
+from configs.common.files.reading import TEXT_BYTES, parse_json, read_bytes
 from configs.hardware.calibration import Fingerprint
 from configs.hardware.hardware import Machine
 from configs.spec.cell import Cell
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS
 from engine.planner.architecture import Architecture
 from engine.planner.cells import Learned, Learner, predict_cell
-from engine.planner.correction import Correction
 from engine.planner.families import read_architecture
+from engine.planner.fitting.correction import Correction
 
 MOST_RECORDS = 1000
 """Newest records used for the mean error."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from configs.common.proc import read_fields
+from configs.common.system.proc import read_fields
 from configs.hardware.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 from configs.spec.cell import Cell
-from configs.spec.resources import Resources
+from configs.targets.resources import Resources
 from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, local_accelerators
 

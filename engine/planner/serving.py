@@ -9,9 +9,9 @@ from math import ceil
 from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
-from configs.common.memory import host_memory_available
-from configs.plans.serving import BLOCK_POSITIONS
-from configs.spec.target import LocalTarget
+from configs.common.system.memory import host_memory_available
+from configs.serving.settings import BLOCK_POSITIONS
+from configs.targets.target import LocalTarget
 from engine.planner.accelerators import LocalAccelerator
 from engine.planner.architecture import Architecture
 from engine.planner.local import local_devices, local_machine, machine_of_devices
@@ -42,7 +42,7 @@ class AskedSizes:
 
 @dataclass(frozen=True)
 class ServerSizes:
-    """Fields of `configs.plans.serving.ServingSettings`."""
+    """Fields of `configs.serving.settings.ServingSettings`."""
 
     cores_per_rank: int
     max_length: int

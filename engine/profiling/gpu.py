@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 
 SAMPLE_SECONDS = 0.05
 

@@ -21,9 +21,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 from configs.plans.job import Measurement
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.context import Context, Outcome, WorkloadFunction
 from engine.profiling.region import run_recorded
 from engine.prompts.decoded import synchroniser

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from configs.plans.job import Measurement
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.context import Context, Outcome, WorkloadFunction
 from engine.profiling.collectives import collectives, columns
 from engine.profiling.communicators import Listening

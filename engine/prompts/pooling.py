@@ -9,8 +9,8 @@ workload that differs from the model's `1_Pooling/config.json` is rejected.
 from pathlib import Path
 from typing import Any
 
+from configs.common.files.reading import read_json_object
 from configs.common.printable import printable
-from configs.common.reading import read_json_object
 from configs.workloads.encode import EncodeWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest

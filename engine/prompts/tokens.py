@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from configs.common.reading import brief, read_json_object
-from configs.spec.prompts import Prompt, numbered_prompts
+from configs.common.files.reading import brief, read_json_object
+from configs.inputs.prompts import Prompt, numbered_prompts
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.context import Context

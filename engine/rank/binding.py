@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from configs.spec.resources import Resources
+    from configs.targets.resources import Resources
     from engine.planner.accelerators import LocalAccelerator
     from engine.rank.processes import RankPlace
 

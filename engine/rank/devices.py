@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from configs.common.lock_files import open_lock_file
+from configs.common.system.lock_files import open_lock_file
 from engine.planner.accelerators import described, local_accelerators
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from configs.common.failure_kinds import PEER_LOST
 from configs.common.printable import printable
 
 if TYPE_CHECKING:
-    from configs.plans.record import Status
+    from configs.records.record import Status
 
 _MESSAGE_CHARACTERS = 600
 _SOURCE_PLACE = re.compile(
@@ -42,7 +42,7 @@ def classify(error: Exception, world_size: int) -> "tuple[Status, str]":
     """Return status and kind of an exception; errors caused by a lost or silent peer have kind PeerLost."""
     import torch
 
-    from configs.plans.record import Status
+    from configs.records.record import Status
 
     text = str(error).lower()
     kind = type(error).__name__

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.common.proc import read_fields
 from configs.common.secrets import shown_value
+from configs.common.system.proc import read_fields
 from engine.planner.local import cpu_model
 
 if TYPE_CHECKING:

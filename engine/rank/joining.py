@@ -95,7 +95,7 @@ def alone_device() -> "torch.device":
 def choose_job_device(job: "Job", place: RankPlace) -> "tuple[torch.device, str | None]":
     """Return a rank's device and backend for a job. On a cluster GPUs are expected if the target asks for them."""
     target = job.target
-    from configs.spec.target import LocalTarget
+    from configs.targets.target import LocalTarget
 
     expected = None if isinstance(target, LocalTarget) else target.gpus_per_node is not None
     return choose_device(place, target.device, expected, job.cell.dtype)

@@ -7,7 +7,7 @@ from configs.common.base import utc_now
 from engine.rank import host_usage
 
 if TYPE_CHECKING:
-    from configs.plans.record import Figure
+    from configs.records.record import Figure
     from engine.rank.processes import RankPlace
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configs.common.proc import end_with_parent, parent_of, start_ticks
+from configs.common.system.proc import end_with_parent, parent_of, start_ticks
 
 LAUNCHER_VARIABLE = "RANKWISE_LAUNCHER_PID"
 

@@ -9,7 +9,7 @@ have is passed over while another has room, so that peaks go to the next.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from configs.plans.deployment import Backend
+from configs.serving.deployment import Backend
 
 
 @dataclass

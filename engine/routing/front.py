@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 
 from configs.common.base import write_atomically
-from configs.common.reading import read_bytes, read_model
-from configs.plans.deployment import Backend, BackendState, FrontConfig, FrontState
+from configs.common.files.reading import read_bytes, read_model
+from configs.serving.deployment import Backend, BackendState, FrontConfig, FrontState
 from engine.routing.choosing import Load, choose
 
 MAX_BODY_BYTES = 4 << 20

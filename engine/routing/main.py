@@ -1,6 +1,6 @@
 """The process of a front.
 
-    python -m engine.routing.main FRONT_JSON STATE_JSON PORT        # configs.plans.deployment.FrontConfig
+    python -m engine.routing.main FRONT_JSON STATE_JSON PORT        # configs.serving.deployment.FrontConfig
 
 SIGTERM: no new connections, requests in progress have 30 s.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import uvicorn
 
-from configs.common.reading import read_model
-from configs.plans.deployment import FrontConfig
+from configs.common.files.reading import read_model
+from configs.serving.deployment import FrontConfig
 from engine.routing.front import Front
 
 _DRAIN_SECONDS = 30

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from configs.common.reading import open_regular
+from configs.common.files.reading import open_regular
 from engine.scripts.series import Series
 
 MAX_BYTES = 512 << 20

@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from configs.common.reading import MIB, parse_json, read_json
-from configs.plans.record import Figure
+from configs.common.files.reading import MIB, parse_json, read_json
+from configs.records.record import Figure
 from configs.workloads.script_figures import RATE, SECONDS, UNITS, JsonFigures
 from engine.scripts.series import NoFiguresError, Series
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import psutil
 
-from configs.common.proc import end_with_parent, read_fields
-from configs.common.reading import read_json_object
+from configs.common.files.reading import read_json_object
+from configs.common.system.proc import end_with_parent, read_fields
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.placeholders import Scalar, filled
 from configs.workloads.script import ScriptWorkload
@@ -266,7 +266,7 @@ class NodeRun:
         return RankEnd(Status.FAILED, "LauncherFailed", self._launcher_said(code))
 
     def _launcher_said(self, code: int) -> str:
-        from configs.common.reading import read_tail
+        from configs.common.files.reading import read_tail
 
         said = ""
         with suppress(OSError, ValueError):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.common.reading import open_regular, read_bytes
+from configs.common.files.reading import open_regular, read_bytes
 from engine.scripts.series import Series
 
 MAGIC = b"RWPROBE1"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from configs.workloads.script import ScriptWorkload
 
 _MAX_FIGURES = 24

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from configs.common.failure_kinds import PEER_LOST
 from configs.common.printable import printable
 from configs.common.secrets import redacted
-from configs.plans.record import Status
+from configs.records.record import Status
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|HIP out of memory|\bMemoryError\b|std::bad_alloc|RESOURCE_EXHAUSTED"

@@ -15,8 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from configs.common.proc import read_fields
-from configs.common.reading import read_tail
+from configs.common.files.reading import read_tail
+from configs.common.system.proc import read_fields
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9
 _LIMIT_SECONDS = 10.0

@@ -10,8 +10,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from configs.common.reading import check_regular, read_text
-from configs.common.yaml_text import yaml_text
+from configs.common.files.reading import check_regular, read_text
+from configs.common.files.yaml_text import yaml_text
 from configs.workloads.placeholders import Scalar, filled, named
 from configs.workloads.script import ScriptWorkload
 

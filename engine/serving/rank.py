@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from configs.plans.job import Job
-    from configs.plans.serving import ServingSettings
+    from configs.serving.settings import ServingSettings
     from engine.context import Context
     from engine.inference.model import Shard
     from engine.inference.paged import PagedSizes
@@ -37,7 +37,7 @@ def as_job(settings: "ServingSettings") -> "Job":
     from configs.plans.job import Job, Measurement
     from configs.spec.cell import Cell
     from configs.spec.measuring import Measuring
-    from configs.spec.target import LocalTarget
+    from configs.targets.target import LocalTarget
     from configs.workloads.generate import GenerateWorkload
 
     layout = settings.layout.model_copy(update={"dp": 1})
@@ -294,9 +294,9 @@ def _lead(
 def main(arguments: list[str]) -> int:
     """Run a rank. Returns the exit code."""
     die_with_parent()
-    from configs.common.reading import PLAN_BYTES, read_model
+    from configs.common.files.reading import PLAN_BYTES, read_model
     from configs.plans.paths import JobPaths
-    from configs.plans.serving import ServingSettings
+    from configs.serving.settings import ServingSettings
     from engine.rank.binding import bind, devices_of_ranks
     from engine.rank.joining import make_context
 

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from configs.common.proc import end_with_parent
-from configs.common.reading import PLAN_BYTES, read_model
-from configs.plans.serving import Rendezvous, ServingSettings
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.proc import end_with_parent
+from configs.serving.settings import Rendezvous, ServingSettings
 from engine.rank.processes import LAUNCHER_VARIABLE
 
 _LOOK_SECONDS, _PAUSE_SECONDS, _END_SECONDS = 0.1, 1.0, 5.0

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import get_args
 
 from configs.common.base import utc_now, write_atomically
-from configs.common.reading import MIB, read_json, read_tail
+from configs.common.files.reading import MIB, read_json, read_tail
 from configs.hardware.calibration import CalibratedFigure, Calibration, Fingerprint, LinkTransport, MeasuredLink, Spread
 from engine.planner.local import cpu_model
 from engine.rank import host_usage

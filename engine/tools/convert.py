@@ -21,8 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from configs.common.base import write_atomically
+from configs.common.files.reading import brief
 from configs.common.printable import printable
-from configs.common.reading import brief
 
 COPIED = (
     "config.json",

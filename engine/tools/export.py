@@ -3,11 +3,11 @@
     python -m engine.tools.export MANIFEST.json --to onnx --out FOLDER [--dtype float32] [--optimization all]
     [--no-check]
 
-MANIFEST.json is a model's manifest (`configs.plans.model_manifest`). FOLDER gets the graphs (`engine.peers.graphs`),
-their weights, the model's config.json and tokenizer.json, and export.json with files, versions and check results: each
-graph is checked by onnx.checker, and ONNX Runtime's output for some tokens at the given optimisation level is compared
-with transformers'. On failure the exit code is 2, with one line on stderr. Existing files in FOLDER are never
-overwritten.
+MANIFEST.json is a model's manifest (`configs.plans.model_manifest`). FOLDER gets the graphs
+(`engine.peers.onnx.graphs`), their weights, the model's config.json and tokenizer.json, and export.json with files,
+versions and check results: each graph is checked by onnx.checker, and ONNX Runtime's output for some tokens at the
+given optimisation level is compared with transformers'. On failure the exit code is 2, with one line on stderr.
+Existing files in FOLDER are never overwritten.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
 from engine.models.weights import DTYPES, weight_files, write_folder
 from engine.peers.folder_model import WorkKind, from_folder
-from engine.peers.graphs import OPSET, GraphOptimization, write_graphs
+from engine.peers.onnx.graphs import OPSET, GraphOptimization, write_graphs
 from engine.prompts.tokens import filled
 
 SAID = "export.json"
@@ -78,7 +78,7 @@ def export(
             f"whose largest is {said['largest_output']:.3g}; the graphs are wrong"
         )
     if target == "tensorrt":
-        from engine.peers.tensorrt_plan import build_plans
+        from engine.peers.onnx.tensorrt_plan import build_plans
 
         said["plans"] = [path.name for path in build_plans(graphs, dtype)]
     write_atomically(folder / SAID, json.dumps(said, indent=2) + "\n")
@@ -122,7 +122,7 @@ def _check(
     """
     import onnx
 
-    from engine.peers.onnx_session import OnnxDecoder, OnnxEncoder
+    from engine.peers.onnx.session import OnnxDecoder, OnnxEncoder
 
     for path in graphs:
         onnx.checker.check_model(str(path))

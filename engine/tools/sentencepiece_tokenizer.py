@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, proc
 from tokenizers.models import BPE, Unigram
 
 from configs.common.base import write_atomically
-from configs.common.reading import TEXT_BYTES, read_json_object
+from configs.common.files.reading import TEXT_BYTES, read_json_object
 
 SOURCES = ("tokenizer.model", "spiece.model")
 RESULT = "tokenizer.json"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from configs.workloads.train import ActivationCheckpointing
 from engine.context import Samples
 from engine.planner.architecture import Architecture

@@ -15,7 +15,7 @@ from configs.common.base import utc_now
 from configs.common.failure_kinds import PEER_LOST
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.plans.record import Failure, Figure, RankPart, Status
+from configs.records.record import Failure, Figure, RankPart, Status
 from engine.planner.accelerators import local_accelerators
 from engine.profiling.gpu import GpuSampler
 from engine.rank.host_usage import machine_busy_seconds, measured_environment

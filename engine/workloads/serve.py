@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 
 from configs.common.base import content_hash, write_atomically
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.load.job import Endpoint, LoadJob
 from configs.load.samples import CHUNK_COLUMN, COLUMNS, FACTS_FILE, JOB_FILE, LAG_COLUMN, SAMPLES_FILE, LoadFacts
 from configs.load.search import SEARCH_FILE
 from configs.plans.job import Measurement
-from configs.plans.record import Figure
-from configs.plans.samples import read_samples
-from configs.plans.serving import ServingSettings
+from configs.records.record import Figure
+from configs.records.samples import read_samples
+from configs.serving.settings import ServingSettings
 from configs.spec.engines import EngineEnvironment
-from configs.spec.target import EndpointTarget
+from configs.targets.target import EndpointTarget
 from configs.workloads.serve import START_SECONDS, ServeWorkload
 from engine.context import Context, Outcome
 from engine.load.__main__ import bearer_token

@@ -8,7 +8,7 @@ launch starts from the same weights. Started by `engine.worker` as
 """
 
 from configs.plans.job import Measurement
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from configs.workloads.train import TrainWorkload
 from engine.context import Context, Outcome
 from engine.models.weights import load_figures, required_manifest

@@ -19,7 +19,7 @@ from configs.common.base import Frozen, write_atomically
 
 if TYPE_CHECKING:
     from configs.spec.study import StudySpec
-    from configs.spec.target import Target
+    from configs.targets.target import Target
     from tasks.planning.benchmark_file import BenchmarkFile
 
 _KINDS = {"encoder": "encode", "encoder_decoder": "seq2seq", "decoder": "generate"}

@@ -15,8 +15,8 @@ import shutil
 from pathlib import Path
 
 from configs.common.base import sha256_of_file, write_atomically
-from configs.common.project_files import shipped_studies
-from configs.common.reading import read_text
+from configs.common.files.project_files import shipped_studies
+from configs.common.files.reading import read_text
 from flows.cli.tables import print_table
 
 _HEADER = re.compile(r"# (?P<shows>.+)\n# (?P<cells>\d+) cells, (?P<takes>.+)\.\n")

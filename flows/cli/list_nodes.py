@@ -84,7 +84,7 @@ def _this_machine() -> ListedNode:
 
 def _partitions() -> list[ListedNode]:
     """Return the partitions of the Slurm cluster at hand; none where there is no Slurm."""
-    from slurm.schedulers.partitions import ClusterError, read_cluster
+    from slurm.schedulers.commands.partitions import ClusterError, read_cluster
 
     if shutil.which("sinfo") is None:
         return []

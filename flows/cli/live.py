@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.common.printable import printable
-from slurm.schedulers.pending import is_ordinary
+from slurm.schedulers.commands.pending import is_ordinary
 from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
 
 if TYPE_CHECKING:

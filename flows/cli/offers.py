@@ -38,7 +38,7 @@ def agreed_to_rent(study: "StudySpec", yes: bool) -> bool:
 
     Where nobody can be asked, a cap in every rented target stands for that. Raises ValueError: nothing may be rented.
     """
-    from configs.spec.rented import RentedTarget
+    from configs.targets.rented import RentedTarget
 
     rented = [target for target in study.targets if isinstance(target, RentedTarget)]
     if not rented:
@@ -62,7 +62,7 @@ def agreed_to_rent(study: "StudySpec", yes: bool) -> bool:
 
 
 def _priced(target: object) -> list[str]:
-    from configs.spec.rented import RentedTarget
+    from configs.targets.rented import RentedTarget
     from tasks.providers.rental import ProviderError
     from tasks.providers.study_nodes import offer_of, request_of
 

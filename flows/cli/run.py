@@ -18,10 +18,10 @@ from configs.common.secrets import redacted, shown_url
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
-from configs.plans.record import MeasuringPass
-from configs.spec.resources import ClusterTarget
+from configs.records.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
-from configs.spec.target import Target
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import Target
 from flows.cli.errors import WrongArgument
 from flows.cli.offers import agreed_to_rent
 from flows.server.local import Lease, LocalServerError
@@ -106,7 +106,7 @@ def run_study(
     from flows.cli.doctor.calibrate import ensure_calibration
     from flows.cli.live import RunDisplay
     from flows.folders import cache_folder
-    from tasks.campaign.preparing import prepare_first
+    from tasks.campaign.launches.preparing import prepare_first
 
     study, plan = _checked(path, assignments, runs, clusters=True)
     # Layouts and forecasts rest on what was measured of this machine.

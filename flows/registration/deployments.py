@@ -25,7 +25,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
-from configs.common.project_files import project_file
+from configs.common.files.project_files import project_file
 from configs.common.secrets import redacted, shown_url
 from tasks.prefect_api.api import one_line, quick_client
 

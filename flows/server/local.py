@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from configs.common.reading import read_tail
+from configs.common.files.reading import read_tail
 from flows.server.process import END_SECONDS, LocalServer, locked, open_lock, prefect_version, read_server, try_lock
 from flows.server.settings import (
     LOOPBACK,

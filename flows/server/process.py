@@ -28,8 +28,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from configs.common.proc import is_alive, network_namespace, start_ticks
-from configs.common.reading import read_json_object
+from configs.common.files.reading import read_json_object
+from configs.common.system.proc import is_alive, network_namespace, start_ticks
 
 NICE = 10
 """Of a server beside measured ranks. Two busy processes on 2 cores let a query wait 0.13 s at nice 10, 0.7 s and up to

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 from configs.common.secrets import holds_secret, shown_url
 
 LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"

@@ -19,7 +19,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from configs.common.proc import end_with_parent
+from configs.common.system.proc import end_with_parent
 from flows.server.process import run_api_server
 from flows.team.api import Api
 from flows.team.processes import end_flow_runs_left, flow_processes, log_program_line

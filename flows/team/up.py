@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from configs.common.proc import end_with_parent
-from configs.common.reading import MIB, read_json, read_tail
+from configs.common.files.reading import MIB, read_json, read_tail
+from configs.common.system.proc import end_with_parent
 from flows.server.local import LocalServerError
 from flows.server.process import locked
 from flows.server.settings import LOOPBACK, ui_url

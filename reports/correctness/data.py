@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from configs.common.arrays import Floats, Ints
 from configs.common.execution import Dtype
-from configs.plans.rates import Column
+from configs.records.rates import Column
 
 _PARTS = ("nll", "nll_prompts", "logits", "logit_prompts", "logit_positions")
 ANSWER_COLUMNS = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from configs.common.arrays import Floats, Ints
 from configs.common.execution import Dtype
-from configs.plans.rates import Column
+from configs.records.rates import Column
 from reports.correctness.data import column_of
 
 VectorRows = NDArray[np.float32]

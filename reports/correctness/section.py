@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.common.execution import Dtype
+from configs.common.files.reading import TEXT_BYTES, parse_json, read_bytes
 from configs.common.printable import printable, shortened
-from configs.common.reading import TEXT_BYTES, parse_json, read_bytes
 from configs.plans.plan import PlannedExperiment
-from configs.plans.rates import Column
-from configs.plans.samples import read_samples
+from configs.records.rates import Column
+from configs.records.samples import read_samples
 from configs.spec.cell import Cell
 from reports.correctness.data import ANSWER_COLUMNS, Answers, ReductionNoise, answers_of, noise_columns, noise_of
 from reports.correctness.embeddings import (

@@ -14,7 +14,7 @@ from datetime import date
 
 from configs.hardware.prices import STALE_DAYS, Price
 from configs.spec.cell import Cell
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult

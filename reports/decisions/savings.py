@@ -14,10 +14,10 @@ from itertools import pairwise
 from statistics import median
 
 from configs.hardware.prices import Market, Price, TargetPrices
+from configs.inputs.prompts import read_prompts
 from configs.plans.paths import RunPaths
 from configs.spec.objectives import Purpose
-from configs.spec.prompts import read_prompts
-from configs.spec.resources import Resources
+from configs.targets.resources import Resources
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import CellCost, market_name, one_unit
 from reports.decisions.nodes import batch_of, without_batch, work_key

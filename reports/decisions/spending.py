@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.common.base import Frozen
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.hardware.prices import Price
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
-from configs.plans.record import PROFILING_PASSES, Accounting, Record, Status
-from configs.spec.target import LocalTarget
+from configs.records.record import PROFILING_PASSES, Accounting, Record, Status
+from configs.targets.target import LocalTarget
 from reports.reading.load import StudyResult
 
 _Model = TypeVar("_Model", bound=Frozen)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from configs.common.printable import printable, shortened
-from configs.plans.record import record_name
+from configs.records.record import record_name
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import MAX_SAMPLES, Floats32, Reading
 from reports.tables import others_share

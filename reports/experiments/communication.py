@@ -20,7 +20,7 @@ from typing import get_args
 import numpy as np
 
 from configs.plans.plan import PlannedExperiment
-from configs.plans.rates import Column, by_rank
+from configs.records.rates import Column, by_rank
 from configs.workloads.communication import Collective
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult

@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.plans.plan import PlannedExperiment
-from configs.plans.rates import LATENCY_COLUMNS, MeasurementSamples
+from configs.records.rates import LATENCY_COLUMNS, MeasurementSamples
 from reports.numbers.percentiles import Percentiles
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows

@@ -16,8 +16,8 @@ import numpy as np
 
 from configs.common.execution import Dtype
 from configs.plans.plan import PlannedExperiment
-from configs.plans.samples import DamagedSamplesError
-from configs.spec.target import EndpointTarget
+from configs.records.samples import DamagedSamplesError
+from configs.targets.target import EndpointTarget
 from configs.workloads.serve import PROBE_COLUMNS, STATE_COLUMNS, ServeWorkload
 from reports.decisions.cost import inverse, price_of
 from reports.load.metrics import LoadFigures, measured

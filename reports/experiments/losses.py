@@ -6,7 +6,7 @@ losses_table(study), loss_curves(study)
 import numpy as np
 
 from configs.common.arrays import Floats
-from configs.plans.rates import by_rank
+from configs.records.rates import by_rank
 from reports.reading.load import StudyResult
 from reports.reading.read import Reading
 from reports.text import UNKNOWN, Table, count, escaped, number, percent

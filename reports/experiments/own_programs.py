@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.common.base import content_hash
-from configs.plans.rates import by_rank
+from configs.records.rates import by_rank
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
 from reports.text import UNKNOWN, Table, count, escaped, number, plural

@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.common.base import write_atomically
 from configs.common.printable import printable
-from configs.plans.record import Status
+from configs.records.record import Status
 from reports.export import cells_csv, records_parquet
 from reports.exports.figures import ExportedCell, exported_cells
 from reports.reading.load import StudyResult

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.common.files.reading import brief, read_text
 from configs.common.printable import printable
-from configs.common.reading import brief, read_text
 from reports.laws.laws import TITLES, LawKind, MeasuredPoint, ScalingLaws
 from reports.laws.text import changed_text, law_lines, more_than_linear, residuals_text
 from reports.numbers.statistics import Ratio, min_repeats

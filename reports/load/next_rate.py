@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.load.objectives import RequestObjectives
 from configs.load.search import SEARCH_FILE, SearchRequest
 from reports.load.metrics import measured, scores_after_warm_up

@@ -12,9 +12,9 @@ import numpy as np
 from configs.common.arrays import Floats
 from configs.load.job import Endpoint
 from configs.load.samples import CHUNK_COLUMN, COLUMNS, LAG_COLUMN, REQUEST_COLUMNS, LoadFacts
-from configs.plans.rates import Column
-from configs.plans.record import Record
-from configs.plans.samples import DamagedSamplesError
+from configs.records.rates import Column
+from configs.records.record import Record
+from configs.records.samples import DamagedSamplesError
 from configs.workloads.serve import RUN_COLUMNS, ServeWorkload
 from reports.load.samples import LoadRun, in_order
 

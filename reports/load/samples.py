@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.common.arrays import Floats, Ints
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.load.samples import (
     CHUNK_COLUMN,
     COLUMNS,
@@ -26,7 +26,7 @@ from configs.load.samples import (
     LoadFacts,
     Outcome,
 )
-from configs.plans.samples import DamagedSamplesError, read_samples
+from configs.records.samples import DamagedSamplesError, read_samples
 
 
 @dataclass(frozen=True)

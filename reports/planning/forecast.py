@@ -3,16 +3,16 @@
     found = study_forecast(study, scaling)          # a Forecast, or the sentence that says why there is none
     forecast_table(found), forecast_sentence(found), forecast_lines(found)
 
-The arithmetic is `engine.planner.forecast`; here stands where its figures come from. It is the mechanistic view beside
-the laws of `reports.laws`, which join measured points and are not drawn beyond them.
+The arithmetic is `engine.planner.forecasting.forecast`; here stands where its figures come from. It is the mechanistic
+view beside the laws of `reports.laws`, which join measured points and are not drawn beyond them.
 """
 
 from dataclasses import dataclass
 
 from configs.hardware.hardware import Link, Machine
 from configs.spec.cell import Cell
-from engine.planner.forecast import HALF, LEAST_FOR_A_CHECK, Forecast, ForecastPoint, WorldSize, forecast
-from engine.planner.forecast_traffic import ddp_traffic
+from engine.planner.forecasting.forecast import HALF, LEAST_FOR_A_CHECK, Forecast, ForecastPoint, WorldSize, forecast
+from engine.planner.forecasting.traffic import ddp_traffic
 from reports.experiments.scaling import Scaling, ScalingPoint
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import StudyResult
@@ -203,7 +203,7 @@ NAMES = {
     "latency": ("latency paid", "times that of the links"),
     "transfer": ("transfer paid", "times that of the links"),
 }
-"""Term of `engine.planner.forecast` -> what it is, and of what."""
+"""Term of `engine.planner.forecasting.forecast` -> what it is, and of what."""
 
 
 def _terms(result: StudyForecast) -> str:

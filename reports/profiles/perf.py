@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from configs.common.printable import shortened
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.tables import first_rows

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from configs.common.intervals import intersection, intervals, length
-from configs.plans.rates import Column, by_rank
+from configs.records.rates import Column, by_rank
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.tables import first_rows

@@ -31,7 +31,7 @@ PARTS = {
     "other_seconds": "other",
     "waiting_seconds": "waiting for the slowest rank",
 }
-"""Field of `configs.plans.rates.Rates` -> its name, from the beginning of a pass to its end."""
+"""Field of `configs.records.rates.Rates` -> its name, from the beginning of a pass to its end."""
 
 _EXPOSED = PARTS["exposed_communication_seconds"]
 UNKNOWN_PART = "Communication exposed inside the ranks' own time was not measured: its share is unknown."

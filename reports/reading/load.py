@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.common.files.reading import read_json_object
 from configs.common.printable import printable
-from configs.common.reading import read_json_object
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, read_plan
-from configs.plans.rates import Column
-from configs.plans.record import Status, place_set_aside
-from configs.plans.samples import read_samples
+from configs.records.rates import Column
+from configs.records.record import Status, place_set_aside
+from configs.records.samples import read_samples
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from configs.workloads.descriptor import Descriptor, Latency, ShownTime
@@ -106,7 +106,7 @@ class CellResult:
         return {} if self.latency is None else self.values(self.latency.figure)
 
     def percentiles(self, kind: str) -> Percentiles | None:
-        """P50, P90 and P99 of its latencies of a kind (keys of `configs.plans.rates.LATENCY_COLUMNS`); None: it has
+        """P50, P90 and P99 of its latencies of a kind (keys of `configs.records.rates.LATENCY_COLUMNS`); None: it has
         none."""
         return self._percentiles.get(kind)
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.common.base import SCHEMA_VERSION
+from configs.common.files.reading import parse_model, read_bytes
 from configs.common.printable import printable
-from configs.common.reading import parse_model, read_bytes
-from configs.plans.rates import MeasurementSamples, Rates, rates_of, whole_figures
-from configs.plans.record import (
+from configs.records.rates import MeasurementSamples, Rates, rates_of, whole_figures
+from configs.records.record import (
     Figure,
     Record,
     SchemaError,
@@ -33,7 +33,7 @@ from configs.plans.record import (
     check_place,
     read_record,
 )
-from configs.plans.samples import DamagedSamplesError, columns_named, read_archive
+from configs.records.samples import DamagedSamplesError, columns_named, read_archive
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from reports.numbers.percentiles import P99, Pooled, pool, quantiles
@@ -190,7 +190,7 @@ def _records(source: CellFolder) -> tuple[list[tuple[Record, Path]], dict[Path, 
 
 
 def _record(path: Path) -> Record:
-    """As `configs.plans.record.read_record`, and in half its time for a record of today's schema."""
+    """As `configs.records.record.read_record`, and in half its time for a record of today's schema."""
     try:
         record = parse_model(read_bytes(path), Record, str(path))
     except ValueError:

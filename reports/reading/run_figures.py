@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.common.base import content_hash
 from configs.plans.plan import Plan
-from configs.plans.record import Status
+from configs.records.record import Status
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.reading.load import CellResult, StudyResult, flat_environment
 from reports.text import MIB

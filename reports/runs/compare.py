@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from configs.plans.record import Status
+from configs.records.record import Status
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
 from reports.reading.load import MISSING
 from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.common.base import content_hash, utc_now
+from configs.common.files.reading import brief, check_regular
 from configs.common.printable import printable
-from configs.common.reading import brief, check_regular
-from configs.plans.record import SchemaError
+from configs.records.record import SchemaError
 from reports.reading.run_figures import CellFigures, RunFigures
 
 HISTORY_VERSION = 2

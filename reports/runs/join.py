@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.common.base import content_hash
-from configs.common.reading import PLAN_BYTES, read_json_object
+from configs.common.files.reading import PLAN_BYTES, read_json_object
 from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
 from reports.decisions.cost import cell_cost, price_of

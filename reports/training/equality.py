@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.common.base import content_hash
-from configs.plans.rates import by_rank
+from configs.records.rates import by_rank
 from configs.spec.cell import Cell
 from configs.workloads.train import TrainWorkload
 from reports.reading.load import CellResult, StudyResult

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from configs.common.forking import COMMAND_LINE_BYTES, fork, run_module, set_command_line, unfit_to_fork
+from configs.common.system.forking import COMMAND_LINE_BYTES, fork, run_module, set_command_line, unfit_to_fork
 
 _MODULE = "slurm.forking.fork_parent"
 _LAUNCHER = "slurm.launch"

@@ -29,8 +29,8 @@ from typing import Any
 import submitit
 from submitit.core.utils import CommandFunction
 
-from configs.common.forking import binds_threads
-from configs.common.reading import MIB, read_tail
+from configs.common.files.reading import MIB, read_tail
+from configs.common.system.forking import binds_threads
 from configs.plans.job import Job
 from slurm.forking.fork_parent import socket_in
 from slurm.launcher.starting import is_private, rank_environment

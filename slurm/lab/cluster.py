@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from configs.common.base import write_atomically
-from configs.common.reading import read_bytes
+from configs.common.files.reading import read_bytes
 from slurm.lab import daemons, files, members, network, nodes
 from slurm.lab.commands import LabError, ask, need_root, why_no_lab
 from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_lab_plan

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.common.proc import environment_of, network_namespace, process_ids
+from configs.common.system.proc import environment_of, network_namespace, process_ids
 from slurm.lab.commands import ask
 
 LAB = "RANKWISE_LAB"

@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from configs.common.reading import MIB, read_tail
+from configs.common.files.reading import MIB, read_tail
 from slurm.lab import members
 from slurm.lab.commands import LabError, leave_running, program
 from slurm.lab.plan import LabPlan

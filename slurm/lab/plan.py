@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from configs.common.base import Frozen
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 
 BASE_FOLDER = Path("/var/lib/rankwise-lab")
 DEFAULT_NAME = "lab"

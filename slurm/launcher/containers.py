@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from configs.spec.resources import ScheduledTarget
+from configs.targets.resources import ScheduledTarget
 
 _PROGRAMS = ("apptainer", "singularity")
 

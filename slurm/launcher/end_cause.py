@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from configs.common.base import Frozen, utc_now
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST, PROCESS_DIED
 from configs.plans.job import JobEnd
-from configs.plans.record import Status
+from configs.records.record import Status
 
 _MESSAGE_CHARACTERS = 600
 _WEAKEST_LAST = (Status.CANCELLED, PROCESS_DIED, PEER_LOST, OTHER_NODE, Status.COMPLETED)

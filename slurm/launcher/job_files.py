@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.plans.job import JobEnd, Launcher, Progress
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 
 _RESERVED_BYTES = 8192
 

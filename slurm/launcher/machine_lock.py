@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from configs.common.lock_files import lock_holder, open_lock_file
+from configs.common.system.lock_files import lock_holder, open_lock_file
 
 POLL_SECONDS = 0.1
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from configs.common.reading import brief, parse_json
-from configs.plans.record import Status
+from configs.common.files.reading import brief, parse_json
+from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 
 PBS_NODES = "RANKWISE_PBS_NODES"

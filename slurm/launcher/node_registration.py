@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.common.base import sha256_of_file
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node import JobNode, address_of, has_network, interface_of, listening_addresses
 from slurm.launcher.peer_monitor import (

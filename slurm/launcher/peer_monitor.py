@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from configs.common.failure_kinds import HEAD_LOST, NODE_LOST
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, first_cause
 from slurm.launcher.node import JobNode, link_is_up
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from configs.common.proc import command_line, process_ids
+from configs.common.system.proc import command_line, process_ids
 
 # Every process of a launch runs one of these modules; `tail -f` on a log of the job must not be ended.
 _MODULES = (

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 
 from configs.common.failure_kinds import NODE_LOST, OTHER_NODE, PEER_LOST, PROCESS_DIED
-from configs.common.forking import Forked
-from configs.common.proc import is_alive
-from configs.common.reading import read_json
+from configs.common.files.reading import read_json
+from configs.common.system.forking import Forked
+from configs.common.system.proc import is_alive
 from configs.plans.job import Job, Progress
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status, read_part
+from configs.records.record import Status, read_part
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict
 from slurm.launcher.job_files import measurement_under_way, read_progress

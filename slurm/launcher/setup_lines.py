@@ -8,7 +8,7 @@ They run on every node, outside the container, in the shell that then executes t
 import shlex
 from collections.abc import Sequence
 
-from configs.spec.resources import ClusterTarget
+from configs.targets.resources import ClusterTarget
 
 
 def setup_lines(target: ClusterTarget) -> list[str]:

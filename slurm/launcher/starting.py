@@ -14,12 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from configs.common.forking import Forked, fork, run_module, unfit_to_fork
-from configs.common.proc import end_with_parent
 from configs.common.secrets import holds_secret
+from configs.common.system.forking import Forked, fork, run_module, unfit_to_fork
+from configs.common.system.proc import end_with_parent
 from configs.plans.job import Job
-from configs.plans.record import Status
-from configs.spec.resources import ClusterTarget
+from configs.records.record import Status
+from configs.targets.resources import ClusterTarget
 from configs.workloads import descriptor_of
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node_registration import Rendezvous

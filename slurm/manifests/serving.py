@@ -8,7 +8,7 @@ import re
 
 from configs.common.base import Frozen
 from configs.common.printable import file_slug
-from configs.plans.deployment import ServingBundle
+from configs.serving.deployment import ServingBundle
 
 PORT = 8000
 METRICS_PATH = "/metrics"

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.common.base import write_atomically
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
-from configs.plans.record import Status, read_part, read_record
+from configs.records.record import Status, read_part, read_record
 
 
 def next_try(run: RunPaths, first: str, unreached: bool) -> str | None:

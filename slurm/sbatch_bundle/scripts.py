@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.spec.measuring import Profiler
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from slurm.launcher.setup_lines import setup_lines
-from slurm.schedulers.accounting import SACCT_ARGUMENTS
+from slurm.schedulers.commands.accounting import SACCT_ARGUMENTS
 
 SETUP_SCRIPT = "setup_multi_node.sh"
 MULTI_NODE_EXAMPLE = "multi_node_example.py.in"

@@ -17,20 +17,20 @@ from pathlib import Path
 from threading import Lock
 
 from configs.common.base import utc_now, write_atomically
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.plans.job import JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
-from configs.spec.resources import ClusterTarget
-from configs.spec.target import PbsTarget, SlurmTarget
+from configs.records.record import Status
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import PbsTarget, SlurmTarget
 from slurm.launcher.job_files import reserve_end, write_unlaunched_end
+from slurm.schedulers.commands.states import UNKNOWN_JOB, standing
 from slurm.schedulers.ending import finish, give_up
 from slurm.schedulers.job_files import cluster_target, job_of
 from slurm.schedulers.job_queue import JobQueue, Sight
 from slurm.schedulers.pbs.queue import shared_pbs_queue
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, JobState, Limited, Refused, Unavailable
-from slurm.schedulers.states import UNKNOWN_JOB, standing
 from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.staging.packages import run_digest
 

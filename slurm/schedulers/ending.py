@@ -11,12 +11,12 @@ from contextlib import suppress
 from configs.common.base import write_atomically
 from configs.plans.job import Job, JobEnd
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
+from configs.records.record import Accounting, Status
 from slurm.launcher.job_files import measurement_under_way, write_end
-from slurm.schedulers.accounting import Account
+from slurm.schedulers.commands.accounting import Account
+from slurm.schedulers.commands.states import REQUEUED, FinalState, bare, composed
 from slurm.schedulers.job_files import cluster_target, job_of, node_end, node_launcher
 from slurm.schedulers.job_queue import JobQueue, Sight
-from slurm.schedulers.states import REQUEUED, FinalState, bare, composed
 
 ACCOUNTS_SECONDS = 10.0
 """How long after a job's end its accounts are waited for; and its nodes' ends, where a file system is slow to show."""

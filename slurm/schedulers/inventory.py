@@ -7,13 +7,13 @@ usable_nodes(target)                                  # names of nodes that can 
 
 from collections.abc import Sequence
 
-from configs.spec.resources import ClusterTarget
-from configs.spec.target import PbsTarget, SlurmTarget, SshTarget
-from slurm.schedulers import partitions
-from slurm.schedulers.allocation import allocation_lacks, current_allocation
-from slurm.schedulers.partitions import Clusters, Need
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import PbsTarget, SlurmTarget, SshTarget
+from slurm.schedulers.commands import partitions
+from slurm.schedulers.commands.allocation import allocation_lacks, current_allocation
+from slurm.schedulers.commands.partitions import Clusters, Need
+from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.pbs.vnodes import PbsCluster, read_pbs_cluster
-from slurm.schedulers.trial import trial
 from slurm.ssh.connection import hosts_of
 
 

@@ -3,10 +3,10 @@
 from functools import lru_cache
 from pathlib import Path
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Launcher
 from configs.plans.paths import JobPaths
-from configs.spec.resources import ScheduledTarget
+from configs.targets.resources import ScheduledTarget
 
 
 def cluster_target(job: Job) -> ScheduledTarget:

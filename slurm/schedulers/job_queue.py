@@ -5,7 +5,7 @@
 
 Polling runs in a thread, and callers get the last known states without waiting. A call that fails or takes more than
 a second doubles the interval before the next of its kind, up to one minute (exponential back-off). States are written
-in Slurm's words (`slurm.schedulers.states`), into which other schedulers' are translated.
+in Slurm's words (`slurm.schedulers.commands.states`), into which other schedulers' are translated.
 """
 
 import os
@@ -18,8 +18,8 @@ from datetime import datetime
 from pathlib import Path
 
 from configs.plans.paths import JobPaths
-from slurm.schedulers.accounting import Account
-from slurm.schedulers.states import standing
+from slurm.schedulers.commands.accounting import Account
+from slurm.schedulers.commands.states import standing
 
 LONGEST_PAUSE_SECONDS = 60.0
 SLOW_SECONDS = 1.0

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from configs.common.forking import wait_for_exit
-from configs.common.proc import is_alive
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.forking import wait_for_exit
+from configs.common.system.proc import is_alive
 from configs.plans.job import Job
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.forking import parents
 from slurm.launcher import processes
 from slurm.launcher.job_files import read_launcher, write_unlaunched_end

@@ -24,14 +24,14 @@ from typing import Literal
 
 from configs.plans.paths import JobPaths
 from slurm.launcher.node import host_names
-from slurm.schedulers import pending
-from slurm.schedulers.accounting import Account, read_accounts, sacct_command, sacct_named_command
-from slurm.schedulers.calls import Answer, run_slurm
-from slurm.schedulers.details import details_command, read_details
+from slurm.schedulers.commands import pending
+from slurm.schedulers.commands.accounting import Account, read_accounts, sacct_command, sacct_named_command
+from slurm.schedulers.commands.calls import Answer, run_slurm
+from slurm.schedulers.commands.details import details_command, read_details
+from slurm.schedulers.commands.states import standing
+from slurm.schedulers.commands.submission import sbatch
 from slurm.schedulers.job_files import job_of
 from slurm.schedulers.job_queue import JobQueue, Pace, Sight, Watched
-from slurm.schedulers.states import standing
-from slurm.schedulers.submission import sbatch
 
 _CALL_LIMIT_SECONDS = 30.0
 _SACCT_LIMIT_SECONDS = 15.0

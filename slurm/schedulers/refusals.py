@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from configs.plans.record import Status
+from configs.records.record import Status
 
 JobState = Literal["waiting", "running", "ended"]
 

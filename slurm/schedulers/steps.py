@@ -19,21 +19,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
-from configs.common.proc import is_alive, start_ticks
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
+from configs.common.system.proc import is_alive, start_ticks
 from configs.plans.job import JobEnd, Launcher, SrunProcess, Submission, Submitting
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
+from configs.records.record import Accounting, Status
 from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end, write_unlaunched_end
-from slurm.schedulers.accounting import SACCT_ARGUMENTS, read_step
-from slurm.schedulers.allocation import Allocation, current_allocation, read_allocation
-from slurm.schedulers.calls import run_slurm
+from slurm.schedulers.commands.accounting import SACCT_ARGUMENTS, read_step
+from slurm.schedulers.commands.allocation import Allocation, current_allocation, read_allocation
+from slurm.schedulers.commands.calls import run_slurm
+from slurm.schedulers.commands.partitions import ClusterError
+from slurm.schedulers.commands.states import FinalState, composed, standing
+from slurm.schedulers.commands.step_command import last_words, step_command, step_environment, waiting_reason
+from slurm.schedulers.commands.submission import slurm_target
 from slurm.schedulers.job_files import job_of, node_end, node_launcher
-from slurm.schedulers.partitions import ClusterError
 from slurm.schedulers.refusals import REFUSED, JobState, Refused
-from slurm.schedulers.states import FinalState, composed, standing
-from slurm.schedulers.step_command import last_words, step_command, step_environment, waiting_reason
-from slurm.schedulers.submission import slurm_target
 from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.staging.packages import run_digest
 

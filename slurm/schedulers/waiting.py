@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.plans.job import JobEnd, QueueState
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
-from configs.spec.resources import ClusterTarget
+from configs.records.record import Status
+from configs.targets.resources import ClusterTarget
 
 _pending: dict[Path, float] = {}  # job folder -> since when it waits and nothing of this process runs
 

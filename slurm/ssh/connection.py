@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import asyncssh
 
-from configs.common.reading import read_text
-from configs.spec.ssh_host import SshHost
-from configs.spec.target import SshTarget
+from configs.common.files.reading import read_text
+from configs.targets.ssh_host import SshHost
+from configs.targets.target import SshTarget
 
 OLDEST_PYTHON = (3, 11)
 CONNECT_SECONDS = 20.0

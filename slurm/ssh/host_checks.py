@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 
-from configs.spec.target import SshTarget
+from configs.targets.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostRefused, hosts_of
 from slurm.staging.packages import node_requirements
 

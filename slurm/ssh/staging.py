@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.common.base import content_hash, sha256_of_file
-from configs.common.reading import PLAN_BYTES, open_regular, read_bytes, read_model
+from configs.common.files.reading import PLAN_BYTES, open_regular, read_bytes, read_model
 from configs.plans.model_manifest import ModelManifest
-from configs.spec.target import SshTarget
+from configs.targets.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostAway, HostError, host_of
 from slurm.staging.packages import Notice, interpreter_script, node_requirements, run_digest
 from slurm.staging.wheel import pack_wheel

@@ -34,8 +34,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from configs.common.base import content_hash, sha256_of_file, write_atomically
-from configs.common.project_files import project_file
-from configs.common.reading import PLAN_BYTES, SAMPLES_BYTES, open_regular, read_bytes, read_model
+from configs.common.files.project_files import project_file
+from configs.common.files.reading import PLAN_BYTES, SAMPLES_BYTES, open_regular, read_bytes, read_model
 from configs.plans.model_manifest import ModelManifest
 from slurm.staging.wheel import pack_wheel
 

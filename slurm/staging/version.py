@@ -6,7 +6,7 @@ code_version()        # {"RANKWISE_COMMIT": "0e1f...", "RANKWISE_DIRTY": "0"}, f
 import functools
 import subprocess
 
-from configs.common.project_files import ROOT
+from configs.common.files.project_files import ROOT
 
 BUILT_FROM = "configs/built_from.json"
 """In a wheel: the variables that `code_version` gave where it was packed."""
@@ -29,7 +29,7 @@ def code_version() -> dict[str, str]:
 
 def _packed_version() -> dict[str, str]:
     try:
-        from configs.common.reading import read_json_object  # needs pydantic, which an isolated build has not
+        from configs.common.files.reading import read_json_object  # needs pydantic, which an isolated build has not
 
         return read_json_object(ROOT / BUILT_FROM)
     except (ImportError, OSError, ValueError):

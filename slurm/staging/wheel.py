@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from configs.common.base import canonical_json
-from configs.common.project_files import ROOT, packed_files
+from configs.common.files.project_files import ROOT, packed_files
 from slurm.staging.version import BUILT_FROM, code_version
 
 PACKAGES = ("configs", "engine", "flows", "reports", "slurm", "tasks")

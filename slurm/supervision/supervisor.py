@@ -1,6 +1,6 @@
 """Run the service of a folder until it is told to end or expires; start it again whenever it ends.
 
-    python -m slurm.supervision.supervisor FOLDER          # FOLDER/service.json: configs.plans.deployment.Service
+    python -m slurm.supervision.supervisor FOLDER          # FOLDER/service.json: configs.serving.deployment.Service
 
 state.json says how it stands, server.log has its output (cut at 16 MiB), service.pid is locked while this runs, so a
 folder has one supervisor. SIGTERM ends the service gracefully, a second one at once. The service ends with its
@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 
 from configs.common.base import write_atomically
-from configs.common.proc import end_with_parent
-from configs.common.reading import read_json_object, read_model, read_tail, read_text
-from configs.plans.deployment import Service, ServiceState
+from configs.common.files.reading import read_json_object, read_model, read_tail, read_text
+from configs.common.system.proc import end_with_parent
+from configs.serving.deployment import Service, ServiceState
 from slurm.launcher.node import interface_of
 
 KEY_VARIABLE = "RANKWISE_API_KEY"

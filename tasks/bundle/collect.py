@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import get_args
 
 from configs.common.base import write_atomically
-from configs.common.reading import PLAN_BYTES, read_model, read_text
+from configs.common.files.reading import PLAN_BYTES, read_model, read_text
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import read_plan
-from configs.plans.record import MeasuringPass, Record
+from configs.records.record import MeasuringPass, Record
 from configs.spec.measuring import Profiler
 from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.sbatch_bundle.retry import began
-from slurm.schedulers.accounting import Account, read_accounts, read_step
-from slurm.schedulers.states import FinalState, composed, standing
+from slurm.schedulers.commands.accounting import Account, read_accounts, read_step
+from slurm.schedulers.commands.states import FinalState, composed, standing
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import collect_job
 

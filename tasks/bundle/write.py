@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from configs.common.base import write_atomically
-from configs.common.reading import TEXT_BYTES, read_text
+from configs.common.files.reading import TEXT_BYTES, read_text
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 from configs.spec.measuring import Profiler
 from configs.spec.study import StudyError, StudySpec, study_yaml
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from slurm.sbatch_bundle.scripts import BundleLaunch, LargeModel, SbatchBundle, readme, run_script, sbatch_script
-from tasks.campaign.jobs import write_job
+from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note

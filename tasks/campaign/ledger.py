@@ -17,7 +17,7 @@ from configs.plans.job import Measurement
 from configs.plans.passes import passes_of
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import MeasuringPass, Record, SchemaError, Status, place_set_aside, read_record
+from configs.records.record import MeasuringPass, Record, SchemaError, Status, place_set_aside, read_record
 from reports.reading.read import measured
 
 RepeatKey = tuple[str, MeasuringPass, int]

@@ -7,7 +7,7 @@ so readers never see a partial one.
 import time
 from dataclasses import dataclass, field
 
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 
 
 @dataclass

@@ -15,10 +15,10 @@ import numpy as np
 
 from configs.common.base import canonical_json, content_hash, utc_now, write_atomically
 from configs.common.failure_kinds import PEER_LOST
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
-from configs.plans.record import (
+from configs.records.record import (
     MAX_RECORD_BYTES,
     Accounting,
     Failure,
@@ -30,8 +30,8 @@ from configs.plans.record import (
     read_part,
     read_record,
 )
-from configs.plans.samples import DamagedSamplesError, read_archive
-from configs.spec.target import LocalTarget
+from configs.records.samples import DamagedSamplesError, read_archive
+from configs.targets.target import LocalTarget
 from tasks.campaign.ledger import set_aside
 
 

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from typing import Protocol, TypeVar
 
 from configs.plans.rentals import StudyRental
-from configs.spec.target import Target
+from configs.targets.target import Target
 
 _AT_ONCE = 8
 _R = TypeVar("_R")

@@ -13,7 +13,7 @@ from configs.common.base import write_atomically
 from configs.hardware.prices import TargetPrices
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, Stop
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from reports.decisions.spending import launch_times
 from reports.numbers.stopping import next_look, reason
 from reports.reading.load import CellResult, load_run

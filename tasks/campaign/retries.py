@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST
 from configs.plans.job import JobEnd, Measurement
 from configs.plans.packing import Launch
-from configs.plans.record import Record, Status
-from configs.spec.resources import ClusterTarget
-from configs.spec.target import Target
+from configs.records.record import Record, Status
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import Target
 from slurm.schedulers.refusals import REFUSED
 from tasks.campaign.records import Collected
 

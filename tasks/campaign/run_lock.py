@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from configs.common.base import utc_now
+from configs.common.files.reading import check_regular, open_regular, parse_json
 from configs.common.printable import printable
-from configs.common.reading import check_regular, open_regular, parse_json
 from configs.plans.paths import RunPaths
 
 _MAX_CHARACTERS = 10_000

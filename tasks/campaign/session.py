@@ -5,7 +5,7 @@ from typing import Protocol
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.spec.target import Target
+from configs.targets.target import Target
 from tasks.campaign.graph import RunGraph
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.rental_group import RentalGroup

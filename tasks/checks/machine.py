@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from configs.common.base import canonical_json, write_atomically
-from configs.common.reading import PLAN_BYTES, read_json_object, read_model
+from configs.common.files.reading import PLAN_BYTES, read_json_object, read_model
 from configs.common.secrets import redacted
 from configs.hardware.catalog import accelerator, instance
 from configs.hardware.hardware import Accelerator
@@ -26,16 +26,16 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.measuring import LIVE_LIBRARIES
-from configs.spec.rented import RentedTarget
-from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError
-from configs.spec.target import LocalTarget, SshTarget, Target
+from configs.targets.rented import RentedTarget
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import LocalTarget, SshTarget, Target
 from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
+from slurm.schedulers.commands.partitions import ClusterError, Need
 from slurm.schedulers.inventory import Inventory
-from slurm.schedulers.partitions import ClusterError, Need
 from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.host_checks import identity as identity_of_hosts
 from slurm.ssh.loop import wait_for

@@ -15,22 +15,22 @@ from pathlib import Path
 from configs.common.base import content_hash, utc_now
 from configs.common.execution import Layout
 from configs.common.failure_kinds import PEER_LOST
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.plans.job import Job, JobEnd, Launcher, Measurement
 from configs.plans.packing import Launch
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
 from configs.plans.preflight import NodeFigures, PairFigures, TargetPreflight, rounds_of_pairs
-from configs.plans.record import Figure, Record, Status
-from configs.plans.samples import read_samples
+from configs.records.record import Figure, Record, Status
+from configs.records.samples import read_samples
 from configs.spec.cell import Cell
-from configs.spec.resources import ClusterTarget
+from configs.targets.resources import ClusterTarget
 from configs.workloads.preflight import PreflightWorkload
 from reports.preflight import judge_nodes
 from slurm.schedulers.inventory import usable_nodes
 from slurm.schedulers.refusals import Refused, Unavailable
-from tasks.campaign.jobs import run_job, write_job
-from tasks.campaign.leftovers import mark_collected
+from tasks.campaign.launches.jobs import run_job, write_job
+from tasks.campaign.launches.leftovers import mark_collected
 from tasks.campaign.records import Collected
 
 _CHECK_SECONDS = 120.0

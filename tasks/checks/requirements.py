@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from configs.common.reading import brief
+from configs.common.files.reading import brief
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
-from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError
-from configs.spec.target import LocalTarget
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
 from engine.planner.families import read_architecture

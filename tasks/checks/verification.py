@@ -16,7 +16,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
-from configs.plans.record import Record, Status, read_record
+from configs.records.record import Record, Status, read_record
 from configs.spec.experiments import Correctness
 from configs.spec.measuring import Measuring
 from configs.spec.study import ModelSpec, StudyError, StudySpec, study_yaml
@@ -25,7 +25,7 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.planner.families import read_architecture
 from engine.planner.memory.reference import STREAMED
-from tasks.campaign.jobs import run_job, write_job
+from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import failed_records
 from tasks.checks.layouts import check_layout

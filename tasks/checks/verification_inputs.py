@@ -14,11 +14,11 @@ from pathlib import Path
 import configs
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype, Engine, Layout
-from configs.common.reading import TEXT_BYTES, read_bytes
+from configs.common.files.reading import TEXT_BYTES, read_bytes
+from configs.inputs.prompts import numbered_prompts, read_prompts
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
-from configs.spec.prompts import numbered_prompts, read_prompts
 from tasks.checks.own_prompts import longest_sequence, own_prompts, position_limit
 from tasks.models.saved_reference import SavedReference, answer_vocabulary_of
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from configs.common.base import content_hash, utc_now, write_atomically
 from configs.common.execution import Dtype, Layout
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import file_slug
-from configs.common.reading import PLAN_BYTES, read_model
-from configs.plans.deployment import LEVEL_ORDER, LevelCheck, OptimizationLevel, ServingBundle
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
-from configs.spec.target import LocalTarget, SshTarget
+from configs.serving.deployment import LEVEL_ORDER, LevelCheck, OptimizationLevel, ServingBundle
+from configs.targets.target import LocalTarget, SshTarget
 from reports.experiments.compression import MOST_LOSS
 from tasks.checks.layouts import check_layout
 from tasks.checks.verification import kind_of

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 
 from configs.common.base import write_atomically
-from configs.common.reading import parse_model, read_text
-from configs.plans.deployment import Backend, Deployment, FrontConfig, Placed, ServingBundle
-from configs.plans.serving import Rendezvous
-from configs.spec.rented import RentedTarget
-from configs.spec.target import LocalTarget, SshTarget
+from configs.common.files.reading import parse_model, read_text
+from configs.serving.deployment import Backend, Deployment, FrontConfig, Placed, ServingBundle
+from configs.serving.settings import Rendezvous
+from configs.targets.rented import RentedTarget
+from configs.targets.target import LocalTarget, SshTarget
 from slurm.ssh.connection import HostAway, HostError, HostRefused
 from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import stage_hosts

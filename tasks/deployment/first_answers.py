@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from configs.common.execution import Dtype
-from configs.plans.deployment import FirstRequest, ServingBundle
+from configs.serving.deployment import FirstRequest, ServingBundle
 
 TIES: dict[Dtype, float] = {"float32": 1e-5, "float16": 2.0**-8, "bfloat16": 2.0**-5}
 """Shares of a logit: some units in the last place of a number of that type (24, 11 and 8 bits)."""

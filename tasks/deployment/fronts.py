@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from configs.common.base import write_atomically
-from configs.common.reading import parse_model, read_model
-from configs.plans.deployment import FrontConfig, FrontState, Service
-from configs.spec.ssh_host import SshHost
-from configs.spec.target import SshTarget
+from configs.common.files.reading import parse_model, read_model
+from configs.serving.deployment import FrontConfig, FrontState, Service
+from configs.targets.ssh_host import SshHost
+from configs.targets.target import SshTarget
 from tasks.deployment.places import LocalPlace, PlaceError, is_alive, read, start, stop, write
 from tasks.deployment.servers import last_lines, wait_for_port
 

@@ -12,19 +12,19 @@ from typing import Any
 
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype
-from configs.plans.deployment import FirstRequest, LevelCheck, OptimizationLevel
+from configs.inputs.prompts import Prompt, numbered_prompts
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
-from configs.plans.record import Record
-from configs.spec.prompts import Prompt, numbered_prompts
+from configs.records.record import Record
+from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel
 from configs.spec.study import StudySpec, parse_study, study_yaml
-from configs.spec.target import LocalTarget, SshTarget
+from configs.targets.target import LocalTarget, SshTarget
 from reports.correctness.data import ANSWER_COLUMNS, answers_of
 from reports.experiments.compression import Compressed, compression, size_bytes
 from reports.experiments.compression_answers import VECTOR_COLUMNS
 from reports.reading.load import CellResult, StudyResult, load_run
-from tasks.campaign.jobs import run_job, write_job
+from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.checks.machine import check_environment
 from tasks.checks.verification import kind_of

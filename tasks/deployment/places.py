@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from configs.common.reading import parse_model
-from configs.plans.deployment import ServiceState
-from configs.spec.target import SshTarget
+from configs.common.files.reading import parse_model
+from configs.serving.deployment import ServiceState
+from configs.targets.target import SshTarget
 from slurm.ssh import node_files, node_program
 from slurm.ssh.connection import HostAway, HostError, HostRefused, host_of
 from slurm.ssh.loop import wait_for
@@ -84,7 +84,7 @@ class LocalPlace:
 
     def memory_bytes(self) -> int:
         """Return the memory that is free now."""
-        from configs.common.memory import host_memory_available
+        from configs.common.system.memory import host_memory_available
 
         return host_memory_available()
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from configs.plans.deployment import Deployment, FrontConfig, Placed, ServingBundle
-from configs.spec.target import LocalTarget
+from configs.serving.deployment import Deployment, FrontConfig, Placed, ServingBundle
+from configs.targets.target import LocalTarget
 from tasks.deployment.bundles import (
     Judge,
     WantedBundle,

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 
 from configs.common.printable import printable
-from configs.plans.deployment import Service, ServiceState, ServingBundle
-from configs.plans.serving import BLOCK_POSITIONS, Rendezvous, ServingSettings
+from configs.serving.deployment import Service, ServiceState, ServingBundle
+from configs.serving.settings import BLOCK_POSITIONS, Rendezvous, ServingSettings
 from engine.planner.families import read_architecture
 from engine.planner.serving import block_bytes
 from tasks.deployment.places import Place, is_alive, read, start, state, write

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.files.reading import read_model
 from configs.common.printable import printable
-from configs.common.reading import read_model
-from configs.plans.deployment import Deployment, ServingBundle
+from configs.serving.deployment import Deployment, ServingBundle
 from tasks.deployment.bundles import read_bundle
 from tasks.providers.leases import open_ledger, read_entries
 

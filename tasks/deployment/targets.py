@@ -9,7 +9,7 @@ from typing import Literal
 
 from configs.common.base import Frozen
 from configs.hardware.node_names import parse_node_name
-from configs.spec.ssh_host import SshHost
+from configs.targets.ssh_host import SshHost
 
 Kind = Literal["local", "ssh", "aws", "gcp", "azure"]
 

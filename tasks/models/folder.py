@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
+from configs.common.files.reading import MIB, brief, check_regular, open_regular, read_json, read_json_object
+from configs.common.files.safetensors_header import StoredTensor, stored_tensors
 from configs.common.printable import printable
-from configs.common.reading import MIB, brief, check_regular, open_regular, read_json, read_json_object
-from configs.common.safetensors_header import StoredTensor, stored_tensors
 from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
 from configs.families.numbers import MAX_LAYERS, check_finite

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from configs.common.reading import PLAN_BYTES, read_bytes
+from configs.common.files.reading import PLAN_BYTES, read_bytes
 
 _API_TIMEOUT_SECONDS = 30.0
 _PASSING_STATUS = (408, 425, 429)

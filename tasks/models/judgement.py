@@ -5,7 +5,7 @@ unusable_in(plan)         # (UnusableModel(name="mine", reason="config.json: qua
 
 from pathlib import Path
 
-from configs.common.safetensors_header import stored_tensors
+from configs.common.files.safetensors_header import stored_tensors
 from configs.families.checkpoint import WORKLOAD_OF, check_model
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, UnusableModel

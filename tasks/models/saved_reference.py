@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from configs.common.base import Frozen, canonical_json, write_atomically
-from configs.common.reading import (
+from configs.common.files.reading import (
     PLAN_BYTES,
     SAMPLES_BYTES,
     TEXT_BYTES,
@@ -31,7 +31,7 @@ from configs.common.reading import (
 from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import MAX_RECORD_BYTES, Record, SchemaError, Status, check_schema, read_record
+from configs.records.record import MAX_RECORD_BYTES, Record, SchemaError, Status, check_schema, read_record
 from configs.spec.cell import Cell
 from configs.workloads.prompted import PromptedWorkload
 

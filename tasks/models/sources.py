@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
+from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_model, read_text
 from configs.common.printable import printable
-from configs.common.reading import PLAN_BYTES, brief, read_json, read_model, read_text
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion

@@ -15,12 +15,12 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from configs.common.base import Frozen
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.hardware.catalog import HOME_REGIONS
 from configs.hardware.node_names import Cloud, NodeName, parse_node_name
-from configs.spec.rented import RentedTarget
-from configs.spec.ssh_host import SshHost
-from configs.spec.target import LocalTarget, SshTarget, Target
+from configs.targets.rented import RentedTarget
+from configs.targets.ssh_host import SshHost
+from configs.targets.target import LocalTarget, SshTarget, Target
 
 
 class NodeEntry(Frozen):

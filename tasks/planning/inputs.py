@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.common.base import sha256_of_file, write_atomically
+from configs.common.files.reading import check_regular, read_text
 from configs.common.printable import printable
-from configs.common.reading import check_regular, read_text
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import target_prices
+from configs.inputs.examples import read_examples
+from configs.inputs.prompts import read_prompts
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
-from configs.spec.examples import read_examples
 from configs.spec.experiments import CompressionPasses, Correctness, Load, Optimization, Sweep
-from configs.spec.prompts import read_prompts
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from tasks.models.dataset import HUB_PREFIX, write_dataset

@@ -18,7 +18,7 @@ from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.placement import placed
 from configs.spec.study import StudyError, StudySpec
-from configs.spec.target import LocalTarget, Target
+from configs.targets.target import LocalTarget, Target
 from configs.workloads.noop import NoopWorkload
 from engine.planner.choice.layouts import ranked_layouts, with_layout
 from engine.planner.local import local_ranks

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from configs.common.reading import PLAN_BYTES, brief, read_json, read_model
+from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_model
 from configs.hardware.calibration import QUIET_SHARE, Fingerprint
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
+from configs.inputs.prompts import numbered_prompts
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, read_plan
 from configs.plans.prediction import Prediction
 from configs.plans.preflight import Preflight
 from configs.spec.cell import Cell
-from configs.spec.prompts import numbered_prompts
-from configs.spec.resources import ClusterTarget
+from configs.targets.resources import ClusterTarget
 from configs.workloads.train import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from configs.common.files.reading import open_regular, read_text
 from configs.common.printable import printable
-from configs.common.reading import open_regular, read_text
 from configs.spec.experiments import Optimization, StrongScaling, Sweep, WeakScaling
 from configs.spec.study import StudySpec
 from configs.workloads.script import FIELDS, STARTED, ScriptWorkload

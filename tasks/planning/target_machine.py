@@ -13,8 +13,8 @@ from configs.hardware.catalog import HardwareCatalog
 from configs.hardware.hardware import Link, Machine
 from configs.plans.preflight import TargetPreflight
 from configs.spec.cell import Cell
-from configs.spec.resources import ClusterTarget, Resources
-from configs.spec.target import LocalTarget
+from configs.targets.resources import ClusterTarget, Resources
+from configs.targets.target import LocalTarget
 from engine.planner.local import LocalMachine, local_devices, machine_of_devices, transport_of
 
 

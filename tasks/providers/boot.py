@@ -15,7 +15,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 
 STATE = "/var/lib/rankwise"
 _PROGRAMS = "/opt/rankwise"

@@ -11,15 +11,15 @@ BILLED_WHEN_OFF: tuple[Cloud, ...] = ("azure",)
 def provider_named(name: Cloud) -> Provider:
     """Connect to a cloud with the credentials of its client's own chain. Raises ValueError for one without a module."""
     if name == "aws":
-        from tasks.providers.aws import Aws
+        from tasks.providers.aws.provider import Aws
 
         return Aws()
     if name == "azure":
-        from tasks.providers.azure import Azure
+        from tasks.providers.azure.provider import Azure
 
         return Azure()
     if name == "gcp":
-        from tasks.providers.gcp import Gcp
+        from tasks.providers.gcp.provider import Gcp
 
         return Gcp()
     raise ValueError(f"{name}: nodes cannot be rented there. Use one of: {', '.join(CLOUDS)}")

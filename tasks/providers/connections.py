@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.files.reading import read_text
 from configs.common.printable import printable
-from configs.common.reading import read_text
 from tasks.providers.boot import STATE
 
 _CONNECT_SECONDS = 5

@@ -10,7 +10,7 @@ Pure functions; `tasks.providers.renting` makes the calls.
 from collections.abc import Mapping, Sequence
 
 from configs.hardware.prices import target_prices
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from tasks.providers.rental import Market, Problem, RentalRequest, Rung
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import utc_now
-from configs.common.reading import open_regular, read_bytes, read_model
+from configs.common.files.reading import open_regular, read_bytes, read_model
 from tasks.providers.rental import Lease, Rung
 
 _USER_LOCK = "in_use.lock"

@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 from configs.common.secrets import redacted
 from configs.plans.rentals import StudyRental
-from configs.spec.rented import RentedTarget
-from configs.spec.resources import ClusterTarget
-from configs.spec.ssh_host import SshHost
-from configs.spec.target import SshTarget
+from configs.targets.rented import RentedTarget
+from configs.targets.resources import ClusterTarget
+from configs.targets.ssh_host import SshHost
+from configs.targets.target import SshTarget
 from tasks.providers.attempts import attempts_of
 from tasks.providers.callers_address import callers_address
 from tasks.providers.clouds import provider_named

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
-from configs.plans.serving import ServingSettings
+from configs.serving.settings import ServingSettings
 
 API_KEY_VARIABLE = "RANKWISE_API_KEY"
 _STOP_SECONDS = 10.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from configs.common.execution import Compression, Dtype, Layout
-from configs.plans.serving import ServingLimits, ServingSettings
+from configs.serving.settings import ServingLimits, ServingSettings
 from engine.planner.serving import AskedSizes, server_sizes
 from tasks.checks.layouts import check_layout
 from tasks.models.sources import load_manifest

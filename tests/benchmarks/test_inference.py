@@ -15,7 +15,7 @@ from configs.common.execution import Layout
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
-from configs.plans.record import Failure, Record, Status
+from configs.records.record import Failure, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.study import load_study
 from configs.workloads.communication import CommunicationWorkload

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.prefect_cost.bench import COUNTS, SIZES, added_seconds, figure, seams_table, share_table, table, tables
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from tasks.campaign.ledger import read_ledger
 from tests.support import studies
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.training.faults import main
 from configs.plans.job import Progress
-from configs.plans.record import Status, read_record
+from configs.records.record import Status, read_record
 from tests.support.studies import rankwise, start, wait_until
 
 

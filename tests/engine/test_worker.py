@@ -13,7 +13,7 @@ import torch
 from configs.common.failure_kinds import PEER_LOST
 from configs.plans.job import JobEnd
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status, read_part
+from configs.records.record import Status, read_part
 from engine.rank.failures import classify
 from tests.support.launches import assert_nothing_left, launch, noop_measurement, part, read_progress, write_job
 

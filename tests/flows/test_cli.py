@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.common.project_files import ROOT
+from configs.common.files.project_files import ROOT
 from tests.support.studies import rankwise, write_study
 
 MODEL = [{"id": "synthetic:llama-1m@0"}]

@@ -9,11 +9,11 @@ from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from flows.cluster_launches import room_for, shape_of, take_alike
 from flows.held_groups import asked_of
-from tasks.campaign.active_jobs import ActiveJobs
+from tasks.campaign.launches.active_jobs import ActiveJobs
 from tasks.campaign.progress import ProgressRow
 
 

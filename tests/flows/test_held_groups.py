@@ -5,7 +5,7 @@ from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from flows.held_groups import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, HeldGroup, HeldGroups, asked_of
 from tasks.campaign.progress import ProgressRow

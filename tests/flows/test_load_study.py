@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.plans.paths import RunPaths
-from configs.plans.samples import DamagedSamplesError, read_archive
+from configs.records.samples import DamagedSamplesError, read_archive
 from configs.spec.study import StudyError, parse_study
 from flows.cli.main import app
 from reports.experiments.load import answers_of, load_experiment

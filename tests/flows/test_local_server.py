@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from configs.common.proc import network_namespace
+from configs.common.system.proc import network_namespace
 from flows.server.local import Lease, LocalServerError, lease_server
 from flows.server.process import NICE, LocalServer, is_leased, read_server
 from flows.server.settings import (

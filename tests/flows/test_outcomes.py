@@ -12,17 +12,17 @@ from configs.plans.job import Job, JobEnd, Launcher, Measurement, Submission
 from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, Point
-from configs.plans.record import Accounting, Status
+from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from flows import cluster_launches
 from flows.cli.results.inspect import status_rows
 from flows.cluster_launches import SubmissionQueue
 from flows.outcomes import resolve_retries, row_of
 from slurm.schedulers.waiting import note_waiting, read_waiting
-from tasks.campaign.jobs import write_job
+from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.ledger import read_ledger
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.records import collect_job

@@ -11,7 +11,7 @@ import yaml
 from configs.plans.job import Measurement
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 from flows.server.local import lease_server
 from reports.reading.load import load_run
 from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside_damaged

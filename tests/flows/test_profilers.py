@@ -14,7 +14,7 @@ from configs.common.execution import Layout
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.communication import CommunicationWorkload
 from configs.workloads.generate import GenerateWorkload

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Record, Status, read_record
 from configs.plans.rentals import Rentals
+from configs.records.record import Record, Status, read_record
 from flows.server.local import Lease, lease_server
 from tests.support.clouds import hosts
 from tests.support.clouds.aws import FakeAws

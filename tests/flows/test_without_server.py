@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from configs.common.proc import network_namespace, start_ticks
+from configs.common.system.proc import network_namespace, start_ticks
 from flows.server.local import lease_server
 from flows.server.process import LocalServer, prefect_version, read_server
 from tests.support.studies import RANKWISE, rankwise, start, status, under_measurement, wait_until, write_study

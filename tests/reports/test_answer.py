@@ -8,8 +8,8 @@ import pytest
 
 from configs.common.execution import Layout
 from configs.plans.plan import Plan
-from configs.plans.rates import Rates
-from configs.plans.record import Failure, Record, Status
+from configs.records.rates import Rates
+from configs.records.record import Failure, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.common.base import Frozen
-from configs.common.project_files import ROOT
+from configs.common.files.project_files import ROOT
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from flows.cli.main import app
 from reports import json_form
 from reports.json_form import ANSWERS_VERSION, Answers, run_answers

@@ -12,11 +12,11 @@ from configs.hardware.hardware import Accelerator, Link, Machine
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedForecast, Point
 from configs.plans.prediction import Prediction
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
-from engine.planner.forecast import Half
+from engine.planner.forecasting.forecast import Half
 from flows.cli.plan.forecast import print_forecast
 from reports.experiments.scaling import scaling
 from reports.planning.accuracy import MEMORY, accuracy_headline, accuracy_summary, error_groups, judge, unjudged

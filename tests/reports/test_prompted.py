@@ -10,7 +10,7 @@ from configs.common.execution import Layout
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.rates import MeasurementSamples, rates_of, whole_figures
+from configs.records.rates import MeasurementSamples, rates_of, whole_figures
 from configs.spec.cell import Cell
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from configs.common.base import SCHEMA_VERSION
 from configs.plans.paths import RunPaths
-from configs.plans.record import SchemaError, Status
-from configs.plans.samples import read_samples
+from configs.records.record import SchemaError, Status
+from configs.records.samples import read_samples
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from configs.common.base import canonical_json
 from configs.plans.paths import RunPaths
-from configs.plans.record import Failure, SchemaError, Status
+from configs.records.record import Failure, SchemaError, Status
 from configs.spec.cell import Cell
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload

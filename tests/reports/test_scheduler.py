@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Accounting
+from configs.records.record import Accounting
 from reports.reading.load import load_run
 from reports.render import render_report
 from reports.scheduler import scheduler_table

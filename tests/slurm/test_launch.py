@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from configs.common.proc import start_ticks
+from configs.common.system.proc import start_ticks
 from configs.plans.job import Job, Launcher, Submitting
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
-from configs.spec.target import SlurmTarget
+from configs.records.record import Status
+from configs.targets.target import SlurmTarget
 from slurm.launch import is_second_time
 from slurm.launcher.end_cause import NotStartedError
 from slurm.launcher.node import PBS_NODES, JobNode

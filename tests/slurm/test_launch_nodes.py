@@ -18,9 +18,9 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import JobEnd, Launcher, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.generate import GenerateWorkload
 from engine.models.weights import build_model
 from engine.parallel.grid import Grid

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.plans.job import Job
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from slurm.launcher.node_registration import Rendezvous, free_port
 from slurm.launcher.starting import rank_environment, start_argv
 from tests.support.launches import noop_measurement, write_job

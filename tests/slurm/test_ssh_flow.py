@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from configs.plans.record import Record, read_record
+from configs.records.record import Record, read_record
 from flows.server.local import Lease, lease_server
 from tests.support.ssh_hosts import SshTestHosts, ssh_hosts
 from tests.support.studies import job_count, rankwise, start, status, under_measurement, wait_until, write_study

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from configs.plans.model_manifest import ModelFile, ModelManifest
-from configs.spec.target import SshTarget
+from configs.targets.target import SshTarget
 from slurm.ssh import connection, staging
 from slurm.ssh.connection import Host, HostAway, HostError, HostRefused, hosts_of
 from slurm.ssh.host_checks import HostNeed, lacking

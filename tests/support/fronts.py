@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from configs.plans.deployment import FrontConfig
+from configs.serving.deployment import FrontConfig
 from tests.support.studies import wait_until
 
 

@@ -15,7 +15,7 @@ from configs.common.execution import Layout
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.record import RankPart, read_part
+from configs.records.record import RankPart, read_part
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload

@@ -12,7 +12,7 @@ import yaml
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
-from configs.plans.record import Failure, Record, Status
+from configs.records.record import Failure, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.study import parse_study
 from configs.workloads.encode import EncodeWorkload

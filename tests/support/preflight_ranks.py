@@ -8,7 +8,7 @@ import torch.distributed as dist
 from configs.common.execution import Layout
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.preflight import PreflightWorkload

@@ -7,11 +7,11 @@ from typing import Any
 from configs.common.execution import Layout
 from configs.plans.job import Job, JobEnd, Launcher, Measurement, Submission
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
+from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.resources import ClusterTarget
-from configs.spec.target import SlurmTarget
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster
 from tests.support.launches import read_end, wait_until

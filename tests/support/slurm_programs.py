@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.schedulers.accounting import SACCT_FORMAT
+from slurm.schedulers.commands.accounting import SACCT_FORMAT
 from slurm.schedulers.job_queue import JobQueue
 from slurm.schedulers.pbs.queue import PbsQueue
 from slurm.schedulers.queue import Queue

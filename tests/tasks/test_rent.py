@@ -9,7 +9,7 @@ import pytest
 
 from configs.plans.paths import RunPaths
 from configs.plans.rentals import Rentals, StudyRental
-from configs.spec.target import Target
+from configs.targets.target import Target
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.rental_group import RentalGroup, RentingStopped
 from tasks.campaign.session import Session

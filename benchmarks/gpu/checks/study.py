@@ -14,9 +14,9 @@ from configs.common.base import write_atomically
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from configs.spec.study import StudySpec, parse_study, study_yaml
-from tasks.campaign.jobs import run_job, write_job
+from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.campaign.records import Collected
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model

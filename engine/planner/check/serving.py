@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
 from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
-from engine.planner.few import Fitted, fit
+from engine.planner.fitting.few import Fitted, fit
 from engine.planner.timing.saturated import MODEL, Service, sequences
 
 MEASURED = "output_tokens_per_second_per_gpu"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engine.planner.catalog import find_model
 from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
-from engine.planner.few import Fitted, fit
+from engine.planner.fitting.few import Fitted, fit
 from engine.planner.timing.slow_link import MODEL, Cluster
 
 MEASURED = "token_milliseconds"

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 from engine.planner.check.kinds import KINDS, FileKind
 from engine.planner.check.rows import Checked, PublishedRow, RowPrediction, checked, measured_figure, whole_number
 

@@ -9,7 +9,7 @@ from typing import Literal
 from configs.hardware.catalog import HOME_REGIONS, HardwareCatalog
 from configs.hardware.hardware import Accelerator, Machine
 from configs.hardware.prices import Market, Price, target_prices
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.planner.setup import Precision
 
 DEFAULT_ACCELERATOR = "h100-80gb"

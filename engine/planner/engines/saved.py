@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import configs
-from configs.common.reading import read_json_object
+from configs.common.files.reading import read_json_object
 from engine.planner.engines.calibrated import Calibrated
 from engine.planner.engines.fit import Fitted
 from engine.planner.engines.residuals import Place, Residuals

@@ -9,7 +9,7 @@ configuration's `architectures`, or to the family's first class if none is known
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs.common.reading import brief
+from configs.common.files.reading import brief
 from configs.families.numbers import check_finite
 from engine.planner.architecture import Architecture
 from engine.planner.families import encoders, gpt, seq2seq

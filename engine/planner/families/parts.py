@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal
 
+from configs.common.files.reading import brief
 from configs.common.printable import printable
-from configs.common.reading import brief
 from configs.families.numbers import MAX_LAYERS, MAX_SIZE
 from engine.planner.architecture import Architecture, Role, TokenStream, Weight
 

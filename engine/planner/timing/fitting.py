@@ -6,7 +6,7 @@
 First the `Constants`: each moves from its prior only as far as the rows require (least squares of log errors with a
 robust loss, and a ridge toward the prior). Those of software are shared by all devices; `matmul` and `attention` are a
 device's too, so each device of the rows has its own deviation from the shared change. Then the residuals are learned by
-similarity of rows (`engine.planner.correction`). A device without rows gets its priors times the shared change.
+similarity of rows (`engine.planner.fitting.correction`). A device without rows gets its priors times the shared change.
 
 On the 81 published runs of docs/measurements/published (2026-11; in brackets how they move when a model is left out):
 matmul 0.75 of peak on A100 (0.74 to 0.76) and 0.60 on H100 (0.60 to 0.61), attention 0.32 (0.31 to 0.32) and 0.17
@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 
 from configs.common.arrays import Floats
 from configs.hardware.hardware import Accelerator
-from engine.planner.correction import Correction
+from engine.planner.fitting.correction import Correction
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import PRODUCT_FORMAT
 from engine.planner.timing.constants import Constants, prior_for

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from configs.hardware.hardware import Accelerator
 from engine.planner.architecture import Architecture
-from engine.planner.few import Constants, Model
+from engine.planner.fitting.few import Constants, Model
 
 _ATTENTION, _WIDE_HEAD = 0.45, 128
 _HALF_DEPTH, _REFERENCE_WIDTH = 1024.0, 2048.0

@@ -19,7 +19,7 @@ from math import inf
 
 from configs.hardware.hardware import Accelerator
 from engine.planner.architecture import Architecture
-from engine.planner.few import Constants, Model
+from engine.planner.fitting.few import Constants, Model
 
 _MEMORY, _ATTENTION, _LINK, _MESSAGE_SECONDS = 0.8, 0.5, 0.3, 1.2e-5
 _WORKSPACE_BYTES, _CACHE_SHARE = 3.5e9, 0.9

@@ -13,7 +13,7 @@ its prior is wide.
 from dataclasses import dataclass
 
 from engine.planner.architecture import Architecture
-from engine.planner.few import Constants, Model
+from engine.planner.fitting.few import Constants, Model
 
 _CALM = 4  # devices that a switch's port serves without drops: from the published rows
 _REFERENCE_BYTES = 6e6

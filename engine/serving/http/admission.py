@@ -9,7 +9,7 @@ import hmac
 
 from fastapi import Request
 
-from configs.plans.serving import ServingLimits
+from configs.serving.settings import ServingLimits
 from engine.serving.http.errors import ApiError
 
 

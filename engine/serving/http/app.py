@@ -16,7 +16,7 @@ from fastapi.exceptions import HTTPException
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from configs.plans.serving import ServingSettings
+from configs.serving.settings import ServingSettings
 from engine.serving.http.admission import authorise, read_body
 from engine.serving.http.endpoints import Choice, Form, Generation, events, whole
 from engine.serving.http.errors import ApiError

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from configs.plans.serving import ServingSettings
+from configs.serving.settings import ServingSettings
 from engine.serving.http.answers import Answer
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics

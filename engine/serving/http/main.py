@@ -20,9 +20,9 @@ from pathlib import Path
 
 import uvicorn
 
-from configs.common.proc import end_with_parent
-from configs.common.reading import PLAN_BYTES, read_model
-from configs.plans.serving import ServingSettings
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.proc import end_with_parent
+from configs.serving.settings import ServingSettings
 from engine.serving.http.app import Server, make_app
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel

@@ -17,11 +17,11 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from configs.common.files.reading import read_json_object, read_text
 from configs.common.printable import printable
-from configs.common.reading import read_json_object, read_text
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import read_model_manifest
-from configs.plans.serving import ServingSettings
+from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.serving.http.errors import ApiError
 

@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from configs.common.reading import read_tail
-from configs.plans.serving import ServingSettings
+from configs.common.files.reading import read_tail
+from configs.serving.settings import ServingSettings
 from engine.rank.processes import LAUNCHER_VARIABLE
 from engine.serving.http.answers import Answer
 from engine.serving.http.errors import ApiError

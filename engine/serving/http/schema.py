@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from configs.common.reading import brief, parse_json
+from configs.common.files.reading import brief, parse_json
 from engine.serving.http.errors import ApiError
 
 _MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_BIAS = 16, 256, 1024

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from configs.common.base import Frozen, content_hash, utc_now, write_atomically
-from configs.common.reading import PLAN_BYTES, open_regular, read_bytes
+from configs.common.files.reading import PLAN_BYTES, open_regular, read_bytes
 
 MANIFEST = "checkpoint.json"
 PROGRESS = "progress.json"

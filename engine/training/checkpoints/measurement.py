@@ -28,7 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch.distributed as dist
 
 from configs.plans.job import Measurement
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.prompts.tokens import tokenizer_path

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from configs.common.base import sha256_of_file
-from configs.spec.examples import ExampleRow, read_examples
+from configs.inputs.examples import ExampleRow, read_examples
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.prompts.tokens import tokenizer_path

@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from configs.common.base import sha256_of_file
-from configs.common.reading import SAMPLES_BYTES, check_regular, read_text
+from configs.common.files.reading import SAMPLES_BYTES, check_regular, read_text
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest

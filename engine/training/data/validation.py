@@ -13,7 +13,7 @@ import math
 import numpy as np
 import torch
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.context import Context
 from engine.models.sharding import even_share
 from engine.rank.agreement import total

@@ -22,7 +22,7 @@ import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.rank.host_usage import resident_memory_bytes
 from engine.training.live.metrics import OF_NODE
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from configs.plans.job import Measurement
-    from configs.plans.record import Figure
+    from configs.records.record import Figure
     from engine.context import Context
     from engine.profiling.gpu import PowerMeter
 

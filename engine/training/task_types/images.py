@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.common.reading import SAMPLES_BYTES, check_regular
+from configs.common.files.reading import SAMPLES_BYTES, check_regular
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from configs.common.proc import end_with_parent
-from configs.common.reading import read_tail
+from configs.common.files.reading import read_tail
+from configs.common.system.proc import end_with_parent
 from engine.workloads.servers.commands import ServerCommand, child_environment
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a server of this machine needs no proxy

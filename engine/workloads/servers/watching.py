@@ -13,7 +13,7 @@ from math import nan
 
 import numpy as np
 
-from configs.plans.record import Figure
+from configs.records.record import Figure
 from engine.workloads.servers.process import RunningServer, fetched
 
 EVERY_SECONDS = 1.0

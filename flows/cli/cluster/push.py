@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError, load_study, suggestion
-from configs.spec.target import SshTarget
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import SshTarget
 
 
 def push(name: str, path: Path, assignments: list[str]) -> int:
     """Stage the dependencies of a study on the named target. Returns the exit code; raises StudyError."""
     from flows.folders import cache_folder
-    from tasks.campaign.staging import stage_target
+    from tasks.campaign.launches.staging import stage_target
     from tasks.planning.inputs import planned_model, resolved_note
 
     study = load_study(path, assignments)

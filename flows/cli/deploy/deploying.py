@@ -12,9 +12,9 @@ from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug
 from configs.common.secrets import redacted
 from configs.hardware.catalog import HOME_REGIONS, instance
-from configs.plans.deployment import OptimizationLevel
-from configs.spec.rented import RentedTarget
-from configs.spec.target import SshTarget
+from configs.serving.deployment import OptimizationLevel
+from configs.targets.rented import RentedTarget
+from configs.targets.target import SshTarget
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.deploy.verdicts import judged_by_transformers
 from flows.cli.offers import offer_lines

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import typer
 
+from configs.common.files.reading import read_text
 from configs.common.printable import printable_lines
-from configs.common.reading import read_text
-from configs.plans.deployment import Deployment
+from configs.serving.deployment import Deployment
 from flows.cli.tables import print_table
 from flows.folders import cache_folder, rented_folder
 from tasks.deployment.deploying import placer_of, undeploy

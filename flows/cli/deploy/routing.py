@@ -12,8 +12,8 @@ from pathlib import Path
 import typer
 
 from configs.common.base import write_atomically
-from configs.common.reading import read_model, read_text
-from configs.plans.deployment import Backend, FrontConfig, FrontState
+from configs.common.files.reading import read_model, read_text
+from configs.serving.deployment import Backend, FrontConfig, FrontState
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.signals import ended_by_signals
 from tasks.deployment.servers import is_ready

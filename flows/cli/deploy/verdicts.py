@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.common.base import content_hash, write_atomically
 from configs.common.execution import Dtype, Layout
-from configs.common.reading import read_json_object
+from configs.common.files.reading import read_json_object
 from configs.plans.paths import RunPaths
 from tasks.checks.verification_inputs import VerificationSpec
 from tasks.deployment.bundles import Judge, resolved_model

@@ -17,7 +17,7 @@ from pathlib import Path
 from configs.common.base import write_atomically
 from configs.hardware.calibration import Calibration, calibration_path, read_calibration
 from configs.plans.plan import Plan
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.planner.local import estimated_machine, this_fingerprint
 from flows.cli.tables import print_table
 from flows.folders import cache_folder

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import psutil
 from packaging.requirements import Requirement
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 from configs.common.secrets import without_password
 from configs.spec.measuring import Profiler
 from slurm.launcher.profilers import why_not

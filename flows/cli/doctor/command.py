@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from configs.common.project_files import project_file
+from configs.common.files.project_files import project_file
 from flows.cli.doctor import checks as machine
 from flows.cli.doctor import gpus, optional
 from flows.cli.doctor.checks import DoctorCheck

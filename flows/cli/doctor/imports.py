@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from configs.common.project_files import ROOT
+from configs.common.files.project_files import ROOT
 from flows.cli.doctor.checks import DoctorCheck
 from slurm.staging.wheel import PACKAGES
 

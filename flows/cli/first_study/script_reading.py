@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from configs.common.reading import read_text
+from configs.common.files.reading import read_text
 
 _MAX_BYTES = 4 << 20
 _ROLES = {

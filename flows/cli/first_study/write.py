@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
-from configs.common.yaml_text import yaml_text
+from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
 from flows.cli.errors import WrongArgument
 from flows.cli.first_study.script_reading import Option, ScriptFacts, script_facts, time_unit

@@ -14,7 +14,7 @@ import typer
 from configs.common.base import write_atomically
 
 if TYPE_CHECKING:
-    from configs.plans.deployment import ServingBundle
+    from configs.serving.deployment import ServingBundle
     from configs.spec.study import StudySpec
 
 app = typer.Typer(help="Write files for Docker, Compose, Kubernetes and Apptainer.", no_args_is_help=True)
@@ -148,8 +148,8 @@ def _served(bundle: "ServingBundle", gpus: int) -> Any:
 
 def _read(what: str) -> "tuple[ServingBundle | None, StudySpec | None]":
     """Return a bundle, or a study. Raises ValueError naming what there is."""
-    from configs.common.reading import PLAN_BYTES, read_model
-    from configs.plans.deployment import ServingBundle
+    from configs.common.files.reading import PLAN_BYTES, read_model
+    from configs.serving.deployment import ServingBundle
     from configs.spec.study import load_study
     from flows.cli.deploy.listing import store_of_user
 

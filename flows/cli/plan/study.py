@@ -28,7 +28,7 @@ from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.study import StudySpec, load_study
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
 from engine.planner.cells import interval
 from engine.planner.learning import Known

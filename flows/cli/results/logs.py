@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from configs.common.files.reading import open_regular
 from configs.common.printable import printable
-from configs.common.reading import open_regular
 from configs.plans.paths import JobPaths, RunPaths
 from flows.cli.results.inspect import open_run
 

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from configs.common.reading import read_bytes
+from configs.common.files.reading import read_bytes
 from configs.plans.paths import RunPaths
 from flows.cli.results.inspect import open_run
 from reports.document.html import Live, policy

@@ -171,7 +171,7 @@ def _passes(written: str | None) -> "tuple[Compression, ...]":
     """Return the passes of an option. Raises typer.BadParameter."""
     from pydantic import ValidationError
 
-    from configs.common.reading import validation_text
+    from configs.common.files.reading import validation_text
     from configs.spec.cell import Cell
     from configs.workloads.generate import GenerateWorkload
 

@@ -110,8 +110,8 @@ def _folder() -> Iterator[Path]:
 
 def _show_logs(folder: Path) -> None:
     """Print the end of the ranks' logs, which nobody can read later."""
+    from configs.common.files.reading import read_tail
     from configs.common.printable import printable_lines
-    from configs.common.reading import read_tail
 
     for log in sorted(folder.glob("*.log")):
         text = read_tail(log, 4_000).strip()

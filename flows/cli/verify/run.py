@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Record, Status
-from configs.spec.target import LocalTarget
+from configs.records.record import Record, Status
+from configs.targets.target import LocalTarget
 from engine.planner.accelerators import described
 from engine.planner.local import local_devices
 from flows.cli.signals import sigterm_as_interrupt

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.common.execution import Layout
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from flows.cli.signals import sigterm_as_interrupt

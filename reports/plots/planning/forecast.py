@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from engine.planner.forecast import HALF
+from engine.planner.forecasting.forecast import HALF
 from reports.numbers.statistics import Estimate
 from reports.planning.forecast import StudyForecast
 from reports.plots.experiments.laws import points_with_bars

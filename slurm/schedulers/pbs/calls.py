@@ -8,7 +8,7 @@ PBSE_UNKJOBID 15001, 35 of PBSE_HISTJOBID 15139.
 
 from collections.abc import Mapping, Sequence
 
-from slurm.schedulers.calls import Answer, called
+from slurm.schedulers.commands.calls import Answer, called
 
 UNKNOWN_JOB = 153
 FINISHED_JOB = 35

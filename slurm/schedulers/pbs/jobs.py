@@ -1,4 +1,4 @@
-"""Read `qstat -x -f -w`: what PBS says of jobs, in the words of `slurm.schedulers.states`.
+"""Read `qstat -x -f -w`: what PBS says of jobs, in the words of `slurm.schedulers.commands.states`.
 
     read_jobs(text)["12.server"].sight          # Sight("RUNNING", ("n1", "n2"))
 
@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from configs.plans.record import MAX_AMOUNT, Accounting
-from slurm.schedulers.accounting import Account, duration_seconds
+from configs.records.record import MAX_AMOUNT, Accounting
+from slurm.schedulers.commands.accounting import Account, duration_seconds
+from slurm.schedulers.commands.states import standing
 from slurm.schedulers.job_queue import Sight
-from slurm.schedulers.states import standing
 
 _STATES = {
     "Q": "PENDING",

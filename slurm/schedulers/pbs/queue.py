@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Lock
 
 from configs.plans.paths import JobPaths
-from slurm.schedulers.accounting import Account
-from slurm.schedulers.calls import Answer
+from slurm.schedulers.commands.accounting import Account
+from slurm.schedulers.commands.calls import Answer
 from slurm.schedulers.job_queue import JobQueue, Pace, Sight
 from slurm.schedulers.pbs.calls import run_pbs
 from slurm.schedulers.pbs.jobs import NEVER, PbsJob, read_jobs

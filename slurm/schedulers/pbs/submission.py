@@ -14,15 +14,15 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
-from configs.spec.target import PbsTarget
+from configs.targets.target import PbsTarget
 from slurm.launcher.containers import interpreter, wrapped
 from slurm.launcher.node import PBS_NODES
 from slurm.launcher.setup_lines import prepared
-from slurm.schedulers.calls import called
+from slurm.schedulers.commands.calls import called
+from slurm.schedulers.commands.submission import folders_needed, minutes_of
 from slurm.schedulers.refusals import Limited, Refused, Unavailable
-from slurm.schedulers.submission import folders_needed, minutes_of
 
 SCRIPT = "pbs.sh"
 _QSUB_LIMIT_SECONDS = 60.0

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.spec.target import PbsTarget
-from slurm.schedulers.accounting import duration_seconds
-from slurm.schedulers.partitions import ClusterError, ClusterNode, Need, too_few
+from configs.targets.target import PbsTarget
+from slurm.schedulers.commands.accounting import duration_seconds
+from slurm.schedulers.commands.partitions import ClusterError, ClusterNode, Need, too_few
 from slurm.schedulers.pbs.calls import run_pbs
 from slurm.schedulers.pbs.jobs import size_bytes
 

@@ -15,7 +15,7 @@ from threading import Lock
 from configs.common.base import utc_now, write_atomically
 from configs.plans.job import JobEnd, Submission
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.launcher.job_files import write_unlaunched_end
 from slurm.schedulers.refusals import JobState, Unavailable
 from slurm.schedulers.ssh.job import SshJob

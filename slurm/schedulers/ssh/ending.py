@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from configs.common.base import utc_now
-from configs.common.reading import read_tail
+from configs.common.files.reading import read_tail
 from configs.plans.job import Job, JobEnd
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.launcher.job_files import measurement_under_way
+from slurm.schedulers.commands.states import NEVER_BEGAN, composed
 from slurm.schedulers.job_files import node_end, node_launcher
-from slurm.schedulers.states import NEVER_BEGAN, composed
 from slurm.ssh.connection import HostRefused
 
 _LAST_BYTES = 600

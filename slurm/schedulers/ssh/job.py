@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.common.base import utc_now, write_atomically
-from configs.common.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import HostPlacement, Job, JobEnd
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
-from configs.spec.target import SshTarget
+from configs.records.record import Accounting, Status
+from configs.targets.target import SshTarget
 from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end
 from slurm.schedulers.refusals import JobState
 from slurm.schedulers.ssh.ending import Loss, concluded

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.common.reading import SAMPLES_BYTES, read_bytes
+from configs.common.files.reading import SAMPLES_BYTES, read_bytes
 from configs.plans.job import HostPlacement, Job
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
-from configs.spec.target import SshTarget
+from configs.records.record import Status
+from configs.targets.target import SshTarget
 from slurm.launcher.node import GIVEN
 from slurm.launcher.setup_lines import prepared
 from slurm.schedulers.job_files import node_end, node_launcher

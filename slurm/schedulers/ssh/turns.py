@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from configs.plans.job import Job
-from configs.spec.target import SshTarget
+from configs.targets.target import SshTarget
 from slurm.ssh.connection import Host, host_of
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from configs.common.secrets import holds_secret, is_secret, redacted, shown_url, shown_value, without_password
-from configs.plans.record import Failure
+from configs.records.record import Failure
 from configs.spec.study import StudyError, parse_study
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 
 
 @pytest.mark.parametrize(

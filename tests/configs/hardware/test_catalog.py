@@ -9,7 +9,7 @@ from configs.hardware.catalog import HOME_REGIONS, accelerator, catalog, instanc
 from configs.hardware.catalog_layers import SHIPPED
 from configs.hardware.prices import CATALOG_COLUMNS, Offer, Price, target_prices
 from configs.spec.study import StudyError
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 
 TABLES = ("links", "accelerators", "cpus", "instances")
 

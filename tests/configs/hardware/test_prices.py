@@ -8,7 +8,7 @@ from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import CATALOG, CATALOG_COLUMNS, Offer, Price, read_catalog, target_prices
 from configs.plans.paths import RunPaths
 from configs.spec.study import StudyError, load_study
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from tasks.planning.inputs import copy_inputs, make_plan
 
 MACHINE = "aws/g4dn.xlarge/us-east-1"

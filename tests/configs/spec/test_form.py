@@ -4,7 +4,7 @@ import pytest
 
 from configs.spec.form import StudyForm, study_of_form
 from configs.spec.study import StudyError, parse_study
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
 
 

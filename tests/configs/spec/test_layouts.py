@@ -15,7 +15,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, load_study, parse_study, study_yaml
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.catalog import find_model

@@ -10,9 +10,9 @@ from configs.plans.expand import expand
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.placement import placed, unplaced
-from configs.spec.resources import ClusterTarget
 from configs.spec.study import StudyError, parse_study, study_yaml
-from configs.spec.target import LocalTarget, SlurmTarget
+from configs.targets.resources import ClusterTarget
+from configs.targets.target import LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
 
 MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from configs.spec.rented import RentedTarget
 from configs.spec.study import StudyError, parse_study
+from configs.targets.rented import RentedTarget
 
 G5 = {"kind": "aws", "instance": "g5.12xlarge", "regions": ["us-east-1", "us-west-2"], "gpus_per_node": 4}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.spec.study import StudyError, load_study, study_yaml
-from configs.spec.target import SshTarget
+from configs.targets.target import SshTarget
 from tests.support.studies import write_study
 
 LAB = {"kind": "ssh", "name": "lab", "hosts": ["gpu-a", "gpu-b"], "user": "bench"}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from configs.common.execution import Engine, Layout
 from configs.plans.prediction import Prediction
-from configs.plans.rates import Rates
+from configs.records.rates import Rates
 from configs.spec.cell import Cell
 from configs.workloads import DESCRIPTORS, STUDIED, AnyWorkload, descriptor_of, kinds_with
 from configs.workloads.descriptor import Axis, Descriptor
@@ -56,7 +56,7 @@ ALLOWED = {
     "configs/plans/points.py": (3, "counts the prompts of a file"),
     "configs/spec/experiments.py": (1, "the sizes of the experiment `communication`"),
     "configs/spec/form.py": (1, "what a new form is filled in with"),
-    "configs/plans/rates.py": (1, "the arithmetic of decoding, for the kinds whose descriptor says `decodes`"),
+    "configs/records/rates.py": (1, "the arithmetic of decoding, for the kinds whose descriptor says `decodes`"),
     "engine/answering/rank.py": (1, "an encoder's settings, as those of a cell"),
     "engine/worker.py": (1, "the one table from a kind to the module that runs it"),
     "engine/planner/cells.py": (5, "the arithmetic of batches of prompts"),

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.plans.expand import expand
-from configs.plans.rates import MeasurementSamples, rates_of
+from configs.records.rates import MeasurementSamples, rates_of
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, parse_study
 from configs.workloads import descriptor_of

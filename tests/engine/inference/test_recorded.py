@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.inference import recorded

@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.load.server import Script, serving
 from configs.common.arrays import Floats
-from configs.common.reading import read_model
+from configs.common.files.reading import read_model
 from configs.load.arrivals import Arrivals, ClosedLoop, PoissonArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.samples import COLUMNS, Finish, LoadFacts, Outcome
-from configs.plans.samples import read_samples
+from configs.records.samples import read_samples
 
 TOKEN = "LOAD_TEST_TOKEN"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.common.memory import host_memory_available
+from configs.common.system.memory import host_memory_available
 from configs.workloads.generate import GenerateWorkload
 from engine.peers import offloaded
 from engine.peers.offloaded import place

@@ -17,7 +17,7 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.record import RankPart, Status
+from configs.records.record import RankPart, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload

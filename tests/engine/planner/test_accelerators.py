@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.planner.accelerators import (
     LocalAccelerator,
     cores_of,
@@ -24,7 +24,7 @@ from engine.planner.accelerators import local_accelerators
 print(json.dumps([dataclasses.astuple(device) for device in local_accelerators()]))
 """
 COUNT = """
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.planner.local import local_ranks
 print(local_ranks(LocalTarget(), 1), local_ranks(LocalTarget(max_ranks=4), 1),
       local_ranks(LocalTarget(env={"CUDA_VISIBLE_DEVICES": "0,5,1"}), 1), local_ranks(LocalTarget(device="cpu"), 1))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
-from configs.spec.target import LocalTarget
+from configs.records.record import Status
+from configs.targets.target import LocalTarget
 from engine.planner.accelerators import LocalAccelerator
 from engine.rank.binding import bind, devices_of_ranks
 from engine.rank.processes import RankPlace
@@ -16,7 +16,7 @@ from tests.support.launches import launch, noop_measurement, part, write_job
 from tests.support.nvml import build_driver, python_with_gpus
 
 BOUND = """
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from engine.rank.binding import bind, devices_of_ranks
 from engine.rank.processes import place_from_environment
 import os

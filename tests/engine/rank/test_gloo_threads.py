@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from configs.common.project_files import ROOT
+from configs.common.files.project_files import ROOT
 from engine.rank.gloo_threads import wait_for_gloo
 
 NAME = "pt_test_loop"

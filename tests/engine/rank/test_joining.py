@@ -9,7 +9,7 @@ import torch
 from configs.plans.job import Job, Measurement
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.targets.target import LocalTarget, SlurmTarget, Target
 from configs.workloads.noop import NoopWorkload
 from engine.planner import accelerators
 from engine.planner.accelerators import LocalAccelerator

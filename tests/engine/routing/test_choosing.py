@@ -1,6 +1,6 @@
 """Own machines take the base, cheaper clouds come before dearer ones, peaks go to the next that has room."""
 
-from configs.plans.deployment import Backend
+from configs.serving.deployment import Backend
 from engine.routing.choosing import Load, choose
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from configs.plans.deployment import Backend, FrontConfig, FrontState
+from configs.serving.deployment import Backend, FrontConfig, FrontState
 from tests.support.fronts import running_front
 from tests.support.studies import wait_until
 

@@ -8,7 +8,7 @@ import pytest
 
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.plans.record import RankPart, Status, read_part
+from configs.records.record import RankPart, Status, read_part
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload

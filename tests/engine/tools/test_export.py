@@ -11,7 +11,7 @@ import pytest
 
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
-from engine.peers.tensorrt_plan import build_plans, shape_range
+from engine.peers.onnx.tensorrt_plan import build_plans, shape_range
 from engine.tools import export as exporting
 from engine.tools.export import export, main
 

@@ -17,8 +17,8 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.rates import MeasurementSamples, rates_of
-from configs.plans.record import MeasuringPass
+from configs.records.rates import MeasurementSamples, rates_of
+from configs.records.record import MeasuringPass
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TRAINING_PARTS, TrainWorkload

@@ -9,9 +9,9 @@ from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Measurement
 from configs.plans.model_manifest import ModelManifest
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
 from tests.support.launches import leftovers, part, read_job, write_job
 from tests.support.two_hosts import NAMES, TwoHosts, why_not

@@ -11,7 +11,7 @@ import torch
 from configs.common.execution import Layout
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.plans.rates import MeasurementSamples, rates_of
+from configs.records.rates import MeasurementSamples, rates_of
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.communication import CommunicationWorkload

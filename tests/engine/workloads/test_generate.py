@@ -17,7 +17,7 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.record import MeasuringPass
+from configs.records.record import MeasuringPass
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload

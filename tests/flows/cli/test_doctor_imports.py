@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from configs.common.project_files import ROOT
+from configs.common.files.project_files import ROOT
 from flows.cli.doctor.imports import check_imports
 
 DOCTOR = "import sys; from flows.cli.main import app; sys.argv = ['rankwise', 'doctor', '--json']; app()"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from configs.common.project_files import shipped_studies
+from configs.common.files.project_files import shipped_studies
 from configs.plans.plan import Plan
 from configs.spec.study import load_study
 from flows.cli.examples import copy_example, shipped_examples

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from configs.plans.job import Job, Launcher, Progress, Submission
 from configs.plans.paths import RunPaths
-from configs.plans.record import Failure, Status
+from configs.records.record import Failure, Status
 from flows.cli.main import app
 from reports.render import render_report
 from tasks.campaign.ledger import read_ledger, set_aside_damaged
@@ -120,7 +120,7 @@ def test_only_a_run_sets_aside(run: RunPaths) -> None:
 
 def test_what_the_system_does_not_let_us_read_is_not_damaged(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may run as root, whom no permission stops."""
-    import configs.common.reading as reading
+    import configs.common.files.reading as reading
 
     refused = run.record(CELLS[0].key, "timed", 0, 1)
     whole = reading.open_regular

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from configs.hardware.catalog import instance
 from configs.spec.study import load_study
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
 from engine.planner.accelerators import LocalAccelerator
 from engine.planner.catalog import find_model

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configs.common.execution import Layout
+from configs.inputs.prompts import numbered_prompts, read_prompts
 from configs.plans.paths import RunPaths
-from configs.spec.prompts import numbered_prompts, read_prompts
 from configs.workloads.generate import GenerateWorkload
 from engine.planner.accelerators import LocalAccelerator
 from flows.cli.verify.run import VerificationRequest, run_verify

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from configs.hardware.prices import Price
 from configs.plans.job import Launcher, Submission
 from configs.plans.paths import RunPaths
-from configs.plans.record import Accounting, Status
+from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
-from configs.spec.target import LocalTarget, SlurmTarget
+from configs.targets.target import LocalTarget, SlurmTarget
 from reports.answer import answer
 from reports.decisions.cost import (
     cell_costs,

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from configs.common.execution import Layout
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads.noop import NoopWorkload
 from reports.decisions.nodes import (
     MOST_TABLES,

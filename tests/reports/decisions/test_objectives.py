@@ -7,7 +7,7 @@ import pytest
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from reports.decisions.objectives import (
     MOST_ROWS,

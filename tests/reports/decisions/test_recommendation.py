@@ -8,10 +8,10 @@ import pytest
 
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.plan import Plan, PlannedModel
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.spec.objectives import Purpose
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from reports.decisions.cost import cell_costs
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table

@@ -10,7 +10,7 @@ from markupsafe import escape
 from playwright.sync_api import Page, expect
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Failure, Status
+from configs.records.record import Failure, Status
 from reports.document.html import json_block, policy
 from reports.document.inline import inline_html, inline_plain
 from reports.render import render_page, render_report

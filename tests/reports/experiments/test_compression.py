@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.study import StudyError
 from reports.experiments.compression import (
     CompressionResult,

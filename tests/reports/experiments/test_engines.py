@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from reports.correctness.judge import CorrectnessVerdict
 from reports.correctness.section import JudgedCell
 from reports.experiments.engines import choice, engines, engines_lines, engines_sentence, engines_table

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs.common.execution import Layout
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.train import TrainWorkload
 from reports.experiments.latency import MOST_CURVES, latency, latency_curves, latency_sentence, latency_table

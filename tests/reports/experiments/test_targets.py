@@ -8,7 +8,7 @@ import pytest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.preflight import PairFigures, Preflight, TargetPreflight
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.workloads.communication import CommunicationWorkload
 from reports.answer import answer
 from reports.experiments.scaling import scaling

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Record, Status
+from configs.records.record import Record, Status
 from configs.spec.cell import Cell
 from reports.decisions.objectives import judge_objectives
 from reports.plots.experiments.profiled import draw_profiled, parts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from configs.plans.record import Failure, Status
+from configs.records.record import Failure, Status
 from reports.exports.writers import EXPORTS
 from reports.reading.load import StudyResult, load_run
 from tests.support.made_studies import cells_of, planned, write_measurements, write_plan, write_record

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.plans.record import SchemaError
+from configs.records.record import SchemaError
 from reports.plots.runs.history import draw_history, history_height
 from reports.plots.style import drawn
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.plans.record import Status
+from configs.records.record import Status
 from reports.reading.load import load_run
 from reports.runs.join import common_table, find_runs, joined_report, nodes_environment_table, nodes_of
 from reports.runs.join_best import Contender, best_sentences

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.common.proc import parent_of
+from configs.common.system.proc import parent_of
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.forking import fork_parent, parents
 from slurm.launcher.job_files import read_launcher
 from slurm.schedulers import local

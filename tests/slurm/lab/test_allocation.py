@@ -9,13 +9,13 @@ import pytest
 
 from configs.plans.job import Job
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.schedulers import steps
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.allocation import allocation_lacks, current_allocation
-from slurm.schedulers.partitions import ClusterError, Need, usable_nodes
+from slurm.schedulers.commands.allocation import allocation_lacks, current_allocation
+from slurm.schedulers.commands.partitions import ClusterError, Need, usable_nodes
+from slurm.schedulers.commands.submission import slurm_target
 from slurm.schedulers.refusals import REFUSED, Refused
-from slurm.schedulers.submission import slurm_target
 from tests.support.lab import Lab
 from tests.support.launches import in_measurement, read_end, wait_until
 from tests.support.slurm_jobs import accounting, job_id, made, measurement_of

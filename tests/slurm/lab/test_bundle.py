@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.study import load_study
 from slurm.sbatch_bundle.scripts import multi_node_example, sbatch_line, setup_script
 from tasks.bundle.collect import collect_bundle

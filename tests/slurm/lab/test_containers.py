@@ -9,10 +9,10 @@ import pytest
 
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.study import load_study
 from flows.precheck import check_study
-from tasks.campaign.jobs import run_job, write_job
+from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import Ledger, missing_measurements
 from tests.support.lab import Lab
 from tests.support.studies import write_study

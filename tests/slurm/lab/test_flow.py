@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from configs.plans.record import Record, read_record
+from configs.records.record import Record, read_record
 from flows.server.local import Lease, lease_server
 from tests.support.studies import (
     job_count,

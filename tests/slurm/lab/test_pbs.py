@@ -9,12 +9,12 @@ import pytest
 
 from configs.plans.job import Submission
 from configs.plans.paths import JobPaths, RunPaths
-from configs.plans.record import Status, read_record
-from configs.spec.target import PbsTarget
+from configs.records.record import Status, read_record
+from configs.targets.target import PbsTarget
 from reports.reading.load import load_run
 from slurm.schedulers import cluster
+from slurm.schedulers.commands.partitions import Need
 from slurm.schedulers.inventory import Inventory
-from slurm.schedulers.partitions import Need
 from slurm.schedulers.pbs.queue import shared_pbs_queue
 from tests.support.launches import read_end, wait_until
 from tests.support.pbs_lab import PbsLab

@@ -12,7 +12,7 @@ import pytest
 
 from configs.plans.job import Progress
 from configs.plans.paths import RunPaths
-from configs.plans.record import read_record
+from configs.records.record import read_record
 from reports.preflight import read_preflight
 from tests.support.lab import Lab
 from tests.support.reports import whole_report

@@ -10,7 +10,7 @@ import pytest
 
 from configs.plans.job import Job
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.schedulers import cluster
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import Limited, Refused

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from configs.common.project_files import ROOT
-from configs.plans.record import Record, Status
+from configs.common.files.project_files import ROOT
+from configs.records.record import Record, Status
 from slurm.staging.version import code_version
 from slurm.staging.wheel import PACKAGES
 from tests.support.lab import Lab

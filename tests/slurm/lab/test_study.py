@@ -7,9 +7,9 @@ import pytest
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from reports.reading.load import load_run
-from slurm.schedulers.partitions import Need, identity, lacks, read_cluster, usable_nodes
+from slurm.schedulers.commands.partitions import Need, identity, lacks, read_cluster, usable_nodes
 from tests.support.lab import Lab
 from tests.support.studies import rankwise, write_study
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from configs.plans.record import Status
-from configs.spec.target import SlurmTarget
+from configs.records.record import Status
+from configs.targets.target import SlurmTarget
 from slurm.schedulers import cluster
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.partitions import ClusterError, read_cluster
+from slurm.schedulers.commands.partitions import ClusterError, read_cluster
+from slurm.schedulers.commands.states import NEVER_BEGAN, STANDINGS
+from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, Refused
-from slurm.schedulers.states import NEVER_BEGAN, STANDINGS
-from slurm.schedulers.trial import trial
 from tests.support.lab import Lab
 from tests.support.launches import in_measurement, part, read_end, wait_until
 from tests.support.slurm_jobs import accounting, finished, job_id, made, measurement_of

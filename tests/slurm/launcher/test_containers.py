@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.spec.resources import Container
-from configs.spec.target import SlurmTarget
+from configs.targets.resources import Container
+from configs.targets.target import SlurmTarget
 from slurm.launcher.containers import bind, interpreter, wrapped
 
 STAND_IN = Path(__file__).parents[2] / "support" / "stand_in_apptainer"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.common.lock_files import lock_holder
+from configs.common.system.lock_files import lock_holder
 from slurm.launcher.machine_lock import launch_lock, machine_holder
 from tests.support.launches import wait_until
 

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node import JobNode
 from slurm.launcher.node_registration import Rendezvous, call_roll, roll_call_port

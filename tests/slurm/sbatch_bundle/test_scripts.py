@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.spec.resources import Container
-from configs.spec.target import SlurmTarget
+from configs.targets.resources import Container
+from configs.targets.target import SlurmTarget
 from slurm.launcher.node_registration import free_port
 from slurm.sbatch_bundle.scripts import (
     BundleLaunch,

@@ -11,13 +11,13 @@ import pytest
 from configs.common.execution import Layout
 from configs.plans.job import Job, JobEnd, Measurement, Submission, Submitting
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
+from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster, ending
-from slurm.schedulers.calls import Answer
+from slurm.schedulers.commands.calls import Answer
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED
 from slurm.schedulers.waiting import read_waiting

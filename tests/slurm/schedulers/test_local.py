@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.plans.job import Launcher
-from configs.plans.record import Status
+from configs.records.record import Status
 from slurm.launcher.job_files import reserve_end
 from slurm.schedulers import local
 from slurm.schedulers.adapter import adapter_for

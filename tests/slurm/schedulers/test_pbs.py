@@ -10,11 +10,11 @@ import pytest
 
 from configs.plans.job import Job, JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting, Status
-from configs.spec.target import PbsTarget
+from configs.records.record import Accounting, Status
+from configs.targets.target import PbsTarget
 from slurm.launcher.node import PBS_NODES, pbs_node, rank_under
 from slurm.schedulers import cluster, ending
-from slurm.schedulers.partitions import Need
+from slurm.schedulers.commands.partitions import Need
 from slurm.schedulers.pbs.jobs import host_names, read_jobs, size_bytes
 from slurm.schedulers.pbs.submission import job_script, options, qsub_refusal
 from slurm.schedulers.pbs.vnodes import read_nodes

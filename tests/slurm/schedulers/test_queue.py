@@ -8,10 +8,10 @@ import pytest
 from configs.common.execution import Layout
 from configs.plans.job import Job, Launcher, Measurement, Submission
 from configs.plans.paths import JobPaths
-from configs.plans.record import Accounting
+from configs.records.record import Accounting
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers.cluster import poll
 from slurm.schedulers.job_queue import LONGEST_PAUSE_SECONDS, Pace, Sight

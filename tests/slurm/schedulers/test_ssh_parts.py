@@ -9,10 +9,10 @@ import pytest
 from configs.common.base import utc_now
 from configs.plans.job import Job, JobEnd, Measurement
 from configs.plans.paths import JobPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import SshTarget
+from configs.targets.target import SshTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.launcher.job_files import write_end
 from slurm.launcher.node import GIVEN, given_node

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from configs.common import project_files
 from configs.common.base import sha256_of_file
-from configs.common.project_files import ROOT
+from configs.common.files import project_files
+from configs.common.files.project_files import ROOT
 from configs.plans.model_manifest import ModelManifest
 from slurm.staging import packages as staging
 from slurm.staging.packages import (
@@ -195,7 +195,7 @@ def test_an_isolated_build_knows_its_commit_and_files() -> None:
     """`pip install .` builds where hatchling alone is installed."""
     code = (
         "import sys; sys.modules['pydantic'] = None\n"
-        "from configs.common.project_files import packed_files\n"
+        "from configs.common.files.project_files import packed_files\n"
         "from slurm.staging.version import code_version\n"
         "print(len(packed_files()), sorted(code_version()))"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.plans.deployment import Service, ServiceState
+from configs.serving.deployment import Service, ServiceState
 from slurm.supervision.supervisor import main
 from tests.support.studies import wait_until
 

@@ -10,7 +10,7 @@ from configs.common.execution import Layout
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from configs.plans.record import MeasuringPass, Status
+from configs.records.record import MeasuringPass, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads import Workload

@@ -8,7 +8,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from engine.planner.local import this_fingerprint

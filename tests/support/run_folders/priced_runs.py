@@ -12,11 +12,11 @@ from configs.hardware.prices import Price, TargetPrices
 from configs.plans.job import Job, JobEnd, Launcher, Measurement
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, Point
-from configs.plans.record import MeasuringPass, Record, Status
+from configs.records.record import MeasuringPass, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
 

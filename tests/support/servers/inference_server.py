@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from configs.common.execution import Layout
-from configs.plans.serving import ServingLimits
+from configs.serving.settings import ServingLimits
 from tasks.serving.process import ServerProcess
 from tasks.serving.settings import ServerRequest, make_settings
 

@@ -16,7 +16,7 @@ import pytest
 from configs.common.base import utc_now
 from configs.plans.job import Job, Launcher, Progress, Submission
 from configs.plans.paths import RunPaths
-from configs.plans.record import Status
+from configs.records.record import Status
 from configs.spec.study import StudyError, load_study
 from tasks.bundle.collect import collect_bundle
 from tasks.bundle.write import write_bundle

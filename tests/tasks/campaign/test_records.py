@@ -12,10 +12,10 @@ from configs.common.execution import Layout
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, Point
-from configs.plans.record import Accounting, Failure, RankPart, SchemaError, Status
+from configs.records.record import Accounting, Failure, RankPart, SchemaError, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.target import LocalTarget, SlurmTarget
+from configs.targets.target import LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside_damaged
 from tasks.campaign.records import collect_job

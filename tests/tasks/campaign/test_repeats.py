@@ -11,12 +11,12 @@ from configs.hardware.prices import Price, TargetPrices
 from configs.plans.job import Job, JobEnd, Launcher, Measurement
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
-from configs.plans.rates import Rates
-from configs.plans.record import Record, Status
+from configs.records.rates import Rates
+from configs.records.record import Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
-from configs.spec.target import LocalTarget
+from configs.targets.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from reports.numbers.stopping import next_look

@@ -7,9 +7,9 @@ import pytest
 from configs.common.execution import Layout
 from configs.plans.job import JobEnd, Measurement
 from configs.plans.packing import Launch
-from configs.plans.record import Failure, Record, Status
+from configs.records.record import Failure, Record, Status
 from configs.spec.cell import Cell
-from configs.spec.target import LocalTarget, SlurmTarget, Target
+from configs.targets.target import LocalTarget, SlurmTarget, Target
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from slurm.schedulers.refusals import REFUSED

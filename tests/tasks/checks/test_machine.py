@@ -11,9 +11,9 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError, parse_study
-from configs.spec.target import LocalTarget, SlurmTarget
+from configs.targets.target import LocalTarget, SlurmTarget
 from engine.planner.accelerators import LocalAccelerator
-from slurm.schedulers.partitions import ClusterError, Need
+from slurm.schedulers.commands.partitions import ClusterError, Need
 from tasks.checks.machine import (
     EnvironmentChanged,
     _needs,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from configs.plans.preflight import NodeFigures, PairFigures, TargetPreflight
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from tasks.checks.node_checks import NodeCheck, checked
 
 

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from configs.plans.deployment import Deployment, ServingBundle
+from configs.serving.deployment import Deployment, ServingBundle
 from tasks.deployment.bundles import WantedBundle, save_bundle
 from tasks.deployment.deploying import Deploying, FirstAnswerWrong, WantedDeployment, undeploy
 from tasks.deployment.places import PlaceError, state

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.execution import Layout
-from configs.plans.deployment import FirstRequest, LevelCheck, OptimizationLevel
+from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel
 from engine.planner.families import read_architecture
 from tasks.deployment.bundles import chosen_level
 from tasks.deployment.first_answers import TIES, _compare

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs.plans.deployment import Deployment, FrontConfig, Placed
+from configs.serving.deployment import Deployment, FrontConfig, Placed
 from tasks.deployment import rollouts
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.deploying import Deploying, WantedDeployment

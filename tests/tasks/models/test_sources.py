@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from configs.common.base import SCHEMA_VERSION, sha256_of_file
-from configs.common.safetensors_header import stored_tensors
+from configs.common.files.safetensors_header import stored_tensors
 from configs.hardware.architectures import ARCHITECTURES
 from tasks.models import folder as folder_module
 from tasks.models.sources import (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.spec.rented import RentedTarget
-from configs.spec.target import LocalTarget, SshTarget
+from configs.targets.rented import RentedTarget
+from configs.targets.target import LocalTarget, SshTarget
 from tasks.planning.benchmark_file import BenchmarkFile, read_benchmark_file, region_of_zone
 
 WRITTEN = {

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs.inputs.examples import read_examples
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.spec.cell import Cell
-from configs.spec.examples import read_examples
 from configs.spec.study import StudyError, StudySpec, parse_study
 from engine.training.task_types import load_examples
 from tasks.planning.inputs import copy_inputs, make_plan

@@ -16,7 +16,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.plans.prediction import Prediction
 from configs.plans.preflight import PairFigures, Preflight, TargetPreflight
 from configs.spec.cell import Cell
-from configs.spec.target import SlurmTarget
+from configs.targets.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
 from engine.planner.learning import experience_path, read_experiences
 from engine.planner.local import this_fingerprint

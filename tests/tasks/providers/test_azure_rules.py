@@ -9,9 +9,9 @@ import time
 import pytest
 from azure.core.exceptions import HttpResponseError
 
-from tasks.providers.azure import Azure
-from tasks.providers.azure_errors import ask
-from tasks.providers.azure_requests import machine, refuse_retired
+from tasks.providers.azure.errors import ask
+from tasks.providers.azure.provider import Azure
+from tasks.providers.azure.requests import machine, refuse_retired
 from tasks.providers.rental import Lease, ProviderError, RentalRequest, Rung
 from tasks.providers.renting import RentalFailed, plan_rental
 

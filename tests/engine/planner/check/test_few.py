@@ -11,7 +11,7 @@ import pytest
 from engine.planner.check import pretraining, serving, slow_link
 from engine.planner.check.rows import PublishedRow, RowPrediction
 from engine.planner.check.table import check_files, read_published_rows
-from engine.planner.few import Model, fit
+from engine.planner.fitting.few import Model, fit
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "measurements" / "published"
 FILES = {

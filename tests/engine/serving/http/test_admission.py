@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from configs.plans.serving import ServingLimits
+from configs.serving.settings import ServingLimits
 from engine.serving.http.admission import authorise, read_body
 from engine.serving.http.errors import ApiError
 

@@ -97,7 +97,7 @@ def test_questions_where_there_is_a_terminal(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_schema_takes_what_is_written(tmp_path: Path) -> None:
-    from configs.common.yaml_text import parse_yaml
+    from configs.common.files.yaml_text import parse_yaml
 
     schema = json.loads(CliRunner().invoke(app, ["schema"]).output)
     init_study(written(tmp_path, PLAIN), tmp_path / "study.yaml", 2, None)

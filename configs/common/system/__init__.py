@@ -1,0 +1,1 @@
+"""What the operating system offers: processes, memory, kernel locks. Imports the standard library only."""

@@ -1,0 +1,70 @@
+"""Lock files of this machine: kernel locks (flock(2)) that all users share, and who holds one.
+
+A lock ends with the process that took it; nothing can leave one behind. Imports the standard library only.
+"""
+
+import os
+import pwd
+import tempfile
+from pathlib import Path
+
+from configs.common.system.proc import command_line
+
+
+def lock_folder() -> Path:
+    """Return the folder of this machine's locks. Raises OSError where there is no place for them.
+
+    RANKWISE_LOCKS names it; a machine that is split for good (by cpusets, say) has one for each part.
+    """
+    named = os.environ.get("RANKWISE_LOCKS")
+    folders = [Path(named)] if named else [Path("/run/lock"), Path(tempfile.gettempdir())]
+    for folder in folders:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise OSError(
+        f"machine lock: {' and '.join(map(str, folders))} not writable. Set RANKWISE_LOCKS to a writable folder"
+    )
+
+
+def open_lock_file(name: str) -> int:
+    """Open `rankwise-<name>.lock` for reading, which is enough for a lock: the file may be another user's."""
+    path = lock_folder() / f"rankwise-{name}.lock"
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT, 0o644)
+
+
+def lock_holder(name: str) -> str | None:
+    """Describe who holds a lock: pid, user and, of a launch, the study. None: nobody, or nobody in sight.
+
+    /proc/locks (proc(5)) leaves out processes of other pid namespaces.
+    """
+    try:
+        inode = (lock_folder() / f"rankwise-{name}.lock").stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        # 1: FLOCK ADVISORY WRITE <pid> <major:minor:inode> <start> <end>
+        fields = line.split()
+        if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+            return _described(int(fields[4]))
+    return None
+
+
+def _described(pid: int) -> str | None:
+    try:
+        user = os.stat(f"/proc/{pid}").st_uid
+        arguments = [os.fsdecode(argument) for argument in command_line(pid).split(b"\0")]
+    except OSError:  # it has just ended
+        return None
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:
+        name = str(user)
+    # A launch's argument is <runs>/<study>/jobs/<job>/job.json.
+    jobs = [Path(argument) for argument in arguments if argument.endswith("/job.json")]
+    study = f", study {jobs[0].parents[2].name}" if jobs and len(jobs[0].parents) > 2 else ""
+    return f"pid {pid} of user {name}{study}"

@@ -1,0 +1,1 @@
+"""Files that a study reads: prompts and training examples."""

@@ -1,0 +1,1 @@
+"""Engines that run transformers' models as ONNX graphs: ONNX Runtime and TensorRT."""

@@ -1,0 +1,1 @@
+"""Fit constants and errors to measured rows."""

@@ -1,0 +1,1 @@
+"""Forecasts of step time and efficiency on more ranks than were measured."""

@@ -1,0 +1,1 @@
+"""Launches of one run: prepared, submitted, adopted, collected. Imports no Prefect."""

@@ -1,0 +1,143 @@
+"""Write, submit, await and collect the job of a launch. Does not import Prefect.
+
+    job = write_job(launch, plan, run, cache)              # jobs/<name>/job.json
+    collected = run_job(job, run, notice)                  # submitted, waited for, collected
+
+A study makes of each of these steps a Prefect task; a command without Prefect calls `run_job`.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from configs.common.base import write_atomically
+from configs.plans.job import Job
+from configs.plans.packing import Launch
+from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.targets.target import LocalTarget
+from slurm.launcher.machine_lock import machine_holder
+from slurm.schedulers.adapter import adapter_for
+from slurm.schedulers.refusals import JobState
+from tasks.campaign.launches.staging import placed_job
+from tasks.campaign.records import Collected, collect_job
+
+_START_SECONDS = 180.0
+"""Time limit of a launch's overhead before the first and after the last cell: imports, rendezvous, loading."""
+_BETWEEN_CELLS_SECONDS = 5.0
+_MIN_POLL_SECONDS = 0.05
+_MAX_POLL_SECONDS = 0.2
+_NOTICE_SECONDS = 1.0
+_GRACE_SECONDS = 30.0
+"""The launcher enforces the job's time limit; this much later the job is considered lost."""
+
+
+def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: Sequence[str] = ()) -> Job:
+    """Make the job folder with everything that the nodes need to know.
+
+    exclude: nodes of a cluster that the job is kept from. Raises OSError.
+    """
+    job = placed_job(job_of(launch, plan, run, cache, exclude), run)
+    write_atomically(run.job(job.name).job, job.model_dump_json())
+    return job
+
+
+def job_of(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: Sequence[str] = ()) -> Job:
+    """The job of a launch; nothing is written."""
+    cell = launch.measurements[0].cell
+    manifests = {model.identity: model.manifest for model in plan.models}
+    least = max(one.cell.workload.min_timeout_seconds for one in launch.measurements)
+    measuring = plan.measuring
+    if least > measuring.cell_timeout_seconds:
+        measuring = measuring.model_copy(update={"cell_timeout_seconds": least})
+    per_measurement = measuring.cell_timeout_seconds + _BETWEEN_CELLS_SECONDS
+    return Job(
+        name=_job_name(launch, run),
+        study=plan.study,
+        measuring_pass=launch.measuring_pass,
+        measuring=measuring,
+        target=next(target for target in plan.targets if target.name == cell.target),
+        exclude=tuple(exclude),
+        measurements=launch.measurements,
+        ranks_per_node=cell.processes // cell.nodes,
+        engines=plan.engines,
+        timeout_seconds=_START_SECONDS + len(launch.measurements) * per_measurement,
+        manifest=manifests.get(cell.model or ""),
+        inputs=str(run.inputs),
+        cache=str(cache),
+        checkpoints=str(run.checkpoints)
+        if any(measurement.keeps_checkpoints for measurement in launch.measurements)
+        else None,
+    )
+
+
+def run_job(
+    job: Job, run: RunPaths, notice: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Collected:
+    """Submit a job, wait for its end, make records of what its ranks left.
+
+    notice: is told what the job waits for, be it another launch on this machine or a scheduler's queue: once each.
+    check: is called again and again, and raises where the waiting shall end.
+    Whatever ends the waiting ends the job. Raises Refused for a job that the scheduler will never take.
+    """
+    adapter, here = adapter_for(job.target.adapter), isinstance(job.target, LocalTarget)
+    told: set[str] = set()
+
+    def look(state: JobState, waited_seconds: float) -> None:
+        check()
+        if state == "waiting" and waited_seconds > _NOTICE_SECONDS and not (here and told):
+            said = f"waiting {waits_for()}" if here else adapter.note(run.job(job.name).folder)
+            if said not in told:
+                notice(said)
+            told.add(said)
+
+    try:
+        adapter.submit(run.job(job.name).folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            adapter.cancel(run.job(job.name).folder)
+        raise
+    follow_job(job, run, look)
+    return collect_job(run, job.name)
+
+
+def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None]) -> None:
+    """Poll a submitted job until it has ended; end it past its time limit, and when the waiting ends otherwise.
+
+    look: called after each poll with the job's state and the seconds that it has waited so far, for this machine or in
+    a scheduler's queue; it raises where the waiting shall end.
+    """
+    paths, adapter = run.job(job.name), adapter_for(job.target.adapter)
+    deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
+    waited_seconds, pause = 0.0, _MIN_POLL_SECONDS
+    try:
+        while (state := adapter.poll(paths.folder)) != "ended":
+            if state == "waiting" and (not isinstance(job.target, LocalTarget) or paths.launcher.exists()):
+                deadline += pause  # perhaps for hours: no limit counts meanwhile
+                waited_seconds += pause
+            look(state, waited_seconds)
+            if time.monotonic() > deadline:
+                adapter.cancel(paths.folder)
+            adapter.await_end(paths.folder, pause)
+            pause = min(pause * 1.1, _MAX_POLL_SECONDS)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            adapter.cancel(paths.folder)
+        raise
+
+
+def waits_for() -> str:
+    """Say what a job of this machine waits for while another launch is measured."""
+    return f"for another launch on this machine: {machine_holder()}"
+
+
+def measured_so_far(job: Job, run: RunPaths) -> int:
+    """Count the job's measurements of which rank 0 has left its part."""
+    return min(len(job.measurements), sum(1 for _ in run.job(job.name).parts.glob("*.rank_0.json")))
+
+
+def _job_name(launch: Launch, run: RunPaths) -> str:
+    """Unique in the run folder, sorts by time: `0007-timed-1a2b3c4d`."""
+    numbers = [int(folder.name.split("-")[0]) for folder in run.jobs.glob("[0-9]*-*")]
+    return f"{max(numbers, default=0) + 1:04d}-{launch.measuring_pass}-{launch.pack_key}"

@@ -1,0 +1,106 @@
+"""An allocation as Slurm 22.05 described it, and what it is too small for; steps' words. On a real Slurm: lab/."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from configs.plans.job import SrunProcess, Submission, Submitting
+from configs.plans.paths import JobPaths
+from configs.targets.target import SlurmTarget
+from slurm.schedulers import steps
+from slurm.schedulers.commands.allocation import Allocation, allocation_lacks, current_allocation, read_cores
+from slurm.schedulers.commands.partitions import ClusterError, Need
+from slurm.schedulers.commands.step_command import last_words, waiting_reason
+
+# `scontrol --oneliner show job`, times shortened; the GPUs' part is that of TRES on a cluster that has them.
+HELD = (
+    "JobId=29543642 JobName=no-shell UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901757 Nice=0 "
+    "Account=root QOS=normal JobState={state} Reason=None Dependency=(null) Requeue=0 Restarts=0 BatchFlag=0 Reboot=0 "
+    "ExitCode=0:0 RunTime=00:00:03 SubmitTime=1000 StartTime=1016 Partition=lab NodeList=hpc[1-2] BatchHost=hpc1 "
+    "NumNodes=2 NumCPUs=2 TRES=cpu=2,mem=18078M,node=2,billing=2,gres/gpu=8 Command=(null)\n"
+)
+
+
+def scontrol(folder: Path, text: str, code: int = 0) -> dict[str, str]:
+    """An environment in which scontrol says so, in the allocation."""
+    (folder / "says").write_text(text)
+    program = folder / "scontrol"
+    program.write_text(f"#!/bin/sh\ncat {folder}/says{' >&2' if code else ''}\nexit {code}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "29543642", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
+
+
+def test_the_allocation_is_read(tmp_path: Path) -> None:
+    held = current_allocation(scontrol(tmp_path, HELD.format(state="RUNNING")))
+    assert held == Allocation("29543642", "RUNNING", ("hpc1", "hpc2"), (4, 4), 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "why"),
+    [
+        (HELD.format(state="TIMEOUT"), 0, r"has ended \(TIMEOUT\)"),
+        ("slurm_load_jobs error: Invalid job id specified", 1, "slurmctld does not know it"),
+        ("slurm_load_jobs error: Unable to contact slurm controller", 1, "does not answer"),
+    ],
+)
+def test_an_allocation_that_is_of_no_use_is_told(tmp_path: Path, text: str, code: int, why: str) -> None:
+    with pytest.raises(ClusterError, match=why):
+        current_allocation(scontrol(tmp_path, text, code))
+
+
+def test_outside_of_an_allocation_the_message_says_what_to_do() -> None:
+    with pytest.raises(ClusterError, match="Run inside `salloc` or a script of sbatch, or leave allocation out"):
+        current_allocation({})
+
+
+def test_what_does_not_fit_names_the_allocation() -> None:
+    held = Allocation("7", "RUNNING", ("a", "b"), (4, 1), 2)
+    target = SlurmTarget(allocation="current", gpus_per_node=2, ranks_per_node=2)
+    assert allocation_lacks(target, [Need(nodes=1, cores=4)], held) == []
+    cores, gpus = allocation_lacks(target, [Need(nodes=2, cores=4)], held)
+    assert "job 7 is too small for 2 nodes with 4 cores each: it has 2 nodes with 4, 1 cores" in cores
+    assert "too small for 4 GPUs on 2 nodes: it has 2" in gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("4(x2),1", (4, 4, 1)), ("16", (16,)), ("", ()), ("many", ()), ("4(x2),x", ()), ("1(x999999)", ())],
+)
+def test_cores_of_nodes_are_read(text: str, cores: tuple[int, ...]) -> None:
+    assert read_cores(text) == cores
+
+
+@pytest.mark.parametrize("field", [{"partition": "gpu"}, {"account": "me"}, {"exclusive": True}, {"extra": {"x": 1}}])
+def test_what_only_sbatch_takes_is_refused_beside_an_allocation(field: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(field))):
+        SlurmTarget.model_validate({"allocation": "current"} | field)
+
+
+def test_the_reason_of_a_step_that_waits_is_srun_s_own(tmp_path: Path) -> None:
+    paths = JobPaths(tmp_path)
+    assert (waiting_reason(paths), last_words(paths)) == ("", "")
+    paths.srun_log.write_text(
+        "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+        "srun: Job 7 step creation still disabled, retrying (Requested nodes are busy)\n"
+    )
+    assert waiting_reason(paths) == "Requested nodes are busy"
+    with paths.srun_log.open("a") as log:
+        log.write("srun: Step created for job 7\n")
+    assert waiting_reason(paths) == ""
+    paths.srun_log.write_text(
+        "srun: error: Unable to create step for job 7: More processors requested than permitted\nsrun: bye\n"
+    )
+    assert last_words(paths) == "Unable to create step for job 7: More processors requested than permitted"
+
+
+def test_a_step_of_another_host_is_not_lost_while_slurm_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = JobPaths(tmp_path)
+    paths.submission.write_text(Submission(job_id="7", submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    paths.srun.write_text(SrunProcess(pid=1, pid_started=1, host="another").model_dump_json())
+    paths.node_launcher(0).write_text("{}")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no squeue
+    assert steps.poll(tmp_path) == "running" and not paths.end.exists()

@@ -1,0 +1,155 @@
+"""What sinfo says is held against what a study needs; the text is sinfo's own, of a cluster of two kinds of nodes.
+
+That the commands are asked rightly is for the tests on the lab (tests/slurm/lab/test_study.py).
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from configs.targets.target import SlurmTarget
+from slurm.schedulers.commands.partitions import (
+    Cluster,
+    ClusterError,
+    Need,
+    Partition,
+    identity,
+    lacks,
+    megabytes,
+    minutes_of,
+    read_cluster,
+    read_partitions,
+    usable_nodes,
+)
+
+SINFO = """\
+batch|batch*|c1|64|257000|(null)|1-00:00:00|idle|up|icelake,ib
+batch|batch*|c2|64|257000|(null)|1-00:00:00|mixed|up|icelake,ib
+batch|batch*|c3|64|257000|(null)|1-00:00:00|down*|up|icelake
+batch|batch*|c4|32|128000|(null)|1-00:00:00|drained|up|rome
+gpu|gpu|g1|128|1031000|gpu:h100:4(S:0-1),gpu:a100:2,shard:8|2:00:00|allocated|up|(null)
+old|old|o1|8|16000|(null)|infinite|idle|down|(null)
+"""
+
+
+def cluster() -> Cluster:
+    return Cluster("c", read_partitions(SINFO))
+
+
+def target(**fields: object) -> SlurmTarget:
+    return SlurmTarget.model_validate(fields)
+
+
+def test_nodes_are_read_with_what_they_have() -> None:
+    partitions = cluster().partitions
+    assert [(name, len(found.nodes), found.time_limit_minutes) for name, found in partitions.items()] == [
+        ("batch", 4, 1440),
+        ("gpu", 1, 120),
+        ("old", 1, None),
+    ]
+    node = partitions["gpu"].nodes[0]
+    assert [node.gpus_of(kind) for kind in (None, "h100", "A100", "l4")] == [6, 4, 2, 0]
+    assert [node.usable for node in partitions["batch"].nodes] == [True, True, False, False]
+    assert cluster().default == partitions["batch"]
+    empty: Partition = read_partitions("none|none||0|0|(null)|infinite||up|(null)")["none"]
+    assert empty.nodes == ()
+
+
+def test_a_target_that_can_be_served_lacks_nothing() -> None:
+    assert lacks(target(), [Need(2, 64), Need(1, 1)], cluster()) == []
+    assert lacks(target(partition="gpu", gpus_per_node=6, time_limit_minutes=120), [Need(1, 128)], cluster()) == []
+    assert lacks(target(constraint="icelake&ib"), [Need(2, 64)], cluster()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "need", "problem"),
+    [
+        (
+            {"partition": "bath"},
+            Need(1, 1),
+            "partition: unknown partition bath of cluster c\n  use one of: batch, gpu, old",
+        ),
+        ({"partition": "old"}, Need(1, 1), "partition: old is not up"),
+        ({"time_limit_minutes": 1441}, Need(1, 1), "time_limit_minutes: got 1441, but partition batch allows 1440"),
+        ({"constraint": "milan"}, Need(1, 1), "constraint: no node of partition batch has the feature milan"),
+        (
+            {},
+            Need(4, 64),
+            "partition: batch cannot give 4 nodes with 64 cores each: it has 3 nodes of 64 CPUs, 257000 MB; "
+            "1 node of 32 CPUs, 128000 MB",
+        ),
+        ({}, Need(3, 64), "partition: batch cannot give 3 nodes with 64 cores each now: c3 is down*"),
+        (
+            {"memory_per_node": "300G"},
+            Need(1, 1),
+            "partition: batch cannot give 1 node with 1 core and 307200 MB: it has",
+        ),
+        ({}, Need(1, 1, 300_000), "partition: batch cannot give 1 node with 1 core and 300000 MB: it has"),
+        (
+            {"partition": "gpu", "gpus_per_node": 8},
+            Need(1, 1),
+            "partition: gpu cannot give 1 node with 1 core, 8 GPUs per node: it has 1 node of 128 CPUs, 1031000 MB, "
+            "6 GPUs",
+        ),
+    ],
+)
+def test_what_a_cluster_lacks_is_named(fields: dict[str, object], need: Need, problem: str) -> None:
+    found = lacks(target(**fields), [need], cluster())
+    assert len(found) == 1 and found[0].startswith(problem), found
+
+
+def test_without_a_default_partition_one_must_be_named() -> None:
+    bare = Cluster("c", {"gpu": cluster().partitions["gpu"]})
+    assert lacks(target(), [], bare) == ["partition: not set, and cluster c has no default partition. Use one of: gpu"]
+
+
+def test_figures_are_comparable_on_nodes_of_one_kind() -> None:
+    assert (
+        identity(target(partition="gpu"), cluster()) == "cluster c, partition gpu, nodes of 128 CPUs, 1007 GiB, 6 GPUs"
+    )
+    assert identity(target(constraint="rome"), cluster()) == "cluster c, partition batch, nodes of 32 CPUs, 125 GiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("30:00", 30), ("2:30:00", 150), ("1-00:00:00", 1440), ("infinite", None), ("n/a", None)]
+)
+def test_time_limits(text: str, minutes: int | None) -> None:
+    assert minutes_of(text) == minutes
+
+
+@pytest.mark.parametrize(("text", "size"), [("16G", 16384), ("500", 500), ("1T", 1048576), ("2048K", 2)])
+def test_memory_as_sbatch_takes_it(text: str, size: int) -> None:
+    assert megabytes(text) == size
+
+
+def test_without_slurm_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ClusterError, match=r"`scontrol`: not found on PATH\. Submit from a machine of the cluster"):
+        read_cluster()
+    assert usable_nodes(target()) == ()
+
+
+def test_a_scheduler_that_is_away_is_said_with_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "scontrol"
+    command.write_text("#!/bin/sh\necho 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2\nexit 1\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin")
+    monkeypatch.setenv("SLURM_CONF", "/etc/lab.conf")
+    with pytest.raises(ClusterError, match=r"no response \(SLURM_CONF=/etc/lab.conf\): slurm_load_ctl_conf"):
+        read_cluster()
+
+
+def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
+    """The node has four h100 and two a100: six GPUs, but not six of a type."""
+    for gres, problem in (
+        ("gpu:h100:4", None),
+        ("gpu:6", None),
+        ("gpu:a100:4", "partition: gpu cannot give 1 node with 4 cores, 4 a100 GPUs per node: it has 1 node of "),
+    ):
+        count = int(gres.rpartition(":")[2])
+        target = SlurmTarget(partition="gpu", gres=gres, gpus_per_node=count, ranks_per_node=4)
+        found = lacks(target, [Need(nodes=1, cores=4)], cluster())
+        assert [each[: len(problem or "")] for each in found] == ([problem] if problem else [])

@@ -1,0 +1,76 @@
+"""What sbatch and srun are asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.common.execution import Layout
+from configs.plans.job import Job, Measurement
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.targets.target import SlurmTarget
+from configs.workloads.noop import NoopWorkload
+from slurm.launcher.containers import srun_container, wrapped
+from slurm.schedulers.commands.submission import parameters
+
+
+def asked(**target: Any) -> dict[str, Any]:
+    cell = Cell(workload=NoopWorkload(), layout=Layout(dp=2), nodes=1)
+    job = Job(
+        name="j", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=2, timeout_seconds=60,
+        measurements=(Measurement(cell=cell, repeat=0, attempt=1),), inputs="", cache="",
+        target=SlurmTarget.model_validate(target),
+    )  # fmt: skip
+    return parameters([job], "rw-1", "/runs/s", Path("/work"))
+
+
+def test_gpus_are_asked_for_once_by_either_name() -> None:
+    plain = asked(gpus_per_node=4, ranks_per_node=4)
+    assert plain["gpus_per_node"] == 4 and "gres" not in plain["additional_parameters"]
+    by_gres = asked(gpus_per_node=4, ranks_per_node=4, gres="gpu:a100:4")
+    assert by_gres["gpus_per_node"] is None and by_gres["additional_parameters"]["gres"] == "gpu:a100:4"
+
+
+def test_options_of_srun_come_after_ours_where_the_last_one_counts() -> None:
+    assert asked(srun_args=["--mpi=pmix", "--cpu-bind=cores"])["srun_args"][-3:] == [
+        "--mpi=none",
+        "--mpi=pmix",
+        "--cpu-bind=cores",
+    ]
+
+
+def test_a_comment_takes_the_place_of_the_run_folder() -> None:
+    assert asked()["comment"] == "/runs/s"
+    assert asked(comment="project 7")["comment"] == "project 7"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"gres": "gpu:a100:4"}, "gres: got gpu:a100:4, and gpus_per_node None"),
+        ({"gres": "gpu:2,lustre:1", "gpus_per_node": 4}, "make them equal"),
+        ({"gres": "lustre:1"}, "gres"),
+        ({"srun_args": ["--ntasks=9"]}, "srun_args"),
+        ({"srun_args": ["mpi"]}, "got 'mpi', expected an option such as --mpi=pmix"),
+        ({"job_name": "a b"}, "job_name"),
+        ({"comment": "two\nlines"}, "comment"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
+        SlurmTarget.model_validate(fields)
+
+
+def test_pyxis_has_srun_start_the_tasks_in_the_image() -> None:
+    container = {"image": "/images/rw.sqsh", "runtime": "pyxis", "binds": ["/data:/data:ro"]}
+    target = SlurmTarget.model_validate({"container": container, "shared": "/scratch"})
+    assert wrapped(["python3"], target, ["/runs"]) == ["python3"]
+    assert srun_container(["/runs/s", "/runs/s/jobs/1", "/cache"], target) == [
+        "--container-image=/images/rw.sqsh",
+        "--container-mounts=/cache:/cache,/runs/s:/runs/s,/scratch:/scratch,/data:/data:ro",
+        "--container-workdir=/runs/s",
+    ]
+    assert srun_container(["/runs"], SlurmTarget()) == []
+    with pytest.raises(ValueError, match="pyxis does not support commas and colons"):
+        srun_container(["/runs/a,b"], target)

@@ -1,0 +1,173 @@
+"""Job folders in a cluster's shared folder, from the placing to the way home, and `rankwise push`."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.common.files.project_files import ROOT
+from configs.plans.job import Job
+from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import RunPaths
+from configs.plans.plan import PlannedModel
+from configs.spec.measuring import Measuring
+from configs.spec.study import StudyError
+from configs.targets.resources import Container
+from configs.targets.target import LocalTarget, SlurmTarget, Target
+from slurm.staging.packages import run_root
+from tasks.campaign.launches.staging import bring_home, placed_job, stage_target
+from tasks.models.sources import manifest_path, resolve_model
+from tests.support.launches import noop_measurement
+from tests.support.studies import rankwise, write_study
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that nodes see."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    """A run folder with a file of prompts."""
+    paths = RunPaths(tmp_path / "runs" / "s")
+    paths.inputs.mkdir(parents=True)
+    (paths.inputs / "ab.jsonl").write_text("{}\n")
+    return paths
+
+
+def cluster(shared: Path, **fields: object) -> SlurmTarget:
+    """A target whose nodes have the libraries in this very interpreter."""
+    return SlurmTarget.model_validate({"shared": str(shared), "python": sys.executable} | fields)
+
+
+def job_of(run: RunPaths, target: Target, manifest: Path | None = None) -> Job:
+    return Job(
+        name="0001-timed-ab",
+        study="s",
+        measuring_pass="timed",
+        measuring=Measuring(),
+        target=target,
+        measurements=(noop_measurement("a"),),
+        ranks_per_node=1,
+        timeout_seconds=60,
+        manifest=str(manifest) if manifest else None,
+        inputs=str(run.inputs),
+        cache=str(run.folder / "cache"),
+    )
+
+
+def test_without_a_shared_folder_all_stays_where_it_is(run: RunPaths) -> None:
+    for target in (LocalTarget(), SlurmTarget()):
+        job = job_of(run, target)
+        assert placed_job(job, run) == job
+        assert run.job(job.name).parts.is_dir() and not run.job(job.name).folder.is_symlink()
+        shutil.rmtree(run.jobs)
+
+
+def test_a_job_is_told_paths_that_its_nodes_see(run: RunPaths, shared: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    model = resolve_model(str(ROOT / "configs" / "models" / "tiny-stdlib"), None, cache, tmp_path)
+    job = placed_job(job_of(run, cluster(shared), manifest_path(model.identity, cache)), run)
+    assert isinstance(job.target, SlurmTarget)
+    for path in (job.inputs, job.cache, job.manifest, job.target.python):
+        assert path is not None and Path(path).exists() and Path(path).is_relative_to(shared)
+    assert (Path(job.inputs) / "ab.jsonl").exists()
+    assert Path(ModelManifest.model_validate_json(Path(str(job.manifest)).read_bytes()).folder).is_relative_to(shared)
+    link = run.job(job.name).folder
+    assert link.is_symlink() and link.resolve() == run_root(shared, run.folder) / "jobs" / job.name
+    assert (link / "parts").is_dir()
+
+
+@pytest.mark.nightly
+def test_the_code_goes_into_a_container_too(run: RunPaths, shared: Path) -> None:
+    target = cluster(shared, python=None, container=Container(image="a.sif", python="/usr/bin/python3"))
+    job = placed_job(job_of(run, target), run)
+    assert isinstance(job.target, SlurmTarget) and job.target.container
+    script = Path(job.target.container.python)
+    assert script.is_relative_to(shared) and "exec /usr/bin/python3 " in script.read_text()
+
+
+def test_a_folder_of_an_earlier_run_at_the_same_path_is_left_alone(run: RunPaths, shared: Path) -> None:
+    first = placed_job(job_of(run, cluster(shared)), run)
+    link = run.job(first.name).folder
+    (link / "end.json").write_text("of the run before")
+    link.unlink()  # the user removed the run folder and begins anew
+    placed_job(job_of(run, cluster(shared)), run)
+    assert not (link / "end.json").exists() and (link / "parts").is_dir()
+
+
+def test_what_is_left_of_a_job_comes_home(run: RunPaths, shared: Path) -> None:
+    job = placed_job(job_of(run, cluster(shared)), run)
+    link = run.job(job.name).folder
+    away = link.resolve()
+    (link / "rank_0.log").write_text("hello\n")
+    (away.parent / "submitit").mkdir()
+    (away.parent / "submitit" / "1_0_log.out").write_text("x")
+    (link / "slurm_0.log").symlink_to("../submitit/1_0_log.out")
+    (link / "slurm_1.log").symlink_to("../submitit/1_1_log.out")  # that node never wrote
+    for _ in range(2):
+        bring_home(run, job.name)
+        assert not link.is_symlink() and (link / "rank_0.log").read_text() == "hello\n"
+        assert (link / "slurm_0.log").read_text() == "x" and not away.exists()
+    assert [entry.name for entry in run.jobs.iterdir()] == [job.name]
+
+
+def test_where_nothing_can_come_home_the_link_stays(run: RunPaths, shared: Path) -> None:
+    job = placed_job(job_of(run, cluster(shared)), run)
+    away = run.job(job.name).folder.resolve()
+    shutil.rmtree(away)  # the cluster cleared its disk
+    bring_home(run, job.name)
+    assert run.job(job.name).folder.is_symlink()
+    assert [entry.name for entry in run.jobs.iterdir()] == [job.name]
+
+
+def test_a_shared_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StudyError) as refused:
+        stage_target(cluster(tmp_path / "nowhere"), "targets[1]", [], print)
+    assert "targets[1].shared" in str(refused.value) and "shared by all nodes" in str(refused.value)
+
+
+def test_a_damaged_source_is_named(shared: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs" / "models" / "tiny-stdlib", tmp_path / "model")
+    manifest = resolve_model("model", None, tmp_path / "cache", tmp_path)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    model = PlannedModel(
+        name="m", identity=manifest.identity, manifest=str(manifest_path(manifest.identity, tmp_path / "cache"))
+    )
+    with pytest.raises(StudyError, match=r"targets\[0\]\.shared: .*config\.json"):
+        stage_target(cluster(shared), "targets[0]", [model], print)
+
+
+def push_study(folder: Path, shared: Path | None) -> Path:
+    """A study with a model and a Slurm target beside this machine."""
+    target = {"kind": "slurm", "name": "lab", "python": sys.executable, "shared": str(shared) if shared else None}
+    return write_study(
+        folder,
+        targets=[{"name": "here"}, target],
+        models=[{"id": str(ROOT / "configs" / "models" / "tiny-stdlib")}],
+        workload={"kind": "generate", "new_tokens": 2},
+        experiments={"s": {"kind": "strong", "grow": "tp", "to": 1}},
+    )
+
+
+def test_push_brings_all_once(tmp_path: Path, shared: Path) -> None:
+    study = push_study(tmp_path, shared)
+    first = rankwise("push", "lab", "--study", study, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "code: rankwise-" in first.stdout and "model folder:" in first.stdout
+    again = rankwise("push", "lab", "--study", study, cwd=tmp_path)
+    assert again.returncode == 0 and "up to date" in again.stdout
+
+
+def test_push_says_what_is_wrong(tmp_path: Path, shared: Path) -> None:
+    study = push_study(tmp_path, shared)
+    unknown = rankwise("push", "lob", "--study", study, cwd=tmp_path)
+    assert unknown.returncode == 2 and "no target 'lob'" in unknown.stderr and "lab" in unknown.stderr
+    local = rankwise("push", "here", "--study", study, cwd=tmp_path)
+    assert local.returncode == 2 and "targets[0].kind" in local.stderr
+    without = rankwise("push", "lab", "--study", push_study(tmp_path, None), cwd=tmp_path)
+    assert without.returncode == 2 and "targets[1].shared" in without.stderr
